@@ -1,0 +1,77 @@
+"""Every error torchLoom raises on purpose: what happened, what to do next, and the exit code that says it.
+
+    TorchLoomError            1  something went wrong
+    ├── BadInput              2  what was typed or passed cannot be meant        (also a ValueError)
+    │   ├── BadName              a job, replica or device name with a character no subject can carry
+    │   └── BadSetting           an environment variable or option with an impossible value
+    ├── Unreachable           3  no control plane answers there
+    ├── Refused               4  the weaver understood, and said no
+    ├── AlreadyUp             5  someone else is doing this already
+    │   └── PortInUse            another program listens there
+    ├── BadState              6  the state folder or a credential cannot be used
+    └── Fenced                7  a newer weaver has taken over; this one must stop
+"""
+
+from __future__ import annotations
+
+
+class TorchLoomError(Exception):
+    """Base of all errors here. ``hint`` says what to do next; the CLI prints it under the message."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class BadInput(TorchLoomError, ValueError):
+    exit_code = 2
+
+
+class BadName(BadInput):
+    def __init__(self, what: str, name: object) -> None:
+        super().__init__(
+            f"{what} {name!r} is not a name",
+            hint="names have 1 to 128 characters out of A-Z a-z 0-9 _ : -",
+        )
+        self.what = what
+        self.name = name
+
+
+class BadSetting(BadInput):
+    def __init__(self, name: str, value: object, why: str) -> None:
+        super().__init__(f"{name}={value!r}: {why}")
+        self.name = name
+        self.value = value
+
+
+class Unreachable(TorchLoomError):
+    exit_code = 3
+
+
+class Refused(TorchLoomError):
+    exit_code = 4
+
+
+class AlreadyUp(TorchLoomError):
+    exit_code = 5
+
+
+class PortInUse(AlreadyUp):
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(
+            f"port {port} on {host} is in use by another program",
+            hint="stop that program, or choose another port: `loom up --port 0` takes any free one",
+        )
+        self.host = host
+        self.port = port
+
+
+class BadState(TorchLoomError):
+    exit_code = 6
+
+
+class Fenced(TorchLoomError):
+    exit_code = 7

@@ -1,0 +1,539 @@
+"""Every message torchLoom sends: frozen, tagged, JSON on the wire. Decoding is the check at the door.
+
+Who a rank is stands in the *subject* it speaks on, where the server enforces it, never in the payload; a payload
+names only the incarnation that speaks. Unknown fields are ignored, so an older reader understands a newer writer;
+an unknown tag, a wrong type or a value out of bounds is refused whole.
+
+    rank     → weaver   Report   Hello Goodbye            durable: acknowledged by the server's disk
+    rank     → weaver   Beat                              once a second, never stored one by one
+    anyone who knows → weaver   Fact   DeviceFailed DeviceRecovered RankExited      durable
+    operator → weaver   Ask      Fail Recover Register    answered with Done or No
+    viewer   → weaver   Look     LookFabric LookCurves    answered with a picture
+    weaver   → rank     Command  Welcome Introduce Muted Farewell
+    weaver   → log      Entry    of Records: everything the weaver knows is a fold of these
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from torchloom.errors import BadName
+
+NAME = re.compile(r"[A-Za-z0-9_:-]{1,128}")
+MAX_METRICS: Final = 32
+"""User metrics in one beat; further names are dropped and counted."""
+MAX_RANK: Final = 1_000_000
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_:-]{1,128}$")]
+Text = Annotated[str, Meta(max_length=2000)]
+"""Free text for people, bounded."""
+Incarnation = Annotated[str, Meta(pattern=r"^[0-9a-f]{24}$")]
+"""Which life of a rank: 12 hex digits of milliseconds, 12 of chance. The greater string is the newer life."""
+RankNumber = Annotated[int, Meta(ge=0, le=MAX_RANK)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+def check_name(what: str, name: object) -> str:
+    """The name itself if it can be a subject token, otherwise BadName."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise BadName(what, name)
+    return name
+
+
+class ReplicaId(NamedTuple):
+    job: str
+    replica: str
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.replica}"
+
+
+class RankId(NamedTuple):
+    job: str
+    replica: str
+    rank: int
+
+    @property
+    def of(self) -> ReplicaId:
+        return ReplicaId(self.job, self.replica)
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.replica}/{self.rank}"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True, tag_field="is"):
+    """Base of everything on the wire; the class name is its tag."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of what stands inside messages."""
+
+
+# ── rank → weaver ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hello(Message, frozen=True):
+    """A rank begins a life: who speaks, from where, on what."""
+
+    incarnation: Incarnation
+    node: Annotated[str, Meta(max_length=255)]
+    pid: int
+    devices: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    world_size: Annotated[int, Meta(ge=1, le=MAX_RANK)] = 1
+    launcher: Annotated[str, Meta(max_length=64)] = ""
+    version: Annotated[str, Meta(max_length=64)] = ""
+    step: int = 0
+
+
+class Goodbye(Message, frozen=True):
+    """A life ends on purpose, or by an error that Python could still report."""
+
+    incarnation: Incarnation
+    how: Literal["finished", "interrupted", "failed"]
+    error: Text = ""
+    step: int = 0
+
+
+class StepTimes(Part, frozen=True):
+    """Step durations since the last beat, in seconds."""
+
+    count: int
+    p50: float
+    p99: float
+    longest: float
+
+
+class Beat(Message, frozen=True):
+    """What a rank says every second: where it is and how it fares."""
+
+    incarnation: Incarnation
+    step: int
+    times: StepTimes | None = None
+    """Absent while no step was finished since the last beat."""
+    loss: float | None = None
+    samples_per_second: float | None = None
+    metrics: Annotated[dict[str, float], Meta(max_length=MAX_METRICS)] = {}
+    not_finite: Annotated[tuple[str, ...], Meta(max_length=MAX_METRICS + 1)] = ()
+    """Names among loss and metrics whose value was NaN or infinite: JSON has no word for those."""
+    rss_mb: float = 0.0
+    device_mb: float | None = None
+    """Memory the rank's allocator holds on its devices; absent without an accelerator."""
+    dropped: int = 0
+    """Metric values that could not be reported: not a number, or too many names."""
+
+
+Report = Hello | Goodbye
+
+
+# ── whoever knows → weaver ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class DeviceFailed(Message, frozen=True):
+    """A monitoring system, an agent or a person says that a device is broken."""
+
+    device: Name
+    cause: Text = "unspecified"
+    source: Text = "monitoring"
+
+
+class DeviceRecovered(Message, frozen=True):
+    device: Name
+    source: Text = "monitoring"
+
+
+class RankExited(Message, frozen=True):
+    """Someone who can know, an agent, saw the process end. No grace is needed then."""
+
+    job: Name
+    replica: Name
+    rank: RankNumber
+    incarnation: Incarnation
+    exit_code: int | None = None
+    signal: Annotated[str, Meta(max_length=32)] = ""
+    evidence: Text = ""
+
+
+Fact = DeviceFailed | DeviceRecovered | RankExited
+
+
+# ── operator and viewer → weaver ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Fail(Message, frozen=True):
+    device: Name
+    cause: Text = "unspecified"
+    operator: Text = ""
+
+
+class Recover(Message, frozen=True):
+    device: Name
+    operator: Text = ""
+
+
+class Register(Message, frozen=True):
+    """By hand: this replica uses this device."""
+
+    device: Name
+    job: Name
+    replica: Name
+    node: Annotated[str, Meta(max_length=255)] = ""
+    operator: Text = ""
+
+
+Ask = Fail | Recover | Register
+
+
+class Done(Message, frozen=True):
+    """Decided and in the log."""
+
+    text: str
+    replicas: tuple[ReplicaId, ...] = ()
+
+
+class No(Message, frozen=True):
+    """Understood and refused; nothing changed."""
+
+    why: str
+    hint: str = ""
+
+
+class LookFabric(Message, frozen=True):
+    """A picture of everything, ranks in pages."""
+
+    job: Name | None = None
+    offset: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=0, le=1000)] = 1000
+
+
+class LookCurves(Message, frozen=True):
+    """The downsampled history of each rank of a job."""
+
+    job: Name
+    replica: Name | None = None
+    offset: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=1, le=100)] = 100
+
+
+Look = LookFabric | LookCurves
+
+
+# ── weaver → rank ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Welcome(Message, frozen=True):
+    """You are known. Beat this often."""
+
+    term: int
+    incarnation: Incarnation
+    beat_seconds: Annotated[float, Meta(gt=0, le=3600)]
+
+
+class Introduce(Message, frozen=True):
+    """Someone beats whom I do not know: say Hello."""
+
+    term: int
+    incarnation: Incarnation
+
+
+class Muted(Message, frozen=True):
+    """A newer life of this rank exists; the addressed one is not listened to."""
+
+    term: int
+    incarnation: Incarnation
+    newest: Incarnation
+    why: Text = ""
+
+
+class Farewell(Message, frozen=True):
+    """Your goodbye is in the log."""
+
+    term: int
+    incarnation: Incarnation
+
+
+Command = Welcome | Introduce | Muted | Farewell
+
+
+# ── what the log holds ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TermBegan(Message, frozen=True):
+    """A weaver took over. Every later record of an older term is refused by the server."""
+
+    term: int
+    weaver: str
+    """host:pid of the process that took over."""
+
+
+class JobBegan(Message, frozen=True):
+    job: str
+
+
+class JobEnded(Message, frozen=True):
+    job: str
+    outcome: str
+    """finished, stopped or failed."""
+    reason: str = ""
+
+
+class JobForgotten(Message, frozen=True):
+    """Ended long ago: dropped from the fabric, still in the log until the log's own age limit."""
+
+    job: str
+
+
+class RankJoined(Message, frozen=True):
+    rank: RankId
+    hello: Hello
+
+
+class RankLost(Message, frozen=True):
+    """Its link closed or it fell silent. It may come back; nothing is done yet."""
+
+    rank: RankId
+    incarnation: Incarnation
+    reason: str
+    patient: bool = False
+    """The process may well be alive (frozen, network): wait longer before calling it dead."""
+
+
+class RankFound(Message, frozen=True):
+    rank: RankId
+    incarnation: Incarnation
+    reason: str
+
+
+class RankDied(Message, frozen=True):
+    rank: RankId
+    incarnation: Incarnation
+    reason: str
+    confirmed: bool = False
+    """Its end was seen or told; a presumed death can still turn out wrong."""
+
+
+class RankLeft(Message, frozen=True):
+    rank: RankId
+    incarnation: Incarnation
+    how: Literal["finished", "interrupted"]
+
+
+class RankForgotten(Message, frozen=True):
+    """Gone for long and its job goes on without it."""
+
+    rank: RankId
+
+
+class DeviceSeated(Message, frozen=True):
+    """By hand: a device was registered for a replica. (A rank's own devices come with RankJoined.)"""
+
+    device: str
+    replica: ReplicaId
+    node: str = ""
+    operator: str = ""
+
+
+class DeviceMarkedFailed(Message, frozen=True):
+    device: str
+    cause: str
+    source: str
+    replicas: tuple[ReplicaId, ...] = ()
+
+
+class DeviceMarkedRecovered(Message, frozen=True):
+    device: str
+    source: str
+
+
+class IncidentOpened(Message, frozen=True):
+    id: str
+    what: str
+    """One line: what went wrong."""
+    subject: str
+    """The rank (job/replica/rank), device or stream it is about."""
+    job: str = ""
+    evidence: tuple[str, ...] = ()
+    decision: str = ""
+    reason: str = ""
+
+
+class IncidentAmended(Message, frozen=True):
+    """More is known: evidence is added, a decision or an outcome is replaced."""
+
+    id: str
+    evidence: tuple[str, ...] = ()
+    decision: str = ""
+    reason: str = ""
+    outcome: str = ""
+    closed: bool = False
+
+
+class InboxRead(Message, frozen=True):
+    """The durable inbox has been decided on up to here; a restarted weaver goes on after it."""
+
+    seq: int
+
+
+Record = (
+    TermBegan
+    | JobBegan
+    | JobEnded
+    | JobForgotten
+    | RankJoined
+    | RankLost
+    | RankFound
+    | RankDied
+    | RankLeft
+    | RankForgotten
+    | DeviceSeated
+    | DeviceMarkedFailed
+    | DeviceMarkedRecovered
+    | IncidentOpened
+    | IncidentAmended
+    | InboxRead
+)
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One append to the log: what one weaver decided at one moment, all of it or nothing."""
+
+    term: int
+    at: float
+    records: tuple[Record, ...]
+
+
+# ── the downsampled history ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Point(NamedTuple):
+    """One point of a rank's curve."""
+
+    at: float
+    step: int
+    loss: float | None
+    samples_per_second: float | None
+
+
+class CurvePoints(msgspec.Struct, frozen=True, kw_only=True):
+    """One point for each of some ranks, written every few seconds."""
+
+    points: tuple[tuple[RankId, Point], ...]
+
+
+# ── what a viewer sees ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RankView(Part, frozen=True):
+    rank: RankId
+    presence: str
+    since: float
+    reason: str
+    incarnation: str
+    node: str
+    pid: int
+    devices: tuple[str, ...]
+    world_size: int
+    heard: float | None = None
+    """When it last spoke; absent if not since this weaver began."""
+    beat: Beat | None = None
+
+
+class JobView(Part, frozen=True):
+    job: str
+    phase: str
+    began: float
+    ended: float | None = None
+    reason: str = ""
+    ranks: int = 0
+    live: int = 0
+    step: int | None = None
+    """The step of the rank that is least far."""
+    loss: float | None = None
+    samples_per_second: float | None = None
+
+
+class SeatView(Part, frozen=True):
+    device: str
+    replica: ReplicaId
+    rank: int | None = None
+    """Absent where the device was registered by hand."""
+    node: str = ""
+
+
+class DeviceView(Part, frozen=True):
+    device: str
+    node: str
+    health: str
+    since: float
+    cause: str = ""
+    replicas: tuple[ReplicaId, ...] = ()
+
+
+class IncidentView(Part, frozen=True):
+    id: str
+    opened: float
+    what: str
+    subject: str
+    job: str = ""
+    evidence: tuple[str, ...] = ()
+    decision: str = ""
+    reason: str = ""
+    outcome: str = ""
+    closed: float | None = None
+
+
+class PlaneView(Part, frozen=True):
+    """The control plane's own health."""
+
+    weaver: str
+    term: int
+    began: float
+    now: float
+    log_seq: int
+    version: str
+    server: str = ""
+    """Name and version of the NATS server it talks to."""
+    advisories: bool = True
+    """Whether deaths are told by the server; without, silence is the only sign."""
+    refused: dict[str, int] = {}
+    """Messages not accepted since this weaver began, by reason."""
+    trouble: str = ""
+    """What keeps the weaver from working fully, such as a log that cannot be written."""
+
+
+class FabricView(Message, frozen=True):
+    plane: PlaneView
+    jobs: tuple[JobView, ...] = ()
+    ranks: tuple[RankView, ...] = ()
+    total_ranks: int = 0
+    devices: tuple[DeviceView, ...] = ()
+    seats: tuple[SeatView, ...] = ()
+    incidents: tuple[IncidentView, ...] = ()
+    """All open ones and the latest closed ones, newest first."""
+
+
+class CurvesView(Message, frozen=True):
+    curves: tuple[tuple[RankId, tuple[Point, ...]], ...] = ()
+    total: int = 0
+
+
+Answer = Done | No | FabricView | CurvesView
+
+
+# ── the codec ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+
+decode_report = msgspec.json.Decoder(Report).decode
+decode_beat = msgspec.json.Decoder(Beat).decode
+decode_fact = msgspec.json.Decoder(Fact).decode
+decode_ask = msgspec.json.Decoder(Ask).decode
+decode_look = msgspec.json.Decoder(Look).decode
+decode_command = msgspec.json.Decoder(Command).decode
+decode_entry = msgspec.json.Decoder(Entry).decode
+decode_points = msgspec.json.Decoder(CurvePoints).decode
+decode_answer: Any = msgspec.json.Decoder(Answer).decode

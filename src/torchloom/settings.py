@@ -1,0 +1,136 @@
+"""Every tunable: its default, its unit, and the environment variable that sets it.
+
+The environment is read once, at the entry (`Settings.from_env`). A field `grace_seconds` is set by
+`TORCHLOOM_GRACE_SECONDS`. docs/settings.md is printed from this file.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import math
+import os
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from torchloom.errors import BadSetting
+
+ADDRESS_VARIABLES = ("TORCHLOOM_ADDR", "torchLoom_ADDR", "MARDUK_ADDR")
+"""The address of an existing NATS server; the older spellings are those of the projects torchLoom grew from."""
+DEFAULT_ADDRESS = "nats://localhost:4222"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set from outside. Pass this object on, not ten flags."""
+
+    addr: str = ""
+    """NATS server or comma-separated cluster to use instead of the embedded one; empty: the state folder's server,
+    else nats://localhost:4222."""
+    state: str = ""
+    """The state folder; empty: `$XDG_STATE_HOME/torchloom`, else `~/.local/state/torchloom`."""
+    creds: str = ""
+    """A NATS credentials file to use instead of the state folder's."""
+    system_creds: str = ""
+    """Credentials of a user of the system account of an existing server: with them the weaver hears of deaths from
+    the server, without it only notices silence."""
+    tls_ca: str = ""
+    """PEM file with the authority to trust for TLS; empty: the state folder's, else the system's."""
+    off: bool = False
+    """`1` makes `attach()` return an object that does nothing at all."""
+
+    beat_seconds: float = 1.0
+    """How often a rank reports, until the weaver tells it otherwise."""
+    ranks_per_beat_second: float = 10_000.0
+    """Beats per second the weaver asks for at most: with more ranks than this each beats more slowly."""
+    silence_seconds: float = 6.0
+    """A rank not heard for this long, and for five of its beats, is lost even if no link closed."""
+    grace_seconds: float = 3.0
+    """A rank whose link closed has this long to come back before it is called dead."""
+    frozen_grace_seconds: float = 30.0
+    """The same where the process may well be alive: it fell silent, or its link went stale (SIGSTOP, a held GIL)."""
+    settle_seconds: float = 1.0
+    """A beat this long after a loss proves life; an earlier one may have been on its way when the rank died."""
+    reunion_seconds: float = 3.0
+    """After the weaver starts or reconnects: time for ranks to reconnect before the roll-call."""
+    nap_seconds: float = 1.5
+    """A gap this long in the weaver's own clock means that it slept: every timer begins anew."""
+    linger_seconds: float = 2.0
+    """A job whose ranks are all gone for this long has ended."""
+    keep_gone_ranks: int = 64
+    """Ranks that are gone, per running job, before the oldest is forgotten."""
+    keep_ended_jobs: int = 200
+    """Ended jobs before the oldest is forgotten."""
+    keep_closed_incidents: int = 500
+    """Closed incidents before the oldest is forgotten."""
+
+    snapshot_entries: int = 1000
+    """Log entries between two snapshots of the fabric."""
+    snapshot_seconds: float = 60.0
+    """A changed fabric is written as a snapshot at least this often."""
+    curve_seconds: float = 10.0
+    """How often a point is added to each rank's history."""
+    curve_points: int = 240
+    """Points kept of one rank's history; when full, neighbours are merged and the spacing doubles."""
+
+    goodbye_seconds: float = 0.5
+    """A process that exits waits at most this long for its goodbye to be stored, and only if the link is up."""
+    reconnect_seconds: float = 0.5
+    """Longest pause between two attempts of a rank or service to reach NATS again."""
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        env = os.environ if environ is None else environ
+        found: dict[str, object] = {}
+        for field in fields(cls):
+            names = ADDRESS_VARIABLES if field.name == "addr" else (f"TORCHLOOM_{field.name.upper()}",)
+            for name in names:
+                if env.get(name):
+                    found[field.name] = _parse(name, env[name], type(field.default))
+                    break
+        return cls(**found)  # type: ignore[arg-type]
+
+    def with_state(self, state: str | Path | None) -> Settings:
+        """The same settings with the state folder given on a command line, if any."""
+        return self if state is None else replace(self, state=str(state))
+
+    @property
+    def state_folder(self) -> Path:
+        if self.state:
+            return Path(self.state).expanduser().absolute()
+        base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        return Path(base).expanduser().absolute() / "torchloom"
+
+
+def _parse(name: str, text: str, kind: type) -> object:
+    if kind is bool:
+        if text.lower() in {"1", "true", "yes", "on"}:
+            return True
+        if text.lower() in {"0", "false", "no", "off"}:
+            return False
+        raise BadSetting(name, text, "expected 1 or 0")
+    if kind is str:
+        return text
+    try:
+        number = kind(text)
+    except ValueError:
+        raise BadSetting(name, text, f"expected {'a whole number' if kind is int else 'a number'}") from None
+    if not math.isfinite(number) or number <= 0:
+        raise BadSetting(name, text, "expected a number above 0")
+    return number
+
+
+def documentation() -> list[tuple[str, str, str]]:
+    """(variable, default, meaning) for each setting, read from the docstrings above."""
+    nodes = ast.parse(textwrap.dedent(inspect.getsource(Settings))).body[0].body  # type: ignore[attr-defined]
+    rows = []
+    for node, following in itertools.pairwise(nodes):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+            meaning = " ".join(ast.literal_eval(following.value).split())
+            variable = "TORCHLOOM_ADDR" if name == "addr" else f"TORCHLOOM_{name.upper()}"
+            rows.append((variable, str(getattr(Settings, name)), meaning))
+    return rows
