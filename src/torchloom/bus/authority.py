@@ -1,0 +1,161 @@
+"""Who may connect: keys, and the credentials signed with them.
+
+The server runs in NATS's operator mode. It knows the operator and two accounts (torchLoom's and the system account)
+from its configuration; a user is whoever holds a token signed by the account's key. So a credential for one more rank,
+limited to that rank's subjects and with an end date, is made here in a millisecond, and the server neither restarts
+nor reloads. (docs/decisions/0002-credentials.md has the alternatives.)
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+
+import msgspec
+import nkeys
+
+from torchloom.bus.folder import Folder, write_private
+from torchloom.errors import BadState
+from torchloom.messages import RankId
+from torchloom.subjects import Permissions, Role, permissions
+
+SYSTEM = "system"
+"""Name of the credential with which the weaver hears the server's own announcements."""
+_UNLIMITED = {
+    "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": True, "conn": -1, "leaf": -1,
+}  # fmt: skip
+_JETSTREAM = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
+_RANK_PAYLOAD = 256 * 1024
+"""Bytes in one message of a threadlet, enforced by the server."""
+
+
+class Authority(msgspec.Struct, frozen=True, kw_only=True):
+    """The three secret seeds everything else is derived from. Whoever has them may mint any credential."""
+
+    operator: str
+    account: str
+    system: str
+
+    @classmethod
+    def create(cls) -> Authority:
+        return cls(
+            operator=_seed(nkeys.PREFIX_BYTE_OPERATOR),
+            account=_seed(nkeys.PREFIX_BYTE_ACCOUNT),
+            system=_seed(nkeys.PREFIX_BYTE_ACCOUNT),
+        )
+
+    @property
+    def account_key(self) -> str:
+        return _public(self.account)
+
+    def server_config(self) -> str:
+        """The part of the server's configuration that says whom to trust."""
+        operator, account, system = (_public(seed) for seed in (self.operator, self.account, self.system))
+        operator_token = _sign(
+            self.operator, operator, "torchloom", {"type": "operator", "version": 2, "system_account": system}
+        )
+        accounts = {
+            account: _sign(self.operator, account, "loom", _account_claims(_UNLIMITED | _JETSTREAM)),
+            system: _sign(self.operator, system, "system", _account_claims(_UNLIMITED)),
+        }
+        preload = "\n".join(f"  {key}: {token}" for key, token in accounts.items())
+        return (
+            f"operator: {operator_token}\nsystem_account: {system}\n"
+            f"resolver: MEMORY\nresolver_preload: {{\n{preload}\n}}\n"
+        )
+
+    def mint(self, role: Role, rank: RankId | None = None, lifetime: float | None = None) -> bytes:
+        """A credentials file for a role, or for one rank only, valid for `lifetime` seconds or for ever."""
+        name = str(role) if rank is None else str(rank)
+        payload = _RANK_PAYLOAD if role is Role.THREADLET else -1
+        return self._user(self.account, name, permissions(role, rank), payload, lifetime)
+
+    def mint_system(self) -> bytes:
+        """The weaver's second credential: it hears connects and disconnects and may ask who is connected."""
+        account = self.account_key
+        allowed = Permissions(
+            publish=("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.*.CONNZ"),
+            subscribe=(f"$SYS.ACCOUNT.{account}.CONNECT", f"$SYS.ACCOUNT.{account}.DISCONNECT", f"_INBOX.{SYSTEM}.>"),
+        )
+        return self._user(self.system, SYSTEM, allowed, -1, None)
+
+    @staticmethod
+    def _user(account: str, name: str, allowed: Permissions, payload: int, lifetime: float | None) -> bytes:
+        seed = _seed(nkeys.PREFIX_BYTE_USER)
+        claims = {
+            "type": "user", "version": 2, "subs": -1, "data": -1, "payload": payload,
+            "pub": {"allow": list(allowed.publish)}, "sub": {"allow": list(allowed.subscribe)},
+        }  # fmt: skip
+        token = _sign(account, _public(seed), name, claims, lifetime)
+        return (
+            f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
+            f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+        ).encode()
+
+
+def ensure_authority(folder: Folder) -> Authority:
+    """The folder's authority, made on first use, with a credentials file for each role beside it."""
+    if folder.authority.exists():
+        try:
+            authority = msgspec.json.decode(folder.authority.read_bytes(), type=Authority)
+            authority.server_config()  # a damaged seed shows here, not in the server
+        except (OSError, msgspec.MsgspecError, nkeys.NkeysError, ValueError, TypeError) as error:
+            raise BadState(
+                f"the keys in {folder.authority} cannot be used: {error or type(error).__name__}",
+                hint="restore that file from a backup; or remove it and the creds folder, and every "
+                "credential given out so far becomes invalid",
+            ) from error
+    else:
+        authority = Authority.create()
+        write_private(folder.authority, msgspec.json.encode(authority))
+    for role in Role:  # tokens say what a role may do, so they are made anew when the table of subjects changes
+        if not folder.creds(role).exists() or _allowed(folder.creds(role).read_bytes()) != permissions(role):
+            write_private(folder.creds(role), authority.mint(role))
+    if not folder.creds(SYSTEM).exists():
+        write_private(folder.creds(SYSTEM), authority.mint_system())
+    return authority
+
+
+def _allowed(creds: bytes) -> Permissions | None:
+    try:
+        claims = msgspec.json.decode(_unpad(creds.split(b"\n")[1].split(b".")[1]))["nats"]
+        return Permissions(tuple(claims["pub"]["allow"]), tuple(claims["sub"]["allow"]))
+    except (IndexError, KeyError, TypeError, ValueError, msgspec.MsgspecError):
+        return None
+
+
+def _account_claims(limits: dict[str, int | bool]) -> dict[str, object]:
+    return {"type": "account", "version": 2, "limits": limits}
+
+
+def _seed(prefix: int) -> str:
+    return bytes(nkeys.encode_seed(os.urandom(32), prefix)).decode()
+
+
+def _public(seed: str) -> str:
+    return bytes(nkeys.from_seed(bytearray(seed.encode())).public_key).decode()
+
+
+def _sign(issuer_seed: str, subject: str, name: str, claims: dict[str, object], lifetime: float | None = None) -> str:
+    now = int(time.time())
+    body: dict[str, object] = {
+        "iat": now, "iss": _public(issuer_seed), "sub": subject, "name": name, "nats": claims,
+    }  # fmt: skip
+    if lifetime is not None:
+        body["exp"] = now + max(1, int(lifetime))
+    digest = hashlib.sha256(msgspec.json.encode(body)).digest()
+    body["jti"] = base64.b32encode(digest).rstrip(b"=").decode()
+    head = {"typ": "JWT", "alg": "ed25519-nkey"}
+    text = f"{_pad_free(msgspec.json.encode(head))}.{_pad_free(msgspec.json.encode(body))}"
+    signature = nkeys.from_seed(bytearray(issuer_seed.encode())).sign(text.encode())
+    return f"{text}.{_pad_free(signature)}"
+
+
+def _pad_free(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _unpad(text: bytes) -> bytes:
+    return base64.urlsafe_b64decode(text + b"=" * (-len(text) % 4))

@@ -1,0 +1,161 @@
+"""Reaching NATS: which server, with which credential, and how patiently."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+
+from torchloom.bus.authority import SYSTEM
+from torchloom.bus.folder import Folder
+from torchloom.errors import BadState, Unreachable
+from torchloom.messages import RankId
+from torchloom.settings import DEFAULT_ADDRESS, Settings
+from torchloom.subjects import Role, inbox_prefix
+
+Hook = Callable[[], Awaitable[None]]
+ErrorHook = Callable[[Exception], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to connect and what to show at the door."""
+
+    urls: tuple[str, ...]
+    creds: Path | None
+    inbox: str
+    ca: Path | None = None
+    account: str = ""
+    """Public key of our account, known for an embedded server only."""
+
+    def __str__(self) -> str:
+        return ", ".join(url.rpartition("@")[2] if "@" in url else url for url in self.urls)
+
+
+def find(settings: Settings, role: Role, rank: RankId | None = None) -> Address:
+    """The address for a role: TORCHLOOM_ADDR, else the state folder's server, else localhost."""
+    folder = Folder(settings.state_folder)
+    endpoint = folder.read_endpoint()
+    if settings.addr:
+        urls = tuple(url.strip() for url in settings.addr.split(",") if url.strip())
+    else:
+        urls = (endpoint.url if endpoint else DEFAULT_ADDRESS,)
+    own = folder.creds(role)
+    creds = Path(settings.creds).expanduser() if settings.creds else own if own.exists() else None
+    if creds and not creds.exists():
+        raise BadState(f"the credentials file {creds} does not exist", hint="mend TORCHLOOM_CREDS")
+    return Address(urls, creds, inbox_prefix(role, rank), _authority(settings, folder), endpoint.account if endpoint else "")
+
+
+def find_system(settings: Settings) -> Address | None:
+    """The same for the weaver's ear in the system account, if it has a credential for it."""
+    main = find(settings, Role.WEAVER)
+    folder = Folder(settings.state_folder)
+    creds = Path(settings.system_creds).expanduser() if settings.system_creds else folder.creds(SYSTEM)
+    if not creds.exists():
+        return None
+    return Address(main.urls, creds, f"_INBOX.{SYSTEM}", main.ca, main.account)
+
+
+def _authority(settings: Settings, folder: Folder) -> Path | None:
+    if settings.tls_ca:
+        return Path(settings.tls_ca).expanduser()
+    own = folder.tls / "ca.pem"
+    return own if own.exists() else None
+
+
+def _tls(address: Address) -> ssl.SSLContext | None:
+    if address.ca is None and not any(url.startswith("tls://") for url in address.urls):
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(address.ca) if address.ca else None)
+    except (OSError, ssl.SSLError) as error:
+        raise BadState(f"cannot use the TLS authority {address.ca}: {error}") from error
+
+
+async def connect(
+    address: Address,
+    *,
+    name: str,
+    timeout: float = 2.0,
+    keep_trying: bool = False,
+    on_error: ErrorHook | None = None,
+    on_lost: Hook | None = None,
+    on_back: Hook | None = None,
+    on_closed: Hook | None = None,
+) -> Client:
+    """One connection. With `keep_trying` it reconnects for ever (services); otherwise a loss closes it."""
+    errors: list[Exception] = []
+
+    async def note(error: Exception) -> None:
+        errors.append(error)
+        del errors[:-20]
+        if on_error is not None:
+            await on_error(error)
+
+    client = nats.NATS()
+    options: dict[str, Any] = {
+        # nats-py would shuffle with the global random module, whose state belongs to the training in a rank.
+        "servers": SystemRandom().sample(address.urls, len(address.urls)),
+        "dont_randomize": True,
+        "name": name,
+        "inbox_prefix": address.inbox,
+        "connect_timeout": timeout,
+        "allow_reconnect": True,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 0.2,
+        "ping_interval": 2,
+        "max_outstanding_pings": 2,
+        "error_cb": note,
+        "disconnected_cb": on_lost,
+        "reconnected_cb": on_back,
+        "closed_cb": on_closed,
+    }
+    tls = _tls(address)
+    if tls is not None:
+        options["tls"] = tls
+    if address.creds is not None:
+        options["user_credentials"] = str(address.creds)
+    if not keep_trying:
+        options |= {"allow_reconnect": False, "max_reconnect_attempts": 1}
+    try:
+        # nats-py tries for ever when told to reconnect for ever; the first connection has its own limit.
+        await asyncio.wait_for(client.connect(**options), timeout + 1)
+    except Exception as error:
+        await _abandon(client)
+        raise _explain(address, [error, *reversed(errors)]) from error
+    return client
+
+
+async def _abandon(client: Client) -> None:
+    with contextlib.suppress(Exception):  # it never was connected
+        await asyncio.wait_for(client.close(), 1)
+
+
+def _explain(address: Address, errors: list[Exception]) -> Unreachable | BadState:
+    """The most telling of the errors seen: after a refusal nats-py may also report the reset that followed it."""
+    said = " ".join(map(str, errors)).lower()
+    error = next((e for e in errors if isinstance(e, ssl.SSLError)), errors[-1])
+    text = str(error) or type(error).__name__
+    if "authorization" in said or "authentication" in said:
+        return BadState(
+            f"the server at {address} does not accept the credential {address.creds or '(none)'}",
+            hint="use the state folder of the `loom up` that runs there (--state, TORCHLOOM_STATE), or TORCHLOOM_CREDS",
+        )
+    if isinstance(error, ssl.SSLError):
+        return BadState(
+            f"TLS with {address} failed: {error}",
+            hint="TORCHLOOM_TLS_CA must name the authority that signed the server's certificate",
+        )
+    if isinstance(error, (ValueError, FileNotFoundError)) and address.creds:
+        return BadState(f"the credential {address.creds} is damaged: {text}")
+    return Unreachable(f"no control plane answers at {address}", hint="start one with `loom up`")

@@ -1,0 +1,27 @@
+"""Fixtures every part shares: a real nats-server on a folder of its own, and the settings that find it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchloom.bus.folder import Folder
+from torchloom.bus.server import EmbeddedServer, Listen
+from torchloom.settings import Settings
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A started nats-server on a port it chose."""
+    server = EmbeddedServer(Folder(tmp_path / "state"), Listen(port=0))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def settings(server: EmbeddedServer) -> Settings:
+    """Settings that lead to `server`, whatever the environment says."""
+    return Settings(state=str(server.folder.path))
