@@ -1,0 +1,74 @@
+"""What follows from an event: records for the log, commands for ranks, an answer for who asked, and the reason.
+
+`decide` looks and judges and changes nothing. What it returns is appended to the log, then folded, then sent:
+
+    decision = decide(fabric, event, now)
+    log.append(decision.records)
+    fabric.fold(decision.records, now)
+    bus.send(decision.commands)
+"""
+
+from __future__ import annotations
+
+from torchloom.core import devices, ranks, sweep
+from torchloom.core.decision import NOTHING, Decision
+from torchloom.core.events import (
+    Asked,
+    Event,
+    FactTold,
+    Heard,
+    LinkClosed,
+    LinkOpened,
+    Reported,
+    RollCalled,
+    Tick,
+    TookOver,
+)
+from torchloom.core.fabric import Fabric
+from torchloom.messages import (
+    DeviceFailed,
+    DeviceRecovered,
+    Fail,
+    Goodbye,
+    Hello,
+    RankExited,
+    Recover,
+    Register,
+    TermBegan,
+)
+
+__all__ = ["NOTHING", "Decision", "decide"]
+
+
+def decide(fabric: Fabric, event: Event, now: float) -> Decision:
+    match event:
+        case Heard(rank=rank, beat=beat):
+            return ranks.heard(fabric, rank, beat, now)
+        case LinkClosed(rank=rank, incarnation=incarnation, reason=reason):
+            return ranks.link_closed(fabric, rank, incarnation, reason)
+        case LinkOpened(rank=rank, incarnation=incarnation):
+            return ranks.link_opened(fabric, rank, incarnation, now)
+        case Reported(rank=rank, report=Hello() as hello):
+            return ranks.hello(fabric, rank, hello)
+        case Reported(rank=rank, report=Goodbye() as goodbye):
+            return ranks.goodbye(fabric, rank, goodbye)
+        case FactTold(fact=RankExited() as exited):
+            return ranks.exited(fabric, exited)
+        case FactTold(fact=DeviceFailed(device=device, cause=cause, source=source)):
+            return devices.fail(fabric, device, cause, source)
+        case FactTold(fact=DeviceRecovered(device=device, source=source)):
+            return devices.recover(fabric, device, source)
+        case Asked(ask=Fail(device=device, cause=cause, operator=operator)):
+            return devices.fail(fabric, device, cause, operator)
+        case Asked(ask=Recover(device=device, operator=operator)):
+            return devices.recover(fabric, device, operator)
+        case Asked(ask=Register() as register):
+            return devices.register(fabric, register)
+        case RollCalled():
+            return ranks.roll_called(fabric, now)
+        case Tick():
+            return sweep.tick(fabric, now)
+        case TookOver(weaver=weaver):
+            term = fabric.term + 1
+            return Decision((TermBegan(term=term, weaver=weaver),), reason=f"{weaver} takes over as term {term}")
+    raise AssertionError(f"no rule for {event!r}")

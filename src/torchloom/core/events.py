@@ -1,0 +1,72 @@
+"""What can happen: everything `decide` is asked about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchloom.messages import Ask, Beat, Fact, RankId, Report
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A rank's hello or goodbye, read from the durable inbox."""
+
+    rank: RankId
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class FactTold:
+    """An agent or a monitoring system says something, through the durable inbox."""
+
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An operator wants something and waits for the answer."""
+
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A beat that is news: from someone unknown, muted or missing. (Ordinary beats only touch the watch.)"""
+
+    rank: RankId
+    beat: Beat
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOpened:
+    rank: RankId
+    incarnation: str
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClosed:
+    rank: RankId
+    incarnation: str
+    link: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollCalled:
+    """The watch has heard from the server who is connected, after the weaver had been away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TookOver:
+    """This process becomes the weaver."""
+
+    weaver: str
+
+
+Event = Reported | FactTold | Asked | Heard | LinkOpened | LinkClosed | RollCalled | Tick | TookOver

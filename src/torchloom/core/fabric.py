@@ -1,0 +1,300 @@
+"""The fabric: all the weaver knows. `fold` alone changes what is durable; a restart folds the log and is where it was.
+
+Beside the durable part stands the watch (`fabric.watch`): what was seen since the weaver began. It is not stored and
+not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from torchloom.core.drmap import DRMap, Seat
+from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
+from torchloom.core.watch import Watch
+from torchloom.messages import (
+    DeviceMarkedFailed,
+    DeviceMarkedRecovered,
+    DeviceSeated,
+    InboxRead,
+    IncidentAmended,
+    IncidentOpened,
+    JobBegan,
+    JobEnded,
+    JobForgotten,
+    RankDied,
+    RankForgotten,
+    RankFound,
+    RankId,
+    RankJoined,
+    RankLeft,
+    RankLost,
+    Record,
+    TermBegan,
+)
+from torchloom.settings import Settings
+
+FORMAT = 1
+"""Of the stored state; a newer one is refused rather than misread."""
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    id: RankId
+    incarnation: str
+    presence: Presence
+    since: float
+    reason: str = ""
+    patient: bool = False
+    node: str = ""
+    pid: int = 0
+    devices: tuple[str, ...] = ()
+    world_size: int = 1
+    launcher: str = ""
+    incident: str = ""
+    """The open incident about this rank."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    phase: JobPhase
+    began: float
+    ended: float | None = None
+    reason: str = ""
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    node: str
+    failed: bool = False
+    since: float = 0.0
+    cause: str = ""
+    incident: str = ""
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that went wrong: cause, evidence, decision, and what happened then."""
+
+    id: str
+    opened: float
+    what: str
+    subject: str
+    job: str = ""
+    evidence: tuple[str, ...] = ()
+    decision: str = ""
+    reason: str = ""
+    outcome: str = ""
+    closed: float | None = None
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The durable part of a fabric as one value: what a snapshot stores."""
+
+    format: int = FORMAT
+    term: int = 0
+    inbox_seq: int = 0
+    incident_count: int = 0
+    jobs: tuple[Job, ...] = ()
+    ranks: tuple[Rank, ...] = ()
+    devices: tuple[Device, ...] = ()
+    hand_seats: tuple[Seat, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+
+
+class Fabric:
+    def __init__(self, settings: Settings, state: State | None = None) -> None:
+        state = state or State()
+        self.settings = settings
+        self.watch = Watch(settings)
+        self.term = state.term
+        self.inbox_seq = state.inbox_seq
+        self.incident_count = state.incident_count
+        self.jobs = {job.name: job for job in state.jobs}
+        self.ranks = {rank.id: rank for rank in state.ranks}
+        self.devices = {device.id: device for device in state.devices}
+        self.incidents = {incident.id: incident for incident in state.incidents}
+        self.hand_seats = set(state.hand_seats)
+        self.drmap = DRMap(self.hand_seats)
+        self.ranks_of_job: dict[str, set[RankId]] = {}
+        for rank in state.ranks:
+            self.ranks_of_job.setdefault(rank.id.job, set()).add(rank.id)
+            if rank.presence in PRESENT:
+                self._seat(rank)
+        self.watch.adopt(
+            (rank.id, rank.incarnation, rank.presence is Presence.LOST or rank.presence is Presence.DEAD,
+             rank.presence is Presence.LEFT or rank.presence is Presence.FAILED)
+            for rank in state.ranks
+        )  # fmt: skip
+
+    def state(self) -> State:
+        """The durable part, in a fixed order: equal states compare equal."""
+        return State(
+            term=self.term,
+            inbox_seq=self.inbox_seq,
+            incident_count=self.incident_count,
+            jobs=tuple(self.jobs[name] for name in sorted(self.jobs)),
+            ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
+            devices=tuple(self.devices[device] for device in sorted(self.devices)),
+            hand_seats=tuple(sorted(self.hand_seats, key=lambda seat: (seat.device, seat.replica))),
+            incidents=tuple(self.incidents.values()),
+        )
+
+    def next_incident(self, offset: int = 0) -> str:
+        return f"i{self.incident_count + 1 + offset}"
+
+    def restart_watch(self, now: float) -> None:
+        """After a replay, a reconnection or a nap: full patience for everyone."""
+        lost = {rank.id: rank.patient for rank in self.ranks.values() if rank.presence is Presence.LOST}
+        self.watch.restart(now, lost)
+
+    def beat_seconds(self) -> float:
+        """How often each rank should speak, given how many there are."""
+        return max(self.settings.beat_seconds, len(self.ranks) / self.settings.ranks_per_beat_second)
+
+    # ── fold ──
+
+    def fold(self, records: Iterable[Record], at: float) -> None:
+        for record in records:
+            self._fold(record, at)
+
+    def _fold(self, record: Record, at: float) -> None:
+        match record:
+            case InboxRead(seq=seq):
+                self.inbox_seq = max(self.inbox_seq, seq)
+            case TermBegan(term=term):
+                self.term = term
+            case RankJoined():
+                self._join(record, at)
+            case RankLost(rank=rank, reason=reason, patient=patient):
+                self._turn(rank, Sign.LINK_CLOSED, reason, at, patient=patient)
+                self.watch.lost(rank, patient, at)
+            case RankFound(rank=rank, reason=reason):
+                self._turn(rank, Sign.HEARD, reason, at)
+                self.watch.found(rank, at)
+            case RankDied(rank=rank, reason=reason, confirmed=confirmed):
+                self._turn(rank, Sign.ENDED_BADLY if confirmed else Sign.GRACE_OVER, reason, at)
+                self.watch.gone(rank, final=confirmed)
+            case RankLeft(rank=rank, how=how):
+                self._turn(rank, Sign.GOODBYE, how, at)
+                self.watch.gone(rank, final=True)
+            case RankForgotten(rank=rank):
+                self._forget(rank)
+            case JobBegan(job=name):
+                for rank in list(self.ranks_of_job.get(name, ())):  # what remains of an earlier run
+                    if self.ranks[rank].presence not in PRESENT:
+                        self._forget(rank)
+                began = self.jobs.get(name)
+                phase = JOB_NEXT[(began.phase, JobSign.JOINED)] if began else JobPhase.RUNNING
+                self.jobs[name] = Job(name=name, phase=phase, began=at)
+            case JobEnded(job=name, outcome=outcome, reason=reason):
+                self.jobs[name] = replace(self.jobs[name], phase=JobPhase(outcome), ended=at, reason=reason)
+            case JobForgotten(job=name):
+                for rank in list(self.ranks_of_job.get(name, ())):
+                    self._forget(rank)
+                self.jobs.pop(name, None)
+            case DeviceSeated(device=device, replica=replica, node=node):
+                seat = Seat(device, replica, None, node)
+                self.hand_seats.add(seat)
+                self.drmap.add(seat)
+                self._know_device(device, node, at)
+            case DeviceMarkedFailed(device=device, cause=cause):
+                self.devices[device] = replace(self.devices[device], failed=True, since=at, cause=cause)
+            case DeviceMarkedRecovered(device=device):
+                self.devices[device] = replace(self.devices[device], failed=False, since=at, cause="", incident="")
+            case IncidentOpened():
+                self._open(record, at)
+            case IncidentAmended():
+                self._amend(record, at)
+
+    def _join(self, record: RankJoined, at: float) -> None:
+        hello, rank_id = record.hello, record.rank
+        rank = Rank(
+            id=rank_id,
+            incarnation=hello.incarnation,
+            presence=Presence.LIVE,
+            since=at,
+            node=hello.node,
+            pid=hello.pid,
+            devices=hello.devices,
+            world_size=hello.world_size,
+            launcher=hello.launcher,
+        )
+        self.ranks[rank_id] = rank
+        self.ranks_of_job.setdefault(rank_id.job, set()).add(rank_id)
+        for device in hello.devices:
+            self._know_device(device, hello.node, at)
+        self.drmap.remove_rank(rank_id)
+        self._seat(rank)
+        self.watch.joined(rank_id, hello.incarnation, at)
+
+    def _turn(self, rank_id: RankId, sign: Sign, reason: str, at: float, patient: bool = False) -> None:
+        rank = self.ranks[rank_id]
+        presence = RANK_NEXT[(rank.presence, sign)]
+        rank = replace(rank, presence=presence, since=at, reason=reason, patient=patient)
+        self.ranks[rank_id] = rank
+        if presence in PRESENT:
+            self._seat(rank)
+        else:
+            self.drmap.remove_rank(rank_id)
+
+    def _seat(self, rank: Rank) -> None:
+        for device in rank.devices:
+            self.drmap.add(Seat(device, rank.id.of, rank.id.rank, rank.node))
+
+    def _know_device(self, device: str, node: str, at: float) -> None:
+        if device not in self.devices:
+            self.devices[device] = Device(id=device, node=node, since=at)
+        elif node and self.devices[device].node != node:
+            self.devices[device] = replace(self.devices[device], node=node)
+
+    def _forget(self, rank: RankId) -> None:
+        self.ranks.pop(rank, None)
+        self.ranks_of_job.get(rank.job, set()).discard(rank)
+        if not self.ranks_of_job.get(rank.job):
+            self.ranks_of_job.pop(rank.job, None)
+        self.drmap.remove_rank(rank)
+        self.watch.forgotten(rank)
+
+    def _open(self, record: IncidentOpened, at: float) -> None:
+        self.incident_count += 1
+        self.incidents[record.id] = Incident(
+            id=record.id,
+            opened=at,
+            what=record.what,
+            subject=record.subject,
+            job=record.job,
+            evidence=record.evidence,
+            decision=record.decision,
+            reason=record.reason,
+        )
+        self._refer(record.subject, record.id)
+
+    def _amend(self, record: IncidentAmended, at: float) -> None:
+        incident = self.incidents.get(record.id)
+        if incident is None:
+            return  # closed so long ago that it was dropped
+        self.incidents[record.id] = replace(
+            incident,
+            evidence=(*incident.evidence, *record.evidence)[-50:],
+            decision=record.decision or incident.decision,
+            reason=record.reason or incident.reason,
+            outcome=record.outcome or incident.outcome,
+            closed=at if record.closed else incident.closed,
+        )
+        if record.closed:
+            self._refer(incident.subject, "")
+            closed = [i for i in self.incidents.values() if i.closed is not None]
+            for old in closed[: max(0, len(closed) - self.settings.keep_closed_incidents)]:
+                del self.incidents[old.id]
+
+    def _refer(self, subject: str, incident: str) -> None:
+        """Let the rank or device that an incident is about point to it while it is open."""
+        if subject in self.devices:
+            self.devices[subject] = replace(self.devices[subject], incident=incident)
+            return
+        parts = subject.split("/")
+        if len(parts) == 3 and parts[2].isdigit():
+            rank = RankId(parts[0], parts[1], int(parts[2]))
+            if rank in self.ranks:
+                self.ranks[rank] = replace(self.ranks[rank], incident=incident)

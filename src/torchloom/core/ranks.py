@@ -1,0 +1,268 @@
+"""Ranks: joining, going missing, coming back, ending.
+
+The newest incarnation of a rank is the rank; an older one is muted. Incarnations are ordered by themselves, not by
+arrival, so late and repeated messages change nothing. Evidence of life and death comes from different senders (the
+rank, the server, an agent) in any order; core/presence.py says what each sign means in each state.
+"""
+
+from __future__ import annotations
+
+from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.fabric import Fabric, Rank
+from torchloom.core.presence import JobPhase, Presence
+from torchloom.messages import (
+    Beat,
+    Command,
+    Farewell,
+    Goodbye,
+    Hello,
+    IncidentAmended,
+    IncidentOpened,
+    Introduce,
+    JobBegan,
+    Muted,
+    RankDied,
+    RankExited,
+    RankFound,
+    RankId,
+    RankJoined,
+    RankLeft,
+    RankLost,
+    Record,
+    Welcome,
+)
+
+FROZEN_REASONS = frozenset({"Stale Connection", "Slow Consumer (Pending Bytes)", "Slow Consumer (Write Deadline)"})
+"""The server closed the link because the process did not answer or read, not because it ended."""
+REPORT_ONLY = "reported; no policy restarts this rank"
+
+
+def hello(fabric: Fabric, rank: RankId, said: Hello) -> Decision:
+    known = fabric.ranks.get(rank)
+    if known is not None and said.incarnation < known.incarnation:
+        muted = Muted(
+            term=fabric.term,
+            incarnation=said.incarnation,
+            newest=known.incarnation,
+            why=f"a newer life of {rank} speaks from pid {known.pid} on {known.node}",
+        )
+        return Decision(commands=((rank, muted),), reason=f"{rank}: an older life said hello")
+    welcome = Welcome(term=fabric.term, incarnation=said.incarnation, beat_seconds=fabric.beat_seconds())
+    if known is not None and said.incarnation == known.incarnation:
+        return Decision(commands=((rank, welcome),), reason=f"{rank} said hello again")
+
+    records: list[Record] = []
+    commands: list[tuple[RankId, Command]] = [(rank, welcome)]
+    job = fabric.jobs.get(rank.job)
+    if job is None or job.phase is not JobPhase.RUNNING:
+        records.append(JobBegan(job=rank.job))
+    if known is not None and known.incident:
+        records.append(IncidentAmended(id=known.incident, outcome="a new life of the rank joined", closed=True))
+    if known is not None and known.presence is Presence.LIVE and fabric.watch.linked((rank, known.incarnation)):
+        records += _twice(fabric, rank, known, said)
+        muted = Muted(
+            term=fabric.term,
+            incarnation=known.incarnation,
+            newest=said.incarnation,
+            why=f"pid {said.pid} on {said.node} joined as {rank} too, and is newer",
+        )
+        commands.append((rank, muted))
+    records.append(RankJoined(rank=rank, hello=said))
+    if fabric.watch.seen_closing((rank, said.incarnation)):  # it was over before its hello was read
+        opened = sum(isinstance(record, IncidentOpened) for record in records)
+        records += _lost(fabric, rank, said.incarnation, "Client Closed", offset=opened)
+    return Decision(tuple(records), tuple(commands), reason=f"{rank} joined from pid {said.pid} on {said.node}")
+
+
+def _twice(fabric: Fabric, rank: RankId, known: Rank, said: Hello) -> list[Record]:
+    incident = fabric.next_incident()
+    return [
+        IncidentOpened(
+            id=incident,
+            what=f"rank id {rank} is used twice",
+            subject=str(rank),
+            job=rank.job,
+            evidence=(
+                f"pid {known.pid} on {known.node}, incarnation {known.incarnation}, is still connected",
+                f"pid {said.pid} on {said.node}, incarnation {said.incarnation}, joined under the same id",
+            ),
+            decision="the newer one is believed, the older one is muted",
+            reason="two processes cannot speak for one rank; give each its own replica or rank",
+        ),
+        IncidentAmended(id=incident, outcome="the older one was told to be silent", closed=True),
+    ]
+
+
+def goodbye(fabric: Fabric, rank: RankId, said: Goodbye) -> Decision:
+    farewell = (rank, Farewell(term=fabric.term, incarnation=said.incarnation))
+    known = fabric.ranks.get(rank)
+    if known is None or known.incarnation != said.incarnation:
+        return Decision(commands=(farewell,), reason=f"{rank}: goodbye of a life that is not the current one")
+    if said.how == "failed":
+        ended = _failed(fabric, known, said.error or "it said that it failed")
+    else:
+        ended = _left(known, said.how)
+    return Decision(ended.records, (farewell,), reason=f"{rank} {said.how}")
+
+
+def exited(fabric: Fabric, fact: RankExited) -> Decision:
+    known = fabric.ranks.get(RankId(fact.job, fact.replica, fact.rank))
+    if known is None or known.incarnation != fact.incarnation:
+        return NOTHING
+    if fact.exit_code == 0 and not fact.signal:
+        return _left(known, "finished")
+    how = f"killed by {fact.signal}" if fact.signal else f"exit code {fact.exit_code}"
+    return _failed(fabric, known, how, fact.evidence)
+
+
+def _left(known: Rank, how: str) -> Decision:
+    if known.presence in {Presence.LEFT, Presence.FAILED}:
+        return NOTHING
+    records: list[Record] = [
+        RankLeft(
+            rank=known.id, incarnation=known.incarnation, how="interrupted" if how == "interrupted" else "finished"
+        )
+    ]
+    if known.incident:
+        records.append(IncidentAmended(id=known.incident, outcome="it had left in good order", closed=True))
+    return Decision(tuple(records), reason=f"{known.id} {how}")
+
+
+def _failed(fabric: Fabric, known: Rank, why: str, evidence: str = "") -> Decision:
+    if known.presence is Presence.FAILED:
+        return NOTHING
+    died = RankDied(rank=known.id, incarnation=known.incarnation, reason=why, confirmed=True)
+    told = (why, evidence) if evidence else (why,)
+    if known.incident:
+        ended = IncidentAmended(
+            id=known.incident, evidence=told, decision=REPORT_ONLY, outcome=f"dead: {why}"[:500], closed=True
+        )
+        return Decision((died, ended), reason=f"{known.id}: {why}")
+    incident = fabric.next_incident()
+    opened = IncidentOpened(
+        id=incident,
+        what=f"rank {known.id} failed",
+        subject=str(known.id),
+        job=known.id.job,
+        evidence=(*told, _where(known)),
+        decision=REPORT_ONLY,
+        reason=why,
+    )
+    return Decision(
+        (died, opened, IncidentAmended(id=incident, outcome=f"dead: {why}"[:500], closed=True)),
+        reason=f"{known.id}: {why}",
+    )
+
+
+def link_closed(fabric: Fabric, rank: RankId, incarnation: str, reason: str) -> Decision:
+    known = fabric.ranks.get(rank)
+    if known is None or known.incarnation != incarnation or known.presence is not Presence.LIVE:
+        return NOTHING
+    if fabric.watch.linked((rank, incarnation)):
+        return NOTHING  # it has another link: it had reconnected before the server noticed the old one
+    return Decision(tuple(_lost(fabric, rank, incarnation, reason)), reason=f"{rank}: its link closed ({reason})")
+
+
+def silent(fabric: Fabric, rank: RankId, now: float, offset: int) -> Decision:
+    known = fabric.ranks[rank]
+    quiet = now - fabric.watch.pulses[rank].heard
+    why = f"silent for {quiet:.0f} s"
+    return Decision(tuple(_lost(fabric, rank, known.incarnation, why, offset, patient=True)), reason=f"{rank}: {why}")
+
+
+def _lost(
+    fabric: Fabric, rank: RankId, incarnation: str, why: str, offset: int = 0, patient: bool = False
+) -> list[Record]:
+    known = fabric.ranks.get(rank)
+    patient = patient or why in FROZEN_REASONS
+    grace = fabric.settings.frozen_grace_seconds if patient else fabric.settings.grace_seconds
+    pulse = fabric.watch.pulses.get(rank)
+    evidence = [f"the server says: {why}" if not patient or why in FROZEN_REASONS else why]
+    if pulse is not None and pulse.beat is not None and pulse.incarnation == incarnation:
+        evidence.append(f"last heard at step {pulse.beat.step}")
+    if known is not None and known.incarnation == incarnation:
+        evidence.append(_where(known))
+    return [
+        RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient),
+        IncidentOpened(
+            id=fabric.next_incident(offset),
+            what=f"rank {rank} is lost",
+            subject=str(rank),
+            job=rank.job,
+            evidence=tuple(evidence),
+            decision=f"wait {grace:g} s for it to come back",
+            reason="a closed link is not yet a death"
+            if not patient
+            else "the process may be frozen or cut off rather than dead",
+        ),
+    ]
+
+
+def _where(known: Rank) -> str:
+    return f"pid {known.pid} on {known.node}, devices {', '.join(known.devices) or 'none'}"
+
+
+def link_opened(fabric: Fabric, rank: RankId, incarnation: str, now: float) -> Decision:
+    known = fabric.ranks.get(rank)
+    if known is None or known.incarnation != incarnation:
+        return NOTHING
+    return _found(known, "its link is open again", now)
+
+
+def heard(fabric: Fabric, rank: RankId, beat: Beat, now: float) -> Decision:
+    known = fabric.ranks.get(rank)
+    life = (rank, beat.incarnation)
+    if known is not None and known.incarnation == beat.incarnation:
+        if now - known.since < fabric.settings.settle_seconds:
+            return NOTHING  # may have been under way when it died
+        return _found(known, f"heard at step {beat.step}", now)
+    if not fabric.watch.may_tell(life, now):
+        return NOTHING
+    if known is not None and beat.incarnation < known.incarnation:
+        why = "a newer life joined"
+        muted = Muted(term=fabric.term, incarnation=beat.incarnation, newest=known.incarnation, why=why)
+        return Decision(commands=((rank, muted),), reason=f"{rank}: an older life still beats")
+    introduce = Introduce(term=fabric.term, incarnation=beat.incarnation)
+    return Decision(commands=((rank, introduce),), reason=f"{rank}: an unknown life beats")
+
+
+def _found(known: Rank, why: str, now: float) -> Decision:
+    if known.presence not in {Presence.LOST, Presence.DEAD}:
+        return NOTHING
+    records: list[Record] = [RankFound(rank=known.id, incarnation=known.incarnation, reason=why)]
+    if known.incident:
+        outcome = f"came back after {now - known.since:.1f} s: {why}"
+        records.append(IncidentAmended(id=known.incident, outcome=outcome, closed=True))
+    return Decision(tuple(records), reason=f"{known.id}: {why}")
+
+
+def roll_called(fabric: Fabric, now: float) -> Decision:
+    """Who died while no one could be told of it, and who is back."""
+    decisions: list[Decision] = []
+    opened = 0
+    for known in fabric.ranks.values():
+        if fabric.watch.linked((known.id, known.incarnation)):
+            decisions.append(_found(known, "answered the roll-call", now))
+        elif known.presence is Presence.LIVE:
+            why = "absent at the roll-call"
+            records = _lost(fabric, known.id, known.incarnation, why, offset=opened)
+            decisions.append(Decision(tuple(records), reason=f"{known.id}: {why}"))
+            opened += 1
+    return together(decisions)
+
+
+def grace_over(known: Rank) -> Decision:
+    why = f"{known.reason}; it did not come back"
+    records: list[Record] = [RankDied(rank=known.id, incarnation=known.incarnation, reason=why)]
+    if known.incident:
+        records.append(
+            IncidentAmended(
+                id=known.incident,
+                decision=REPORT_ONLY,
+                reason="its grace is over",
+                outcome="presumed dead",
+                closed=True,
+            )
+        )
+    return Decision(tuple(records), reason=f"{known.id}: {why}")
+

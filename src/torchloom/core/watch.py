@@ -1,0 +1,157 @@
+"""What the weaver has seen since it began, and is free to forget: links, last beats, deadlines.
+
+Nothing here is stored. After a restart or a reconnection it begins anew with full patience (`restart`), so that a
+weaver that slept, or was cut off, never calls anyone dead for its own absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torchloom.core.curves import Curve
+from torchloom.messages import Beat, RankId
+from torchloom.settings import Settings
+
+Life = tuple[RankId, str]
+"""One incarnation of one rank."""
+
+
+@dataclass(slots=True)
+class Pulse:
+    """How a rank that has joined fares."""
+
+    incarnation: str
+    heard: float
+    beat: Beat | None = None
+    curve: Curve | None = None
+    charted: float = 0.0
+    """When the last beat that went into the curve was heard."""
+    missing: bool = False
+    """Lost or presumed dead: its next beat is news."""
+    over: bool = False
+    """Left or failed: nothing more is expected of this life."""
+
+
+@dataclass(slots=True)
+class Watch:
+    settings: Settings
+    pulses: dict[RankId, Pulse] = field(default_factory=dict)
+    links: dict[Life, set[str]] = field(default_factory=dict)
+    """Open connections of each life; an empty set means that it had one and it closed."""
+    deadlines: dict[RankId, float] = field(default_factory=dict)
+    """When a lost rank is to be called dead."""
+    blind_until: float = 0.0
+    """No one is blamed for silence before this."""
+    told: dict[Life, float] = field(default_factory=dict)
+    """When an unknown or muted life was last answered, so that a flood gets a trickle back."""
+    reunion: bool = False
+    """A roll-call is due."""
+    meanwhile: list[tuple[Life, str, bool]] | None = None
+    """While a roll-call is being answered: links that opened (True) or closed since it was asked for."""
+
+    # ── what is seen ──
+
+    def hear(self, rank: RankId, beat: Beat, now: float) -> bool:
+        """Take in a beat. True if that is all there is to it: a known life that was not missing spoke."""
+        pulse = self.pulses.get(rank)
+        if pulse is None or pulse.incarnation != beat.incarnation:
+            return False
+        pulse.beat = beat
+        pulse.heard = now
+        return not pulse.missing
+
+    def link_opened(self, life: Life, link: str) -> None:
+        self.links.setdefault(life, set()).add(link)
+        if self.meanwhile is not None:
+            self.meanwhile.append((life, link, True))
+
+    def link_closed(self, life: Life, link: str) -> None:
+        if len(self.links) > 2 * len(self.pulses) + 1000:  # of the long gone, a late hello is no longer awaited
+            self.links = {life: links for life, links in self.links.items() if links}
+        self.links.setdefault(life, set()).discard(link)
+        if self.meanwhile is not None:
+            self.meanwhile.append((life, link, False))
+
+    def linked(self, life: Life) -> bool:
+        return bool(self.links.get(life))
+
+    def seen_closing(self, life: Life) -> bool:
+        return self.links.get(life) == set()
+
+    def ask_roll(self) -> None:
+        """A roll-call is under way: remember what changes until its answer is taken in."""
+        self.meanwhile = []
+
+    def call_roll(self, present: dict[Life, set[str]]) -> None:
+        """Who is connected, as the server said, corrected by what was seen after it had been asked."""
+        news, self.meanwhile = self.meanwhile or [], None
+        self.links = {life: set(links) for life, links in present.items()}
+        for life, link, opened in news:
+            (self.link_opened if opened else self.link_closed)(life, link)
+        self.reunion = False
+
+    # ── what follows from records ──
+
+    def adopt(self, lives: Iterable[tuple[RankId, str, bool, bool]]) -> None:
+        """Begin with ranks known from a snapshot: (rank, incarnation, missing, over)."""
+        for rank, incarnation, missing, over in lives:
+            self.pulses[rank] = Pulse(incarnation, 0.0, missing=missing, over=over)
+
+    def joined(self, rank: RankId, incarnation: str, now: float) -> None:
+        before = self.pulses.get(rank)
+        self.pulses[rank] = Pulse(incarnation, now, curve=before.curve if before else None)
+        self.deadlines.pop(rank, None)
+
+    def lost(self, rank: RankId, patient: bool, now: float) -> None:
+        grace = self.settings.frozen_grace_seconds if patient else self.settings.grace_seconds
+        self.deadlines[rank] = now + grace
+        self.pulses[rank].missing = True
+
+    def found(self, rank: RankId, now: float) -> None:
+        self.deadlines.pop(rank, None)
+        pulse = self.pulses[rank]
+        pulse.missing = pulse.over = False
+        pulse.heard = now
+
+    def gone(self, rank: RankId, *, final: bool) -> None:
+        """Dead, left or failed. Of one only presumed dead, a beat is still news."""
+        self.deadlines.pop(rank, None)
+        pulse = self.pulses[rank]
+        pulse.missing = not final
+        pulse.over = final
+
+    def forgotten(self, rank: RankId) -> None:
+        self.pulses.pop(rank, None)
+        self.deadlines.pop(rank, None)
+        for life in [life for life in self.links if life[0] == rank]:
+            del self.links[life]
+
+    # ── patience ──
+
+    def restart(self, now: float, lost: dict[RankId, bool]) -> None:
+        """Begin every timer anew: this weaver was away. `lost` maps each lost rank to whether it gets long patience."""
+        for pulse in self.pulses.values():
+            pulse.heard = now
+        self.blind_until = now + self.settings.reunion_seconds
+        self.reunion = True
+        for rank, patient in lost.items():
+            self.lost(rank, patient, self.blind_until)
+
+    def silent(self, now: float, beat_seconds: float) -> list[RankId]:
+        """Who has not been heard for longer than anyone should be quiet."""
+        if now < self.blind_until:
+            return []
+        limit = now - max(self.settings.silence_seconds, 5 * beat_seconds)
+        return [r for r, pulse in self.pulses.items() if pulse.heard < limit and not pulse.missing and not pulse.over]
+
+    def expired(self, now: float) -> list[RankId]:
+        return [rank for rank, deadline in self.deadlines.items() if deadline <= now]
+
+    def may_tell(self, life: Life, now: float, pause: float = 2.0) -> bool:
+        return self.told.get(life, float("-inf")) + pause <= now
+
+    def has_told(self, life: Life, now: float) -> None:
+        if len(self.told) > 20_000:
+            self.told.clear()
+        self.told[life] = now
