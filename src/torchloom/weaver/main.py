@@ -1,0 +1,133 @@
+"""`loom weaver`: the service as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+
+import nats.errors
+from nats.aio.client import Client
+
+from torchloom.bus.client import Address, connect, find, find_system
+from torchloom.errors import AlreadyUp, TorchLoomError, Unreachable
+from torchloom.messages import FabricView, LookFabric, decode_answer, encode
+from torchloom.settings import Settings
+from torchloom.subjects import LOOK, Role
+from torchloom.weaver.ear import Ear
+from torchloom.weaver.service import Clock, Weaver
+from torchloom.weaver.store import Store
+
+log = logging.getLogger("torchloom.weaver")
+
+START_SECONDS = 30.0
+"""How long a starting weaver waits for its server."""
+
+
+def run(settings: Settings, takeover: bool = False) -> int:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", force=True
+    )
+    logging.getLogger("nats").setLevel(logging.CRITICAL)  # what it has to say reaches us through callbacks
+    try:
+        asyncio.run(serve(settings, takeover))
+    except BaseExceptionGroup as group:  # from the task group: the first one is the cause
+        raise group.exceptions[0] from group
+    return 0
+
+
+async def serve(settings: Settings, takeover: bool = False) -> None:
+    """Run the weaver until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        weaver = await begin(settings, stack, takeover)
+        service = asyncio.create_task(weaver.run())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({service, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not service.done():
+            service.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await service
+            with contextlib.suppress(nats.errors.Error, TorchLoomError, OSError):
+                await asyncio.wait_for(weaver.write_snapshot(), 2)
+            log.info("stopped")
+        else:
+            stopping.cancel()
+            await service
+
+
+async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: bool) -> Weaver:
+    """Connect, load what was, and take over."""
+    clock = Clock()
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    holder: list[Weaver] = []
+
+    async def on_back() -> None:
+        for weaver in holder:
+            await weaver.on_back()
+
+    async def on_error(error: Exception) -> None:
+        if "permissions violation" in str(error).lower():
+            log.error("%s", error)
+        elif "slow consumer" in str(error).lower():
+            for weaver in holder:
+                weaver.refuse("too fast for this weaver: beats were dropped")
+
+    async def open_link(address: Address, role: str) -> Client:
+        deadline = clock() + START_SECONDS
+        while True:
+            try:
+                client = await connect(
+                    address, name=f"{role} {name}", keep_trying=True, on_back=on_back, on_error=on_error
+                )
+            except Unreachable:
+                if clock() > deadline:
+                    raise
+                await asyncio.sleep(0.1)
+            else:
+                stack.push_async_callback(_close, client)
+                return client
+
+    client = await open_link(find(settings, Role.WEAVER), "weaver")
+    if not takeover:
+        await _refuse_second(client)
+    store = Store(client)
+    await store.open()
+    fabric = await store.load(settings)
+    ear = None
+    system = find_system(settings)
+    if system is not None:
+        ear = Ear(await open_link(system, "system"), system.account)
+    else:
+        log.warning("no system account: deaths show only as silence. TORCHLOOM_SYSTEM_CREDS would tell them at once")
+    weaver = Weaver(client, store, fabric, ear, name, clock)
+    holder.append(weaver)
+    await weaver.take_over()
+    return weaver
+
+
+async def _refuse_second(client: Client) -> None:
+    """Two weavers would take turns fencing each other; a second one starts only if told to."""
+    try:
+        reply = await client.request(LOOK.template, encode(LookFabric(limit=0)), timeout=0.5)
+        answer = decode_answer(reply.data)
+    except (nats.errors.Error, ValueError):
+        return
+    if isinstance(answer, FabricView):
+        plane = answer.plane
+        raise AlreadyUp(
+            f"a weaver runs already: {plane.weaver}, term {plane.term}",
+            hint="`loom status` shows it; `loom weaver --takeover` replaces it",
+        )
+
+
+async def _close(client: Client) -> None:
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(client.close(), 1)

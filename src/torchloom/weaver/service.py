@@ -1,0 +1,438 @@
+"""The weaver: one loop that reads, decides, stores and publishes.
+
+Everything that must be decided goes through one queue. What has gathered there is decided and folded together and
+appended to the log at once; only then are commands sent and questions answered. Ordinary beats do not take that way:
+they only touch the watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from torchloom import __version__
+from torchloom.bus.log import read_log
+from torchloom.core.curves import Curve
+from torchloom.core.decide import decide
+from torchloom.core.decision import Decision
+from torchloom.core.events import (
+    Asked,
+    Event,
+    FactTold,
+    Heard,
+    LinkClosed,
+    LinkOpened,
+    Reported,
+    RollCalled,
+    Tick,
+    TookOver,
+)
+from torchloom.core.fabric import Fabric
+from torchloom.core.picture import curves, picture
+from torchloom.errors import TorchLoomError
+from torchloom.messages import (
+    Answer,
+    CurvePoints,
+    InboxRead,
+    LookFabric,
+    No,
+    PlaneView,
+    Point,
+    RankId,
+    Record,
+    check_name,
+    decode_ask,
+    decode_beat,
+    decode_fact,
+    decode_look,
+    decode_report,
+    encode,
+)
+from torchloom.subjects import ASK, BEAT, COMMAND, FACT, INBOX_STREAM, LOOK, REPORT
+from torchloom.weaver.ear import Ear
+from torchloom.weaver.store import Store
+
+log = logging.getLogger("torchloom.weaver")
+
+TICK_SECONDS = 0.25
+BATCH = 1000
+"""Events decided together at most."""
+QUEUE = 50_000
+"""Events waiting at most; past it the inbox waits on disk and announcements are made up for by a roll-call."""
+INBOX_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+"""The doorbell rings when a report is sent; it can be read when it is on disk, a little later."""
+INBOX_SECONDS = 1.0
+"""The inbox is looked at this often even if no bell rang."""
+CURVE_RANKS = 1000
+"""Ranks in one message of curve points."""
+
+
+class Clock:
+    """Wall time that never jumps: read once, then carried on by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._offset
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    event: Event
+    reply: str = ""
+    """Where an answer is awaited."""
+    inbox_seq: int = 0
+    """Set for what came through the durable inbox."""
+
+
+class Weaver:
+    def __init__(self, client: Client, store: Store, fabric: Fabric, ear: Ear | None, name: str, clock: Clock) -> None:
+        self.client = client
+        self.store = store
+        self.fabric = fabric
+        self.ear = ear
+        self.name = name
+        self.clock = clock
+        self.settings = fabric.settings
+        self.began = clock()
+        self.refused: Counter[str] = Counter()
+        self.trouble = ""
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
+        self._bell = asyncio.Event()
+        self._said: dict[str, float] = {}
+        self._subjects: dict[str, RankId | None] = {}
+        self._snapshot_at = self.began
+        self._batch: list[Waiting] = []
+        self._ahead = False
+        """The fabric holds decisions that the log does not hold yet."""
+        store.complain = self.complain
+
+    # ── the loop ──
+
+    async def take_over(self) -> None:
+        """Become the weaver: from here on the log refuses whoever was it before."""
+        self._take(Waiting(TookOver(self.name)))
+        await self._decide_waiting()
+        self.fabric.restart_watch(self.clock())
+        log.info("term %d begins at log entry %d", self.fabric.term, self.store.seq)
+
+    async def run(self) -> None:
+        """Serve until cancelled, or until a newer weaver takes over (Fenced)."""
+        await self._listen()
+        async with asyncio.TaskGroup() as tasks:
+            for task in (self._tick, self._read_inbox, self._keep_curves, self._keep_snapshots, self._loop):
+                tasks.create_task(task())
+
+    async def _loop(self) -> None:
+        while True:
+            self._take(await self._queue.get())
+            await self._decide_waiting()
+
+    def _take(self, first: Waiting) -> None:
+        self._batch = [first]
+        while len(self._batch) < BATCH and not self._queue.empty():
+            self._batch.append(self._queue.get_nowait())
+
+    async def _decide_waiting(self) -> None:
+        now = self.clock()
+        decisions: list[tuple[Waiting, Decision]] = []
+        records: list[Record] = []
+        read = 0
+        self._ahead = True
+        for waiting in self._batch:
+            decision = decide(self.fabric, waiting.event, now)
+            self.fabric.fold(decision.records, now)
+            records += decision.records
+            read = max(read, waiting.inbox_seq)
+            if decision:
+                decisions.append((waiting, decision))
+        if read > self.fabric.inbox_seq:
+            mark = InboxRead(seq=read)
+            self.fabric.fold((mark,), now)
+            records.append(mark)
+        if records:
+            await self.store.append(self.fabric.term, now, records)
+        self._ahead = False
+        for waiting, decision in decisions:
+            await self._carry_out(waiting, decision, now)
+
+    async def _carry_out(self, waiting: Waiting, decision: Decision, now: float) -> None:
+        if decision.records and decision.reason:
+            log.info("%s", decision.reason)
+        for rank, command in decision.commands:
+            self.fabric.watch.has_told((rank, command.incarnation), now)
+            await self._send(COMMAND.for_rank(rank), encode(command))
+        if waiting.reply and decision.answer is not None:
+            await self._send(waiting.reply, encode(decision.answer))
+        elif isinstance(decision.answer, No):
+            self.refuse(decision.answer.why)
+
+    async def _send(self, subject: str, data: bytes) -> None:
+        with contextlib.suppress(nats.errors.Error):  # not connected: who needs it asks again
+            await self.client.publish(subject, data)
+
+    # ── what comes in ──
+
+    async def _listen(self) -> None:
+        for subject, take in ((BEAT, self._on_beat), (ASK, self._on_ask), (LOOK, self._on_look)):
+            await self.client.subscribe(subject.pattern(), cb=take)
+        for subject in (REPORT, FACT):
+            await self.client.subscribe(subject.pattern(), cb=self._on_doorbell)
+        await self.client.flush()
+        if self.ear is not None:
+            await self.ear.listen(self.on_link)
+
+    async def _on_beat(self, message: Msg) -> None:
+        try:
+            beat = decode_beat(message.data)
+            rank = self._subjects[message.subject]
+        except KeyError:
+            rank = self._rank_of(message.subject)
+        except msgspec.MsgspecError as error:
+            self.refuse(f"beat: {error}")
+            return
+        if rank is None:
+            self.refuse("beat: not a rank's subject")
+        elif not self.fabric.watch.hear(rank, beat, self.clock()):
+            self._enqueue(Waiting(Heard(rank, beat)))
+
+    def _enqueue(self, waiting: Waiting) -> bool:
+        if self._queue.qsize() >= QUEUE:
+            self.refuse("too much at once")
+            return False
+        self._queue.put_nowait(waiting)
+        return True
+
+    def _rank_of(self, subject: str) -> RankId | None:
+        """The rank that a subject names; remembered, since every beat asks."""
+        if len(self._subjects) > 200_000:
+            self._subjects.clear()
+        self._subjects[subject] = rank = _parse_rank(subject)
+        return rank
+
+    async def _on_ask(self, message: Msg) -> None:
+        try:
+            ask = decode_ask(message.data)
+        except msgspec.MsgspecError as error:
+            self.refuse(f"ask: {error}")
+            await self._send_answer(message, No(why=f"not understood: {error}", hint="is this `loom` newer?"))
+            return
+        self._enqueue(Waiting(Asked(ask), reply=message.reply))
+
+    async def _on_look(self, message: Msg) -> None:
+        try:
+            look = decode_look(message.data)
+        except msgspec.MsgspecError as error:
+            self.refuse(f"look: {error}")
+            await self._send_answer(message, No(why=f"not understood: {error}", hint="is this `loom` newer?"))
+            return
+        answer: Answer
+        if isinstance(look, LookFabric):
+            answer = picture(self.fabric, self.plane(), look)
+        else:
+            answer = curves(self.fabric, look)
+        await self._send_answer(message, answer)
+
+    async def _send_answer(self, message: Msg, answer: Answer) -> None:
+        if message.reply:
+            await self._send(message.reply, encode(answer))
+
+    async def _on_doorbell(self, _message: Msg) -> None:
+        self._bell.set()
+
+    def on_link(self, event: LinkOpened | LinkClosed) -> None:
+        """The server announced a connect or a disconnect."""
+        watch = self.fabric.watch
+        if isinstance(event, LinkOpened):
+            watch.link_opened((event.rank, event.incarnation), event.link)
+        else:
+            watch.link_closed((event.rank, event.incarnation), event.link)
+        if not self._enqueue(Waiting(event)):
+            watch.reunion = True
+
+    async def on_back(self) -> None:
+        """A connection to the server is back after a break: whatever happened meanwhile was not announced."""
+        log.info("connected again; the roll is called in %g s", self.settings.reunion_seconds)
+        self.fabric.restart_watch(self.clock())
+        self._bell.set()
+
+    async def _read_inbox(self) -> None:
+        """Reports and facts, from disk, each once: the log says how far they have been decided on."""
+        seq, rung, tries = self.fabric.inbox_seq, False, 0
+        while True:
+            found = False
+            try:
+                async for stored in read_log(self.client, INBOX_STREAM.name, seq + 1):
+                    seq, found = stored.seq, True
+                    event = self._open_letter(stored.subject, stored.data)
+                    if event is not None:
+                        self._queue.put_nowait(Waiting(event, inbox_seq=seq))
+                    while self._queue.qsize() > QUEUE:
+                        await asyncio.sleep(0.01)
+            except TorchLoomError as error:
+                self.complain(f"the inbox cannot be read: {error.message}")
+                await asyncio.sleep(0.5)
+                continue
+            if self.trouble.startswith("the inbox"):
+                self.complain("")
+            if found:
+                rung, tries = False, 0
+            elif rung and tries < len(INBOX_PAUSES):
+                await asyncio.sleep(INBOX_PAUSES[tries])
+                tries += 1
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._bell.wait(), INBOX_SECONDS)
+                rung, tries = self._bell.is_set(), 0
+                self._bell.clear()
+
+    def _open_letter(self, subject: str, data: bytes) -> Event | None:
+        try:
+            if subject.startswith("loom.fact."):
+                return FactTold(decode_fact(data))
+            rank = _parse_rank(subject)
+            if rank is not None:
+                return Reported(rank, decode_report(data))
+            self.refuse("report: not a rank's subject")
+        except msgspec.MsgspecError as error:
+            self.refuse(f"{subject.split('.')[1]}: {error}")
+        return None
+
+    # ── time ──
+
+    async def _tick(self) -> None:
+        before = self.clock()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = self.clock()
+            if now - before > self.settings.nap_seconds:
+                log.warning("asleep for %.1f s; every timer begins anew", now - before)
+                self.fabric.restart_watch(now)
+            before = now
+            if self.fabric.watch.reunion and now >= self.fabric.watch.blind_until:
+                await self._call_roll()
+            if self._queue.empty():
+                self._queue.put_nowait(Waiting(Tick()))
+
+    async def _call_roll(self) -> None:
+        watch = self.fabric.watch
+        if self.ear is None:
+            watch.reunion = False  # no one to ask: whoever stays silent is missed by his silence
+            return
+        watch.ask_roll()
+        try:
+            present = await self.ear.roll_call()
+        except (nats.errors.Error, msgspec.MsgspecError, OSError) as error:
+            log.warning("the roll-call was not answered (%s); once more", error or type(error).__name__)
+            return
+        watch.call_roll(present)
+        self._queue.put_nowait(Waiting(RollCalled()))
+
+    async def _keep_snapshots(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            behind = self.store.seq - self.store.snapshot_seq
+            due = self.clock() - self._snapshot_at >= self.settings.snapshot_seconds
+            if behind >= self.settings.snapshot_entries or (behind and due):
+                await self._quietly(self.write_snapshot)
+
+    async def write_snapshot(self) -> None:
+        if self._ahead:
+            return  # its turn comes in a moment
+        self._snapshot_at = self.clock()
+        await self.store.write_snapshot(self.fabric.state())
+
+    async def _keep_curves(self) -> None:
+        await self._quietly(self._recall_curves)
+        while True:
+            await asyncio.sleep(self.settings.curve_seconds)
+            await self._quietly(self._extend_curves)
+
+    async def _recall_curves(self) -> None:
+        async for chunk in self.store.read_curves():
+            for rank, point in chunk.points:
+                self._add_point(rank, point)
+
+    async def _extend_curves(self) -> None:
+        now = self.clock()
+        points = []
+        for rank, pulse in self.fabric.watch.pulses.items():
+            if pulse.beat is not None and pulse.heard > pulse.charted:
+                pulse.charted = pulse.heard
+                point = Point(round(now, 3), pulse.beat.step, pulse.beat.loss, pulse.beat.samples_per_second)
+                points.append((rank, point))
+        for rank, point in points:
+            self._add_point(rank, point)
+        for start in range(0, len(points), CURVE_RANKS):
+            await self.store.write_curves(CurvePoints(points=tuple(points[start : start + CURVE_RANKS])))
+
+    def _add_point(self, rank: RankId, point: Point) -> None:
+        pulse = self.fabric.watch.pulses.get(rank)
+        if pulse is not None:
+            if pulse.curve is None:
+                pulse.curve = Curve(self.settings.curve_points)
+            pulse.curve.add(point)
+
+    async def _quietly(self, work: Callable[[], Awaitable[None]]) -> None:
+        """For what may fail and is tried again by itself: never the weaver's end."""
+        try:
+            await work()
+        except (nats.errors.Error, nats.js.errors.Error, TorchLoomError, OSError) as error:
+            log.warning("%s: %s", work.__name__.strip("_"), error or type(error).__name__)
+
+    # ── how it fares ──
+
+    def refuse(self, why: str) -> None:
+        """Count what is not accepted, and say it, but not a thousand times."""
+        kind = why[:100]
+        if len(self.refused) >= 100 and kind not in self.refused:
+            kind = "other"
+        self.refused[kind] += 1
+        now = self.clock()
+        if now - self._said.get(kind, 0.0) > 10:
+            self._said[kind] = now
+            log.warning("refused (%d so far): %s", self.refused[kind], why)
+
+    def complain(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            log.warning("%s", trouble or f"mended: {self.trouble}")
+        self.trouble = trouble
+
+    def plane(self) -> PlaneView:
+        url = self.client.connected_url
+        version = self.client.connected_server_version
+        where = url.netloc.rpartition("@")[2] if url else "(not connected)"
+        return PlaneView(
+            weaver=self.name,
+            term=self.fabric.term,
+            began=self.began,
+            now=self.clock(),
+            log_seq=self.store.seq,
+            version=__version__,
+            server=f"nats-server {version.major}.{version.minor}.{version.patch} at {where}",
+            advisories=self.ear is not None,
+            refused=dict(self.refused),
+            trouble=self.trouble,
+        )
+
+
+def _parse_rank(subject: str) -> RankId | None:
+    parts = subject.split(".")
+    if len(parts) != 5 or not parts[4].isdigit() or len(parts[4]) > 7:
+        return None
+    try:
+        return RankId(check_name("job", parts[2]), check_name("replica", parts[3]), int(parts[4]))
+    except TorchLoomError:
+        return None

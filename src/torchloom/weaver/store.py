@@ -1,0 +1,218 @@
+"""What the weaver keeps in JetStream: the log, the snapshot it can start from, and the curves.
+
+Every append names the sequence it expects to follow. A second weaver that took over has appended its term, so the
+server refuses the first one's next append: two weavers never both act (`Fenced`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+import zlib
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.js.api import StorageType, StreamConfig
+
+from torchloom.bus.log import extent, read_log
+from torchloom.core.fabric import FORMAT, Fabric, State
+from torchloom.errors import BadState, Fenced, Unreachable
+from torchloom.messages import CurvePoints, Entry, Record, decode_entry, decode_points, encode
+from torchloom.settings import Settings
+from torchloom.subjects import CURVES, CURVES_STREAM, LOG, LOG_STREAM, SNAPSHOT, SNAPSHOT_STREAM, STREAMS, Stream
+
+log = logging.getLogger("torchloom.weaver")
+
+WRONG_LAST_SEQUENCE = 10071
+ENTRY_BYTES = 256 * 1024
+"""Records of one append are split into messages of about this size."""
+_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Seconds between attempts to append while the server or its disk does not take it."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The fold of the log up to and including `seq`."""
+
+    seq: int
+    state: State
+
+
+_decode_snapshot = msgspec.json.Decoder(Snapshot).decode
+
+
+class Store:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._js = client.jetstream(timeout=5)
+        self._life = uuid.uuid4().hex
+        """Part of each message's id: a process id comes again, and the server would take the new for the old."""
+        self.complain: Callable[[str], None] = log.warning
+        """Told what keeps the log from being written; an empty text when it works again."""
+        self.seq = 0
+        """The last sequence of the log this weaver knows."""
+        self.snapshot_seq = 0
+        self._snapshot_stream_seq = 0
+        self._count = 0
+
+    # ── start ──
+
+    async def open(self) -> None:
+        """Make the streams, or bring their limits up to date."""
+        for stream in STREAMS:
+            try:
+                await self._ensure(stream)
+            except nats.js.errors.APIError as error:
+                raise BadState(
+                    f"JetStream does not give us stream {stream.name}: {error.description}",
+                    hint="look at logs/nats.log in the state folder; is the disk full?",
+                ) from error
+            except (nats.errors.Error, OSError) as error:
+                raise BadState(
+                    f"JetStream does not answer: {error or type(error).__name__}",
+                    hint="the server must run with JetStream enabled; look at logs/nats.log in the state folder",
+                ) from error
+
+    async def _ensure(self, stream: Stream) -> None:
+        config = StreamConfig(
+            name=stream.name,
+            description=stream.why,
+            subjects=[subject.pattern() for subject in stream.subjects],
+            max_bytes=stream.max_bytes,
+            max_age=stream.max_age_seconds,
+            max_msgs_per_subject=stream.max_per_subject,
+            storage=StorageType.FILE,
+            allow_direct=True,
+            duplicate_window=120,
+        )
+        try:
+            await self._js.add_stream(config)
+        except nats.js.errors.BadRequestError:
+            await self._js.update_stream(config)
+
+    async def load(self, settings: Settings) -> Fabric:
+        """The fabric as it was: the newest snapshot that can be read, and every entry after it."""
+        snapshot = await self._newest_snapshot()
+        fabric = Fabric(settings, snapshot.state)
+        first, last = await extent(self._client, LOG_STREAM.name)
+        if last > snapshot.seq and first > snapshot.seq + 1:
+            raise BadState(
+                f"the log begins at {first} but the newest readable snapshot ends at {snapshot.seq}: "
+                f"{first - snapshot.seq - 1} entries are missing",
+                hint="restore the nats folder of the state folder from a backup; nothing was changed",
+            )
+        self.seq = self.snapshot_seq = snapshot.seq
+        async for stored in read_log(self._client, LOG_STREAM.name, snapshot.seq + 1):
+            try:
+                entry = decode_entry(stored.data)
+            except msgspec.MsgspecError as error:
+                raise BadState(
+                    f"log entry {stored.seq} cannot be read: {error}",
+                    hint="was it written by a newer version of torchLoom? nothing was changed",
+                ) from error
+            fabric.fold(entry.records, entry.at)
+            self.seq = stored.seq
+        self.seq = max(self.seq, last)
+        return fabric
+
+    async def _newest_snapshot(self) -> Snapshot:
+        found = Snapshot(seq=0, state=State())
+        async for stored in read_log(self._client, SNAPSHOT_STREAM.name, 1):
+            self._snapshot_stream_seq = stored.seq
+            try:
+                snapshot = _decode_snapshot(zlib.decompress(stored.data))
+            except (zlib.error, msgspec.MsgspecError) as error:
+                log.warning("snapshot %d cannot be read and is passed over: %s", stored.seq, error)
+                continue
+            if snapshot.state.format > FORMAT:
+                raise BadState(
+                    f"the stored state has format {snapshot.state.format}, this version reads up to {FORMAT}",
+                    hint="use the newer torchLoom that wrote it; nothing was changed",
+                )
+            if snapshot.seq >= found.seq:
+                found = snapshot
+        return found
+
+    # ── append ──
+
+    async def append(self, term: int, at: float, records: list[Record]) -> None:
+        """Store records, durably, in order. Returns when they are on disk; raises Fenced if someone took over."""
+        for part in _split(records):
+            await self._append(encode(Entry(term=term, at=at, records=part)))
+
+    async def _append(self, data: bytes) -> None:
+        self._count += 1
+        # The same id at every attempt: one that was stored but not acknowledged is recognised by the server.
+        headers = {"Nats-Msg-Id": f"{self._life}-{self._count}", "Nats-Expected-Last-Sequence": str(self.seq)}
+        attempt = 0
+        while True:
+            try:
+                ack = await self._js.publish(LOG.template, data, headers=headers, stream=LOG_STREAM.name)
+                self.seq = ack.seq
+                if attempt:
+                    self.complain("")
+                return
+            except nats.js.errors.APIError as error:
+                if error.err_code == WRONG_LAST_SEQUENCE:
+                    raise Fenced("a newer weaver has taken over; this one stops") from error
+                trouble = f"the log cannot be written: {error.description}"
+            except nats.errors.ConnectionClosedError as error:
+                raise Unreachable("the server no longer lets this weaver in") from error
+            except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
+                trouble = f"the log cannot be written: {error or type(error).__name__}"
+            self.complain(trouble)
+            await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+            attempt += 1
+
+    async def write_snapshot(self, state: State) -> None:
+        """Store the fold of the log up to now. A weaver that was replaced is refused here too."""
+        seq = self.seq
+        data = zlib.compress(encode(Snapshot(seq=seq, state=state)), 3)
+        if len(data) > self._client.max_payload:
+            log.error(
+                "the state (%d bytes packed) is larger than the server's max_payload (%d): raise it, or the log's "
+                "limits will one day cut off what is not in a snapshot", len(data), self._client.max_payload,
+            )  # fmt: skip
+            return
+        headers = {"Nats-Expected-Last-Sequence": str(self._snapshot_stream_seq)}
+        try:
+            ack = await self._js.publish(SNAPSHOT.template, data, headers=headers, stream=SNAPSHOT_STREAM.name)
+        except nats.js.errors.APIError as error:
+            if error.err_code != WRONG_LAST_SEQUENCE:
+                raise
+            # Ours, stored but not acknowledged; or a newer weaver's, and then the next append says so.
+            self._snapshot_stream_seq = (await extent(self._client, SNAPSHOT_STREAM.name)).last
+            return
+        self._snapshot_stream_seq = ack.seq
+        self.snapshot_seq = seq
+
+    # ── curves ──
+
+    async def write_curves(self, points: CurvePoints) -> None:
+        await self._js.publish(CURVES.template, encode(points), stream=CURVES_STREAM.name)
+
+    async def read_curves(self) -> AsyncIterator[CurvePoints]:
+        async for stored in read_log(self._client, CURVES_STREAM.name, 1):
+            try:
+                yield decode_points(stored.data)
+            except msgspec.MsgspecError as error:
+                log.warning("curve points %d cannot be read and are passed over: %s", stored.seq, error)
+
+
+def _split(records: list[Record]) -> list[tuple[Record, ...]]:
+    """Parts that each fit a message. The mark of the inbox comes last, so a part that is missing is decided again."""
+    parts: list[tuple[Record, ...]] = []
+    part: list[Record] = []
+    size = 0
+    for record in records:
+        length = len(encode(record))
+        if part and size + length > ENTRY_BYTES:
+            parts.append(tuple(part))
+            part, size = [], 0
+        part.append(record)
+        size += length
+    parts.append(tuple(part))
+    return parts

@@ -1,0 +1,316 @@
+"""`loom up` and `loom down`: a nats-server and a weaver, kept running.
+
+One process per state folder holds the folder's lock, starts both, and starts either again when it dies, with a pause
+that grows while it keeps dying. If that process itself is killed, its children end with it, and the next `loom up`
+finds nothing in its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import nats.errors
+
+from torchloom.bus.client import connect, find
+from torchloom.bus.folder import Folder
+from torchloom.bus.server import EmbeddedServer, Listen, die_with_parent, is_loopback, stop_process
+from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
+from torchloom.messages import FabricView, LookFabric, decode_answer, encode
+from torchloom.settings import Settings
+from torchloom.subjects import LOOK, Role
+
+Say = Callable[[str], None]
+DEFAULT_PORT = 4222
+READY_SECONDS = 30.0
+DOWN_SECONDS = 15.0
+STOP_SECONDS = 5.0
+LONGEST_PAUSE = 5.0
+GOOD_SECONDS = 30.0
+"""A child that ran this long had started well: its next death is a first one."""
+LOG_BYTES = 10 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ListenRequest:
+    """What the command line says about where to listen."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """None: the port of last time, else 4222. 0: any free one."""
+    cert: Path | None = None
+    key: Path | None = None
+
+
+def up(settings: Settings, listen: ListenRequest, say: Say, detach: bool = False) -> int:
+    """Bring the control plane up and keep it up until SIGINT or SIGTERM; with `detach`, in the background."""
+    folder = Folder(settings.state_folder)
+    folder.make()
+    if detach:
+        return _detach(settings, listen, folder, say)
+    with _locked(folder) as lock:
+        Upkeep(settings, folder, _listen(folder, listen), say).run(lock)
+    return 0
+
+
+def down(settings: Settings, say: Say) -> int:
+    """End the control plane of this state folder. Training goes on without it."""
+    folder = Folder(settings.state_folder)
+    pid = holder(folder)
+    if pid is None:
+        say(f"nothing is up in {folder.path}")
+        return 0
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + DOWN_SECONDS
+    while holder(folder) == pid:
+        if time.monotonic() > deadline:
+            raise TorchLoomError(
+                f"process {pid} did not end within {DOWN_SECONDS:.0f} s", hint=f"look at {folder.logs / 'up.log'}"
+            )
+        time.sleep(0.02)
+    say("down")
+    return 0
+
+
+def holder(folder: Folder) -> int | None:
+    """The process that keeps this folder's control plane up, or None."""
+    try:
+        with folder.lock.open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = folder.lock.read_text().strip()
+        return int(text) if text.isdigit() else None
+    except OSError:
+        return None
+    return None
+
+
+@contextlib.contextmanager
+def _locked(folder: Folder) -> Iterator[IO[str]]:
+    with folder.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            endpoint = folder.read_endpoint()
+            where = f" at {endpoint.url}" if endpoint else ""
+            raise AlreadyUp(
+                f"the control plane is up already{where} (process {holder(folder) or '?'}, {folder.path})",
+                hint="`loom status` shows it; `loom down` ends it",
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield lock
+
+
+def _listen(folder: Folder, request: ListenRequest) -> Listen:
+    port = request.port
+    if port is None:
+        endpoint = folder.read_endpoint()
+        port = int(endpoint.url.rpartition(":")[2]) if endpoint else DEFAULT_PORT
+    cert, key = request.cert, request.key
+    if not is_loopback(request.host) and not (cert or key):
+        from torchloom.bus.tls import ensure_tls
+
+        cert, key = ensure_tls(folder, request.host)
+    return Listen(request.host, port, cert, key)
+
+
+@dataclass
+class Child:
+    """One of the two processes, and how it has fared."""
+
+    name: str
+    start: Callable[[], subprocess.Popen[bytes]]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    failures: int = 0
+    due: float = field(default=0.0)
+    """When to start it again, if it is not running."""
+
+
+class Upkeep:
+    def __init__(self, settings: Settings, folder: Folder, listen: Listen, say: Say) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.say = say
+        self.server = None if settings.addr else EmbeddedServer(folder, listen)
+        self.children = [Child("weaver", self._start_weaver)]
+        if self.server is not None:
+            self.children.insert(0, Child("nats-server", self._start_server))
+        self.stopping = False
+
+    def run(self, _lock: IO[str]) -> None:
+        """Start both, then watch. The lock is held for as long as this runs."""
+        wake, waker = os.pipe()
+        os.set_blocking(waker, False)
+        old_fd = signal.set_wakeup_fd(waker)
+        old = {n: signal.signal(n, self._on_signal) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
+        try:
+            self._begin()
+            while not self.stopping:
+                select.select([wake], [], [], 0.5)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096) if select.select([wake], [], [], 0)[0] else b""
+                self._mend()
+        finally:
+            for child in reversed(self.children):
+                if child.process is not None:
+                    stop_process(child.process, STOP_SECONDS)
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_fd)
+            os.close(wake)
+            os.close(waker)
+        self.say("down")
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if number != signal.SIGCHLD:
+            self.stopping = True
+
+    def _begin(self) -> None:
+        for child in self.children:
+            self._start(child)
+        address = find(self.settings, Role.VIEWER)
+        self._wait_for_weaver()
+        self.say(f"up at {address}, state in {self.folder.path}")
+
+    def _wait_for_weaver(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        weaver = self.children[-1]
+        while time.monotonic() < deadline and not self.stopping:
+            if weaver.process is not None and weaver.process.poll() is not None:
+                raise BadState(
+                    f"the weaver ended at once: {_last_line(self.folder.logs / 'weaver.log')}",
+                    hint=f"the whole story is in {self.folder.logs / 'weaver.log'}",
+                )
+            if asyncio.run(weaver_answers(self.settings)):
+                return
+            time.sleep(0.02)
+        if not self.stopping:
+            raise BadState(f"the weaver did not answer within {READY_SECONDS:.0f} s")
+
+    def _mend(self) -> None:
+        """Start again what has died, after a pause that grows while it keeps dying."""
+        now = time.monotonic()
+        for child in self.children:
+            if child.process is not None and child.process.poll() is not None:
+                how = _how_it_ended(child.process.returncode)
+                child.failures = 0 if now - child.started > GOOD_SECONDS else child.failures + 1
+                pause = min(LONGEST_PAUSE, 0.1 * 2 ** max(0, child.failures - 1)) if child.failures else 0.0
+                child.process, child.due = None, now + pause
+                self.say(f"{child.name} {how}; starting it again" + (f" in {pause:.1f} s" if pause else ""))
+            if child.process is None and not self.stopping and now >= child.due:
+                try:
+                    self._start(child)
+                except TorchLoomError as error:
+                    child.failures += 1
+                    child.due = now + min(LONGEST_PAUSE, 0.1 * 2**child.failures)
+                    self.say(f"{child.name} does not start: {error.message}")
+                else:
+                    self.say(f"{child.name} is running again (pid {child.process.pid if child.process else '?'})")
+
+    def _start(self, child: Child) -> None:
+        child.started = time.monotonic()
+        child.process = child.start()
+
+    def _start_server(self) -> subprocess.Popen[bytes]:
+        assert self.server is not None
+        self.server.start()
+        assert self.server.process is not None
+        return self.server.process
+
+    def _start_weaver(self) -> subprocess.Popen[bytes]:
+        log = self.folder.logs / "weaver.log"
+        if log.exists() and log.stat().st_size > LOG_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                _loom(self.settings, "weaver"),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True, preexec_fn=die_with_parent(),  # noqa: PLW1509  no threads here
+            )  # fmt: skip
+
+
+async def weaver_answers(settings: Settings) -> bool:
+    """Whether a weaver answers at the address these settings lead to."""
+    try:
+        client = await connect(find(settings, Role.VIEWER), name="loom up", timeout=1)
+    except Unreachable:
+        return False
+    try:
+        reply = await client.request(LOOK.template, encode(LookFabric(limit=0)), timeout=1)
+        return isinstance(decode_answer(reply.data), FabricView)
+    except (nats.errors.Error, msgspec.MsgspecError):
+        return False
+    finally:
+        await client.close()
+
+
+def _loom(settings: Settings, *words: str) -> list[str]:
+    # -P: the folder we happen to stand in is not a place to import from.
+    return [sys.executable, "-P", "-m", "torchloom.cli.main", "--state", str(settings.state_folder), *words]
+
+
+def _detach(settings: Settings, listen: ListenRequest, folder: Folder, say: Say) -> int:
+    pid = holder(folder)
+    if pid is not None:
+        with _locked(folder):
+            pass  # raises AlreadyUp with the whole sentence
+    words = ["up", "--listen", listen.host]
+    if listen.port is not None:
+        words += ["--port", str(listen.port)]
+    for option, path in (("--tls-cert", listen.cert), ("--tls-key", listen.key)):
+        if path is not None:
+            words += [option, str(path)]
+    log = folder.logs / "up.log"
+    if log.exists() and log.stat().st_size > LOG_BYTES:
+        log.replace(log.with_suffix(".log.1"))
+    with log.open("ab") as output:
+        seen = output.tell()
+        process = subprocess.Popen(
+            _loom(settings, *words), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    deadline = time.monotonic() + READY_SECONDS + STOP_SECONDS
+    while time.monotonic() < deadline:
+        text = log.read_bytes()[seen:].decode(errors="replace")
+        if process.poll() is not None:
+            raise _told_error(text, process.returncode)
+        ready = [line for line in text.splitlines() if line.startswith("up at ")]
+        if ready:
+            say(f"{ready[-1]} (process {process.pid})")
+            return 0
+        time.sleep(0.02)
+    stop_process(process, STOP_SECONDS)
+    raise BadState(f"the control plane did not come up within {READY_SECONDS:.0f} s", hint=f"look at {log}")
+
+
+def _told_error(text: str, code: int) -> TorchLoomError:
+    """The error the background process ended with, as it printed it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = next((line for line in lines if line.startswith("loom: ")), lines[-1] if lines else f"exit code {code}")
+    hint = next((line.strip().removeprefix("→").strip() for line in lines if line.strip().startswith("→")), "")
+    error = TorchLoomError(said.removeprefix("loom: "), hint=hint)
+    error.exit_code = code
+    return error
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _last_line(path: Path) -> str:
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if line.startswith("loom: ")), lines[-1] if lines else "no output")
