@@ -22,9 +22,10 @@ def test_what_is_named_is_read_again(job: str, replica: str, rank: int, life: st
 @pytest.mark.parametrize(
     "text",
     [
-        "", "weaver", f"rank a/b/0 {LIFE}\n", f"rank a/b/0 {LIFE.upper()}", f"rank a/b/-1 {LIFE}", f"rank a/b/01 {LIFE}",
-        f"rank a/b/9999999 {LIFE}", f"rank a.c/b/0 {LIFE}", f"rank a/b/c/0 {LIFE}", f" rank a/b/0 {LIFE}", "rank a/b/0 12",
-        f"rank a/b/٣ {LIFE}",
+        "", "weaver", f"rank a/b/0 {LIFE}\n", f"rank a/b/0 {LIFE.upper()}", f"rank a/b/-1 {LIFE}",
+        f"rank a/b/01 {LIFE}",        f"rank a/b/9999999 {LIFE}", f"rank a.c/b/0 {LIFE}", f"rank a/b/c/0 {LIFE}",
+        f" rank a/b/0 {LIFE}",
+        "rank a/b/0 12",        f"rank a/b/٣ {LIFE}",
     ],
 )  # fmt: skip
 def test_any_other_text_is_nobody(text: str) -> None:

@@ -130,6 +130,9 @@ async def connect(
     try:
         # nats-py tries for ever when told to reconnect for ever; the first connection has its own limit.
         await asyncio.wait_for(client.connect(**options), timeout + 1)
+    except asyncio.CancelledError:  # whoever connects is leaving: no half-made connection stays behind
+        await _abandon(client)
+        raise
     except Exception as error:
         await _abandon(client)
         raise _explain(address, [error, *reversed(errors)]) from error

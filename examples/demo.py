@@ -1,0 +1,174 @@
+"""`make demo`: what torchLoom does, shown on this machine in a minute. It needs no GPU and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from torchloom.bus.asking import Asking
+from torchloom.messages import FabricView, IncidentOpened, RankLost, RankView, decode_entry
+from torchloom.settings import Settings
+from torchloom.subjects import LOG, Role
+
+EXAMPLES = Path(__file__).parent
+LOOM = [sys.executable, "-m", "torchloom.cli.main"]
+BOLD, DIM, PLAIN = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+Seen = TypeVar("Seen")
+
+
+def tell(text: str) -> None:
+    print(f"\n{BOLD}▸ {text}{PLAIN}", flush=True)
+
+
+def loom(*words: str) -> None:
+    """Run a command as you would, and show it."""
+    print(f"{DIM}$ loom {' '.join(words)}{PLAIN}", flush=True)
+    subprocess.run([*LOOM, *words], check=True)
+
+
+class Stage:
+    """The processes of the demo; whatever happens, none of them outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = Settings(state=str(folder / "state"))
+        self.training: dict[str, subprocess.Popen[bytes]] = {}
+
+    def train(self, replica: str) -> subprocess.Popen[bytes]:
+        script = EXAMPLES / "train_integrated.py"
+        words = [sys.executable, str(script), "--job", "demo", "--replica-id", replica, "--epochs", "1000"]
+        with (self.folder / f"{replica}.log").open("wb") as output:
+            self.training[replica] = subprocess.Popen(words, stdout=output, stderr=output)
+        return self.training[replica]
+
+    async def look(self) -> FabricView:
+        async with Asking(self.settings, Role.VIEWER) as weaver:
+            return await weaver.fabric()
+
+    async def beating(self, replica: str, after: int = 0) -> RankView | None:
+        for rank in (await self.look()).ranks:
+            if rank.rank.replica == replica and rank.presence == "live" and rank.beat and rank.beat.step > after:
+                return rank
+        return None
+
+    def clear(self) -> None:
+        for process in self.training.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        subprocess.run([*LOOM, "down", "--yes"], capture_output=True, check=False)
+
+
+async def until(what: str, condition: Callable[[], Awaitable[Seen | None]], seconds: float = 60) -> Seen:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Exception):  # the control plane may be just coming up
+            if (seen := await condition()) is not None:
+                return seen
+        await asyncio.sleep(0.05)
+    raise SystemExit(f"the demo waited {seconds:.0f} s in vain for {what}")
+
+
+@contextlib.asynccontextmanager
+async def listening(stage: Stage) -> AsyncIterator[Callable[[], Awaitable[tuple[float, str]]]]:
+    """Hear what the weaver decides, as it decides it."""
+    async with Asking(stage.settings, Role.VIEWER) as weaver:
+        entries = await weaver.client.subscribe(LOG.template)
+        await weaver.client.flush()
+
+        async def next_loss() -> tuple[float, str]:
+            while True:
+                message = await entries.next_msg(timeout=10)
+                heard = time.perf_counter()
+                records = decode_entry(message.data).records
+                if any(isinstance(record, RankLost) for record in records):
+                    incident = next(record for record in records if isinstance(record, IncidentOpened))
+                    return heard, f"{incident.id}: {incident.what}; {incident.evidence[0]}"
+
+        yield next_loss
+
+
+async def show(stage: Stage) -> None:
+    tell("A control plane comes up: a nats-server of its own and the weaver, which decides.")
+    loom("up", "--detach", "--port", "0")
+
+    tell("Two replicas begin to train. Each joins with one line: torchloom.attach(...).")
+    for replica in ("hi", "there"):
+        stage.train(replica)
+    for replica in ("hi", "there"):
+        await until(f"{replica} to train", lambda replica=replica: stage.beating(replica))  # type: ignore[misc]
+    loom("status")
+
+    tell("Which device carries which replica, both ways:")
+    loom("map")
+
+    tell("Now one of them is killed: SIGKILL, no last word.")
+    async with listening(stage) as next_loss:
+        killed = time.perf_counter()
+        stage.training["there"].kill()
+        heard, what = await next_loss()
+    print(f"{1000 * (heard - killed):.1f} ms after the kill the weaver had decided and stored it:\n  {what}")
+
+    tell("A link that closed is not yet a death. It did not come back, so:")
+
+    async def dead() -> bool | None:
+        ranks = (await stage.look()).ranks
+        return True if any(r.rank.replica == "there" and r.presence == "dead" for r in ranks) else None
+
+    await until("the death", dead)
+    loom("events", "--last", "6")
+
+    tell("Now the weaver itself is killed, in the middle of it all.")
+    before = await stage.look()
+    step = next(rank.beat.step for rank in before.ranks if rank.rank.replica == "hi" and rank.beat)
+    os.kill(int(before.plane.weaver.rpartition(":")[2]), signal.SIGKILL)
+
+    async def back() -> FabricView | None:
+        view = await stage.look()
+        return view if view.plane.term > before.plane.term else None
+
+    after = await until("the weaver", back)
+    rank = await until("training to be seen again", lambda: stage.beating("hi", after=step))
+    same = [(r.rank, r.incarnation, r.presence) for r in after.ranks] == [
+        (r.rank, r.incarnation, r.presence) for r in before.ranks
+    ] and after.incidents == before.incidents
+    print(f"It is back as term {after.plane.term}, {'with the same state' if same else 'WITH ANOTHER STATE'}.")
+    print(f"Training went on meanwhile: from step {step} to {rank.beat.step if rank.beat else '?'}, the same process.")
+    if not same:
+        raise SystemExit("the state after the restart is not the state before it")
+    loom("status")
+
+    tell("Everything is taken down.")
+    stage.training["hi"].send_signal(signal.SIGINT)
+    stage.training["hi"].wait()
+    loom("down")
+
+
+def main() -> None:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="torchloom-demo-") as folder:
+        stage = Stage(Path(folder))
+        os.environ["TORCHLOOM_STATE"] = stage.settings.state
+        try:
+            asyncio.run(show(stage))
+        finally:
+            stage.clear()
+    left = [p.pid for p in psutil.Process().children(recursive=True)]
+    print(f"\n{len(left)} processes left behind. The demo took {time.monotonic() - began:.0f} s.")
+    if left:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""One connection of a rank: it says hello, beats, obeys what it is told, and says goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from random import SystemRandom
+from typing import Any
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from torchloom.messages import (
+    Beat,
+    Command,
+    Farewell,
+    Goodbye,
+    Hello,
+    Introduce,
+    Muted,
+    RankId,
+    Report,
+    Welcome,
+    decode_command,
+    encode,
+)
+from torchloom.subjects import BEAT, COMMAND, REPORT
+from torchloom.threadlet.ending import Ending
+from torchloom.threadlet.incarnation import new_incarnation
+from torchloom.threadlet.meter import Meter
+from torchloom.threadlet.probe import device_mb, rss_mb
+from torchloom.threadlet.readings import Reader
+
+logger = logging.getLogger("torchloom")
+HELLO_AGAIN_SECONDS = 0.5
+"""Pause before a hello is repeated that nothing has stored: the weaver has not made its inbox yet."""
+ACK_SECONDS = 2.0
+READ_SECONDS = 0.2
+"""Longest a beat waits for a device to give up a number."""
+_chance = SystemRandom()
+
+
+@dataclass
+class Life:
+    """What one life of a rank knows of itself, from connection to connection."""
+
+    rank: RankId
+    incarnation: str
+    beat_seconds: float
+    welcomed: bool = False
+    term: int = 0
+    """The highest term of a weaver heard of; a lower one was replaced."""
+    hellos: int = 0
+    ignored: int = 0
+    """Commands that could not be understood."""
+    complained: bool = False
+    """The user was told that something given to step() cannot be reported."""
+
+
+class Over(Enum):
+    """Why a conversation ended."""
+
+    LOST = auto()
+    RENAMED = auto()
+    """It goes on as a newer life, which needs a connection with that name."""
+    SILENCED = auto()
+    SAID = auto()
+
+
+class Conversation:
+    def __init__(self, client: Client, life: Life, meter: Meter, reader: Reader, hello: Callable[[], Hello]) -> None:
+        self._client = client
+        self._life = life
+        self._meter = meter
+        self._reader = reader
+        self._hello = hello
+        self._over: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
+        self._paced = asyncio.Event()
+        self._farewell = asyncio.Event()
+        self._introducing: asyncio.Task[None] | None = None
+        self._known = False
+        """The hello of this connection is stored."""
+
+    async def hold(
+        self, closed: asyncio.Event, leaving: asyncio.Event, ending: Callable[[], tuple[Ending, float]]
+    ) -> Over:
+        """Talk until the connection closes, the weaver ends it, or the process leaves (`ending` then says how)."""
+        await self._client.subscribe(COMMAND.for_rank(self._life.rank), cb=self._hear)
+        self._introduce()
+        beats, shut, left = (asyncio.ensure_future(work) for work in (self._beat_on(), closed.wait(), leaving.wait()))
+        tasks: list[asyncio.Future[Any]] = [beats, shut, left]
+        try:
+            await asyncio.wait([self._over, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if self._over.done():
+                return self._over.result()
+            if not leaving.is_set():
+                return Over.LOST
+            beats.cancel()
+            how, seconds = ending()
+            parting = asyncio.ensure_future(self._part(how))
+            tasks.append(parting)
+            await asyncio.wait([parting, shut], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return Over.SAID
+        finally:
+            if self._introducing is not None:
+                tasks.append(self._introducing)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ── hello ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _introduce(self) -> None:
+        if self._introducing is None or self._introducing.done():
+            self._life.hellos += 1
+            self._introducing = asyncio.ensure_future(self._say_hello(self._life.hellos))
+
+    async def _say_hello(self, number: int) -> None:
+        """Repeat it until the server has it on disk; the id makes the repetitions one message."""
+        hello = self._hello()
+        while not await self._report(hello, f"hello-{number}"):
+            await asyncio.sleep(HELLO_AGAIN_SECONDS)
+        self._known = True
+
+    async def _report(self, report: Report, what: str) -> bool:
+        headers = {"Nats-Msg-Id": f"{report.incarnation}-{what}"}
+        subject = REPORT.for_rank(self._life.rank)
+        try:
+            await self._client.jetstream().publish(subject, encode(report), timeout=ACK_SECONDS, headers=headers)
+        except Exception as error:  # noqa: BLE001  no stream yet, no answer, a full disk: the same for a rank
+            logger.debug("torchLoom: %s not stored: %r", what, error)
+            return False
+        return True
+
+    # ── beats ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _beat_on(self) -> None:
+        """Beat at the interval, beginning at a moment of chance: ranks that start together do not beat together."""
+        loop = asyncio.get_running_loop()
+        last = loop.time() - self._life.beat_seconds * _chance.random()
+        while not self._client.is_closed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._paced.wait(), last + self._life.beat_seconds - loop.time())
+            if self._paced.is_set():  # the weaver changed the interval: count anew from the last beat
+                self._paced.clear()
+                continue
+            last = loop.time()
+            await self._beat()
+        self._end(Over.LOST)
+
+    async def _beat(self) -> None:
+        try:
+            stretch = self._meter.take()
+            await self._reader.refresh(self._meter.values.copy(), READ_SECONDS)
+            known = self._reader.readings
+            beat = Beat(
+                incarnation=self._life.incarnation,
+                step=stretch.step,
+                times=stretch.times,
+                loss=known.loss,
+                samples_per_second=stretch.samples_per_second,
+                metrics=known.metrics,
+                not_finite=tuple(sorted(known.not_finite)),
+                rss_mb=rss_mb(),
+                device_mb=device_mb(),
+                dropped=self._meter.dropped + known.dropped,
+            )
+            self._complain(self._meter.complaint or known.complaint)
+            await self._client.publish(BEAT.for_rank(self._life.rank), encode(beat))
+        except Exception as error:  # noqa: BLE001  one beat less; a closed connection is noticed by the caller
+            logger.debug("torchLoom: no beat: %r", error)
+
+    def _complain(self, complaint: str) -> None:
+        if complaint and not self._life.complained:
+            self._life.complained = True
+            logger.warning("torchLoom: a value given to step() is not reported: %s (told once)", complaint)
+
+    # ── goodbye ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _part(self, ending: Ending) -> None:
+        """The last numbers, then the goodbye, on disk and known to the weaver. Nothing is sent after it."""
+        if not self._known:  # a very short life: whoever says goodbye has said hello before
+            if self._introducing is not None:
+                self._introducing.cancel()
+            if not await self._report(self._hello(), f"hello-{self._life.hellos}"):
+                return
+        await self._beat()
+        goodbye = Goodbye(
+            incarnation=self._life.incarnation, how=ending.how, error=ending.error, step=self._meter.step_number
+        )
+        if await self._report(goodbye, "goodbye"):
+            await self._farewell.wait()
+
+    # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _hear(self, message: Msg) -> None:
+        try:
+            command = decode_command(message.data)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            self._life.ignored += 1
+            return
+        if command.incarnation == self._life.incarnation and command.term >= self._life.term:
+            self._life.term = command.term
+            self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        life = self._life
+        match command:
+            case Welcome(beat_seconds=seconds):
+                life.welcomed = True
+                if seconds != life.beat_seconds:
+                    life.beat_seconds = seconds
+                    self._paced.set()
+            case Introduce():
+                self._introduce()
+            case Farewell():
+                self._farewell.set()
+            case Muted(newest=newest, why=why) if newest > life.incarnation:
+                if life.welcomed:  # it was the rank once: now it is a zombie, or was started twice
+                    logger.warning(
+                        "torchLoom: %s is no longer listened to: %s. Training goes on, unwatched", life.rank, why
+                    )
+                    self._end(Over.SILENCED)
+                else:  # it has just begun, on a machine whose clock is behind
+                    life.incarnation = new_incarnation(newer_than=newest)
+                    self._end(Over.RENAMED)
+
+    def _end(self, why: Over) -> None:
+        if not self._over.done():
+            self._over.set_result(why)

@@ -1,0 +1,106 @@
+"""What a rank computes on, and how much memory it holds: looked up without touching the training's own state."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from torchloom.threadlet.names import sanitised
+
+_MB = 1024 * 1024
+_MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+
+
+def find_devices(visible: str | None, local_rank: int | None, node: str) -> tuple[str, ...]:
+    """The ids of this rank's devices: its GPU by uuid, otherwise the host's CPU. `visible` is CUDA_VISIBLE_DEVICES."""
+    return own_devices(visible_devices(gpu_uuids(), visible), local_rank) or (cpu_id(node, machine_id()),)
+
+
+def gpu_uuids() -> tuple[str, ...]:
+    """Every GPU of the machine in the order of the driver; none without one."""
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, OSError):
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+    except (pynvml.NVMLError, OSError):
+        return ()
+    finally:
+        with contextlib.suppress(pynvml.NVMLError, OSError):
+            pynvml.nvmlShutdown()
+
+
+def visible_devices(uuids: Sequence[str], visible: str | None) -> tuple[str, ...]:
+    """What CUDA lets a process see, as CUDA itself reads CUDA_VISIBLE_DEVICES: entries up to the first invalid one.
+
+    Indices are taken in the driver's order. CUDA sorts by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set, which is
+    the same order wherever all GPUs of a machine are alike.
+    """
+    if visible is None:
+        return tuple(uuids)
+    seen: list[str] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.startswith("MIG-"):  # a slice of a GPU is a device of its own; NVML lists only whole ones
+            seen.append(sanitised(entry))
+            continue
+        if entry.isdecimal():
+            matching = [uuids[int(entry)]] if int(entry) < len(uuids) else []
+        else:  # a uuid may be abbreviated as long as it is unambiguous
+            matching = [known for known in uuids if entry and known.startswith(entry)]
+        if len(matching) != 1 or matching[0] in seen:
+            break
+        seen.append(matching[0])
+    return tuple(seen)
+
+
+def own_devices(visible: Sequence[str], local_rank: int | None) -> tuple[str, ...]:
+    """The one device of a local rank. With one visible it is that one, whatever the number (--virtual-local-rank)."""
+    if not visible:
+        return ()
+    return (visible[(local_rank or 0) % len(visible)],)
+
+
+def cpu_id(node: str, machine: str) -> str:
+    """A stable id of a host's CPU. The host name is part of it: containers may share a machine id."""
+    return f"CPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{machine}/{node}')}"
+
+
+def machine_id() -> str:
+    # Not uuid.getnode(): where it finds no address it draws from the global random module.
+    for path in _MACHINE_IDS:
+        with contextlib.suppress(OSError):
+            text = path.read_text(encoding="ascii", errors="replace").strip()
+            if text:
+                return text
+    return ""
+
+
+def rss_mb() -> float:
+    try:
+        return float(round(psutil.Process().memory_info().rss / _MB, 1))
+    except (psutil.Error, OSError):
+        return 0.0
+
+
+def device_mb() -> float | None:
+    """What torch's allocator holds, read from its own counters: no import, no initialisation, no synchronisation."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch is None or not torch.cuda.is_initialized():
+            return None
+        total = sum(torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count()))
+    except Exception:  # noqa: BLE001  torch may be half imported, or its CUDA broken; a beat goes out anyway
+        return None
+    return float(round(total / _MB, 1))
+
+
+def _text(value: str | bytes) -> str:
+    return sanitised(value.decode(errors="replace") if isinstance(value, bytes) else value)

@@ -1,0 +1,131 @@
+"""Turning what step() kept into numbers: on a thread of its own, because reading a tensor may wait for a device.
+
+A device that hangs would otherwise silence the rank just when someone should hear that it is alive and makes no step.
+So a beat waits a moment for the readings; if they do not come it goes out with the last known ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from torchloom.threadlet.meter import LOSS
+
+_PLAIN = (float, int, bool)
+Judged = tuple[str, Any, float | None, str]
+"""(name, the value as given, its number if it has one, why not)"""
+
+
+@dataclass
+class Readings:
+    """What is known of loss and metrics. Each value given to step() is judged once."""
+
+    seen: dict[str, Any] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    not_finite: set[str] = field(default_factory=set)
+    dropped: int = 0
+    complaint: str = ""
+
+    def unread(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if self.seen.get(name, self) is not value}
+
+    def learn(self, judged: Iterable[Judged]) -> None:
+        for name, value, number, why in judged:
+            self.seen[name] = value
+            self.numbers.pop(name, None)
+            self.not_finite.discard(name)
+            if number is None:
+                self.dropped += 1
+                self.complaint = f"{name}: {why}"
+            elif math.isfinite(number):
+                self.numbers[name] = number
+            else:
+                self.not_finite.add(name)
+
+    @property
+    def loss(self) -> float | None:
+        return self.numbers.get(LOSS)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {name: number for name, number in self.numbers.items() if name != LOSS}
+
+
+def judge(values: Mapping[str, Any]) -> list[Judged]:
+    return [(name, value, *reading(value)) for name, value in values.items()]
+
+
+def reading(value: Any) -> tuple[float | None, str]:
+    """The value as a number, or None and why it is none."""
+    try:
+        if _is_foreign_tensor(value):
+            return None, f"a {type(value).__name__} may need its peers to be read; pass a plain number"
+        item = getattr(value, "item", None)
+        number = value if item is None else item()  # of tensors and arrays with one element
+        if isinstance(number, (str, bytes, bytearray)):
+            return None, "a text is not a number"
+        return float(number), ""
+    except Exception as error:  # noqa: BLE001  anything may have been passed to step()
+        return None, f"{type(error).__name__} on reading a {type(value).__name__}"
+
+
+def _is_foreign_tensor(value: Any) -> bool:
+    """Whether it is a subclass of torch's tensor: reading a DTensor runs a collective, which must not happen here."""
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)
+    return tensor is not None and isinstance(value, tensor) and type(value) is not tensor
+
+
+class Reader:
+    """Keeps the readings up to date, with a thread that is made when the first value needs it."""
+
+    def __init__(self) -> None:
+        self.readings = Readings()
+        self._orders: SimpleQueue[tuple[dict[str, Any], asyncio.AbstractEventLoop, asyncio.Future[list[Judged]]] | None]
+        self._orders = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._awaited: asyncio.Future[list[Judged]] | None = None
+
+    async def refresh(self, values: Mapping[str, Any], seconds: float) -> None:
+        """Read what is new. What takes longer than `seconds` is left for a later beat."""
+        if not await self._collect(seconds):
+            return  # still waiting for a device
+        unread = self.readings.unread(values)
+        slow = {name: value for name, value in unread.items() if type(value) not in _PLAIN}
+        self.readings.learn(judge({name: value for name, value in unread.items() if name not in slow}))
+        if not slow:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read_on, name="torchloom-reader", daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        self._awaited = loop.create_future()
+        self._orders.put((slow, loop, self._awaited))
+        await self._collect(seconds)
+
+    async def _collect(self, seconds: float) -> bool:
+        """Learn what the thread has read; whether nothing is outstanding."""
+        if self._awaited is None:
+            return True
+        await asyncio.wait([self._awaited], timeout=seconds)
+        if not self._awaited.done():
+            return False
+        self.readings.learn(self._awaited.result())
+        self._awaited = None
+        return True
+
+    def close(self) -> None:
+        self._orders.put(None)
+
+    def _read_on(self) -> None:
+        while (order := self._orders.get()) is not None:
+            values, loop, awaited = order
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(awaited.set_result, judge(values))

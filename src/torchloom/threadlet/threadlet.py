@@ -1,0 +1,175 @@
+"""The public face of a threadlet: attach() at the beginning, step() at the end of each step.
+
+    loom = torchloom.attach()
+    for batch in loader:
+        loss = train(batch)
+        loom.step(loss=loss, samples=len(batch))
+
+attach() raises for names that cannot be meant. After that nothing here raises, and only the goodbye waits, briefly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from torchloom.errors import BadInput, BadSetting
+from torchloom.messages import check_name
+from torchloom.settings import Settings
+from torchloom.threadlet import hooks
+from torchloom.threadlet.ending import Ending, ending_of
+from torchloom.threadlet.incarnation import first_incarnation
+from torchloom.threadlet.link import Link
+from torchloom.threadlet.meter import Meter
+from torchloom.threadlet.names import Host, Names, find_names
+
+logger = logging.getLogger("torchloom")
+MAX_DEVICES = 64
+
+
+class Threadlet:
+    """A training process's side of torchLoom. Make it with attach()."""
+
+    def __init__(self, names: Names, meter: Meter, link: Link | None) -> None:
+        self.job, self.replica, self.rank = names.rank
+        self.world_size = names.world_size
+        self._names = names
+        self._meter: Meter | None = meter
+        self._link = link
+        if link is None:
+            self._meter = None
+
+    def step(self, /, loss: Any = None, samples: Any = None, *, step: int | None = None, **metrics: Any) -> None:
+        """One training step is finished. Writes to memory, never waits, never raises; call it from one thread.
+
+        `loss` and metrics may be tensors: they are read later, elsewhere. `samples` is how many this step trained on;
+        `step` sets the step number, for example after a resume, otherwise steps are counted.
+        """
+        meter = self._meter
+        if meter is not None:
+            meter.step(loss, samples, step, metrics)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the training was asked to stop after this step."""
+        return False
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None and self._link.up
+
+    @property
+    def incarnation(self) -> str:
+        """Which life of the rank this is; empty for a threadlet that is off."""
+        return "" if self._link is None else self._link.life.incarnation
+
+    def close(self) -> None:
+        """Say goodbye. What is left of the training goes unreported."""
+        self.end(Ending())
+
+    def end(self, ending: Ending) -> None:
+        """Say goodbye in these words; only the first goodbye counts."""
+        link, self._link, self._meter = self._link, None, None
+        if link is not None:
+            hooks.leave(self._names.rank)
+            link.goodbye(ending)
+
+    def disown(self) -> None:
+        """In a forked child: this is the parent's rank. Say nothing, measure nothing."""
+        link, self._link, self._meter = self._link, None, None
+        if link is not None:
+            link.disown()
+
+    def __enter__(self) -> Threadlet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(ending_of(error))
+
+    def __repr__(self) -> str:
+        return f"<Threadlet {self._names.rank} {'connected' if self.connected else 'not connected'}>"
+
+
+def attach(
+    job: str | None = None,
+    replica: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    devices: Iterable[str] | None = None,
+    settings: Settings | None = None,
+) -> Threadlet:
+    """Let this process take part. What is not given is taken from the launcher's environment, or picked and told."""
+    host = Host(socket.gethostname(), os.getpid(), sys.argv[0] if getattr(sys, "argv", None) else "")
+    names = find_names(os.environ, host, job=job, replica=replica, rank=rank, world_size=world_size)
+    given = _check_devices(devices)
+    for warning in names.warnings:
+        logger.warning("torchLoom: %s", warning)
+    settings = settings or _settings(os.environ)
+    known = hooks.live.get(names.rank)
+    if isinstance(known, Threadlet):
+        logger.warning("torchLoom: %s is attached already; this is the same threadlet", names.rank)
+        return known
+    meter = Meter()
+    if settings.off or _is_bystander(names):
+        return Threadlet(names, meter, None)
+    try:
+        incarnation = first_incarnation(os.environ.get("TORCHLOOM_INCARNATION", ""))
+        link = Link(names, incarnation, meter, settings, given)
+        link.start()
+    except Exception as error:  # noqa: BLE001  no thread, no descriptor left: training starts anyway
+        logger.warning("torchLoom: cannot attach, training goes on without it: %r", error)
+        return Threadlet(names, meter, None)
+    threadlet = Threadlet(names, meter, link)
+    hooks.enter(names.rank, threadlet)
+    _announce(names)
+    return threadlet
+
+
+def _settings(environ: Mapping[str, str]) -> Settings:
+    """Those of the environment; a variable that makes no sense is told and left out."""
+    usable = dict(environ)
+    while True:
+        try:
+            return Settings.from_env(usable)
+        except BadSetting as error:
+            logger.warning("torchLoom: %s; the default is used", error.message)
+            if usable.pop(error.name, None) is None:
+                return Settings()
+
+
+def _check_devices(devices: Iterable[str] | None) -> tuple[str, ...] | None:
+    if devices is None:
+        return None
+    if isinstance(devices, str):
+        raise BadInput(f"devices={devices!r} is one text", hint="pass a list of device ids")
+    found = tuple(check_name("device", device) for device in devices)
+    if len(found) > MAX_DEVICES:
+        raise BadInput(f"{len(found)} devices are more than one rank can have ({MAX_DEVICES})")
+    return found
+
+
+def _is_bystander(names: Names) -> bool:
+    """Whether this process only came by here: a child that must not speak for its parent's rank."""
+    if names.rank in hooks.inherited:
+        logger.warning("torchLoom: %s is the parent process's rank; this forked child stays silent", names.rank)
+        return True
+    # A spawned DataLoader process runs the top level of the script again before its own work begins.
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and bool(getattr(processes.current_process(), "_inheriting", False))
+
+
+def _announce(names: Names) -> None:
+    line = f"torchLoom: this is rank {names.rank.rank} of {names.rank.of}"
+    logger.info(line)
+    if names.chosen and names.rank.rank == 0 and sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # a closed terminal is no reason to stop
+            print(f"{line} (name it with attach(job, replica) or TORCHLOOM_JOB, TORCHLOOM_REPLICA)", file=sys.stderr)

@@ -1,0 +1,38 @@
+"""Fixtures of the threadlet's tests: a played weaver, and settings for links that do not take their time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.threadlet.played import PlayedWeaver
+from torchloom.bus.client import connect, find
+from torchloom.settings import Settings
+from torchloom.subjects import Role
+from torchloom.threadlet import hooks
+from torchloom.threadlet.ending import Ending
+
+
+@pytest.fixture
+async def weaver(settings: Settings) -> AsyncIterator[PlayedWeaver]:
+    client = await connect(find(settings, Role.WEAVER), name="played weaver", keep_trying=True)
+    played = PlayedWeaver(client)
+    await played.begin()
+    yield played
+    await client.close()
+
+
+@pytest.fixture
+def lively(settings: Settings) -> Settings:
+    """The same server, with beats often enough for a test."""
+    return replace(settings, beat_seconds=0.05, goodbye_seconds=0.3, reconnect_seconds=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_stays() -> Iterator[None]:
+    """Each test ends without a threadlet in this process."""
+    yield
+    for threadlet in list(hooks.live.values()):
+        threadlet.end(Ending())

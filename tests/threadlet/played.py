@@ -1,0 +1,82 @@
+"""The weaver's side of a link, played by a test: it keeps the inbox, hears beats and gives commands."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from torchloom.messages import Beat, Command, RankId, Report, decode_beat, decode_report, encode
+from torchloom.subjects import BEAT, COMMAND, INBOX_STREAM
+
+RANK = RankId("job", "hi", 0)
+T = TypeVar("T")
+
+
+async def until(look: Callable[[], Awaitable[T | None]], what: str, seconds: float = 10.0) -> T:
+    """What `look` finds, as soon as it finds something."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = await look()
+        if found:
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{what} did not come within {seconds} s")
+
+
+async def until_true(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+    async def look() -> object:
+        return condition()
+
+    await until(look, what, seconds)
+
+
+class PlayedWeaver:
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.beats: list[Beat] = []
+
+    async def begin(self) -> None:
+        subjects = [subject.pattern() for subject in INBOX_STREAM.subjects]
+        await self.client.jetstream().add_stream(name=INBOX_STREAM.name, subjects=subjects)
+
+        async def hear(message: Msg) -> None:
+            self.beats.append(decode_beat(message.data))
+
+        await self.client.subscribe(BEAT.pattern(), cb=hear)
+        await self.client.flush()
+
+    async def reports(self) -> list[Report]:
+        """Every report stored so far."""
+        js = self.client.jetstream(timeout=0.5)
+        count = (await js.stream_info(INBOX_STREAM.name)).state.last_seq
+        stored = [await js.get_msg(INBOX_STREAM.name, seq) for seq in range(1, count + 1)]
+        return [decode_report(message.data or b"") for message in stored]
+
+    async def report(self, kind: type[T], which: int = 0) -> T:
+        """The n-th report of a kind, waited for."""
+
+        async def found() -> T | None:
+            try:
+                matching = [report for report in await self.reports() if isinstance(report, kind)]
+            except nats.errors.Error:  # the server is just being restarted
+                return None
+            return matching[which] if len(matching) > which else None
+
+        return await until(found, f"{kind.__name__} number {which}")
+
+    async def beat(self, fits: Callable[[Beat], object] = lambda _: True) -> Beat:
+        async def found() -> Beat | None:
+            return next((beat for beat in self.beats if fits(beat)), None)
+
+        return await until(found, "such a beat")
+
+    async def say(self, command: Command | bytes, rank: RankId = RANK) -> None:
+        data = command if isinstance(command, bytes) else encode(command)
+        await self.client.publish(COMMAND.for_rank(rank), data)
+        await self.client.flush()

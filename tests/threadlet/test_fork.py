@@ -1,0 +1,200 @@
+"""Forked children (DataLoader processes) neither speak for the rank nor hide its death."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.threadlet.played import RANK, PlayedWeaver, until, until_true
+from torchloom.bus.client import connect, find_system
+from torchloom.bus.folder import Folder
+from torchloom.bus.names import parse_connection_name
+from torchloom.bus.server import EmbeddedServer, Listen
+from torchloom.bus.tls import ensure_tls
+from torchloom.messages import Goodbye, Hello
+from torchloom.settings import Settings
+
+LOADING = """
+import os, sys, time, torch, torchloom
+loom = torchloom.attach("job", "hi")
+end = time.monotonic() + 10
+while not loom.connected and time.monotonic() < end: time.sleep(0.005)
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, i):
+        loom.step(loss=99.0)           # in a child: nothing
+        time.sleep(0.01 if i < 4 else 30)
+        return os.getpid()
+
+pids = set()
+for batch in torch.utils.data.DataLoader(Slow(), batch_size=1, num_workers=2, multiprocessing_context="fork"):
+    pids.add(int(batch))
+    if len(pids) == 2:
+        print(*pids, flush=True)
+"""
+
+
+@pytest.fixture(params=["plain", "tls"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """Both ways to be connected: a child must not end the parent's TLS either."""
+    folder = Folder(tmp_path / "state")
+    cert, key = ensure_tls(folder, "127.0.0.1") if request.param == "tls" else (None, None)
+    server = EmbeddedServer(folder, Listen(port=0, cert=cert, key=key))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def closed(settings: Settings) -> AsyncIterator[list[tuple[float, str]]]:
+    """The connections the server announces as closed, each with the time of the news."""
+    address = find_system(settings)
+    assert address
+    heard: list[tuple[float, str]] = []
+
+    async def hear(message: object) -> None:
+        advisory = json.loads(message.data)  # type: ignore[attr-defined]
+        heard.append((time.monotonic(), advisory["client"].get("name", "")))
+
+    client = await connect(address, name="ear")
+    await client.subscribe(f"$SYS.ACCOUNT.{address.account}.DISCONNECT", cb=hear)
+    await client.flush()
+    await client.flush()
+    yield heard
+    await client.close()
+
+
+def run(script: str, settings: Settings, *options: str) -> subprocess.Popen[str]:
+    env = os.environ | {"TORCHLOOM_STATE": settings.state, "TORCHLOOM_GOODBYE_SECONDS": "0.3"}
+    command = [sys.executable, *options, "-c", script]
+    return subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True, env=env)
+
+
+async def line(process: subprocess.Popen[str]) -> list[str]:
+    """The words of the next line it prints."""
+    assert process.stdout
+    return (await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 40)).split()
+
+
+def nudge(process: subprocess.Popen[str]) -> None:
+    assert process.stdin
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_the_death_of_a_rank_is_known_while_its_loaders_live_on(
+    weaver: PlayedWeaver, settings: Settings, closed: list[tuple[float, str]]
+) -> None:
+    process = run(LOADING, settings)
+    loaders = [int(pid) for pid in await line(process)]
+    try:
+        hello = await weaver.report(Hello)
+        for loader in loaders:  # frozen, so that they cannot notice that their parent is gone
+            os.kill(loader, signal.SIGSTOP)
+        began = time.monotonic()
+        process.kill()
+
+        async def found() -> float | None:
+            named = [at for at, name in closed if parse_connection_name(name) == (RANK, hello.incarnation)]
+            return named[0] if named else None
+
+        assert await until(found, "the news of the death", 5) - began < 1
+        assert all(alive(loader) for loader in loaders)
+    finally:
+        for loader in loaders:
+            os.kill(loader, signal.SIGKILL)
+    process.communicate(timeout=20)
+    assert all(beat.loss is None for beat in weaver.beats)
+    assert [type(report) for report in await weaver.reports()] == [Hello]
+
+
+CHILD = """
+import os, sys, time, torchloom
+loom = torchloom.attach("job", "hi")
+end = time.monotonic() + 10
+while not loom.connected and time.monotonic() < end: time.sleep(0.005)
+child = os.fork()
+if child == 0:
+    import gc
+    loom.step(loss=99.0)
+    again = torchloom.attach("job", "hi")      # still the parent's rank
+    print(loom.connected, loom.incarnation, again.incarnation, flush=True)
+    loom.close(); gc.collect()
+    os.open(os.devnull, os.O_RDONLY)           # takes the number of the closed socket
+    sys.exit(3)                                # runs atexit in the child
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), loom.connected, flush=True)
+input()
+loom.step(loss=0.5)
+print("stepped", flush=True)
+input()
+"""
+
+
+async def test_a_child_says_nothing_and_leaves_the_parents_link_unharmed(
+    weaver: PlayedWeaver, settings: Settings
+) -> None:
+    process = run(CHILD, settings, "-W", "error::ResourceWarning")
+    assert await line(process) == ["False"]
+    assert await line(process) == ["3", "True"]
+    assert [type(report) for report in await weaver.reports()] == [Hello]
+    nudge(process)
+    assert (await weaver.beat(lambda beat: beat.loss is not None)).loss == 0.5
+    nudge(process)
+    _, err = await asyncio.to_thread(process.communicate, timeout=20)
+    assert process.returncode == 0
+    assert err.count("\n") == 1  # the warning of the second attach
+    assert "stays silent" in err
+    assert (await weaver.report(Goodbye)).how == "finished"
+
+
+FORK_WHILE_SEEKING = """
+import os, sys, time, torchloom
+loom = torchloom.attach("job", "hi")
+children = []
+for _ in range(40):                            # somewhere among these the link is just being made
+    child = os.fork()
+    if child == 0:
+        time.sleep(30); os._exit(0)
+    children.append(child)
+    time.sleep(0.005)
+print(*children, flush=True)
+end = time.monotonic() + 10
+while not loom.connected and time.monotonic() < end: time.sleep(0.005)
+print(loom.connected, flush=True)
+time.sleep(30)
+"""
+
+
+async def test_a_child_forked_while_the_link_is_being_made_does_not_hold_it(
+    weaver: PlayedWeaver, settings: Settings, closed: list[tuple[float, str]]
+) -> None:
+    process = run(FORK_WHILE_SEEKING, settings)
+    children = [int(pid) for pid in await line(process)]
+    try:
+        assert await line(process) == ["True"]
+        began = time.monotonic()
+        process.kill()
+        await until_true(lambda: any(parse_connection_name(name) for _, name in closed), "the news of the death", 5)
+        assert time.monotonic() - began < 1
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+    process.communicate(timeout=20)
