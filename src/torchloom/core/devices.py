@@ -73,7 +73,7 @@ def register(fabric: Fabric, ask: Register) -> Decision:
     if seat in fabric.drmap:
         return Decision(answer=Done(text=f"{text}, as before", replicas=(replica,)), reason="registered before")
     record = DeviceSeated(device=ask.device, replica=replica, node=node, operator=ask.operator)
-    return Decision((record,), answer=Done(text=text, replicas=(replica,)), reason=f"{ask.operator} registered it")
+    return Decision((record,), answer=Done(text=text, replicas=(replica,)), reason=text)
 
 
 def _unknown(fabric: Fabric, device: str) -> Decision:

@@ -61,7 +61,7 @@ from torchloom.messages import (
 )
 from torchloom.subjects import ASK, BEAT, COMMAND, FACT, INBOX_STREAM, LOOK, REPORT
 from torchloom.weaver.ear import Ear
-from torchloom.weaver.store import Store
+from torchloom.weaver.store import LOG_TROUBLE, Store
 
 log = logging.getLogger("torchloom.weaver")
 
@@ -228,6 +228,9 @@ class Weaver:
         except msgspec.MsgspecError as error:
             self.refuse(f"ask: {error}")
             await self._send_answer(message, No(why=f"not understood: {error}", hint="is this `loom` newer?"))
+            return
+        if self.trouble.startswith(LOG_TROUBLE):
+            await self._send_answer(message, No(why=f"{self.trouble}; nothing was changed", hint="is the disk full?"))
             return
         self._enqueue(Waiting(Asked(ask), reply=message.reply))
 

@@ -28,6 +28,7 @@ from torchloom.subjects import CURVES, CURVES_STREAM, LOG, LOG_STREAM, SNAPSHOT,
 log = logging.getLogger("torchloom.weaver")
 
 WRONG_LAST_SEQUENCE = 10071
+LOG_TROUBLE = "the log cannot be written"
 ENTRY_BYTES = 256 * 1024
 """Records of one append are split into messages of about this size."""
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -47,7 +48,7 @@ _decode_snapshot = msgspec.json.Decoder(Snapshot).decode
 class Store:
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._js = client.jetstream(timeout=5)
+        self._js = client.jetstream(timeout=2)
         self._life = uuid.uuid4().hex
         """Part of each message's id: a process id comes again, and the server would take the new for the old."""
         self.complain: Callable[[str], None] = log.warning
@@ -158,11 +159,11 @@ class Store:
             except nats.js.errors.APIError as error:
                 if error.err_code == WRONG_LAST_SEQUENCE:
                     raise Fenced("a newer weaver has taken over; this one stops") from error
-                trouble = f"the log cannot be written: {error.description}"
+                trouble = f"{LOG_TROUBLE}: {error.description}"
             except nats.errors.ConnectionClosedError as error:
                 raise Unreachable("the server no longer lets this weaver in") from error
             except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
-                trouble = f"the log cannot be written: {error or type(error).__name__}"
+                trouble = f"{LOG_TROUBLE}: {error or type(error).__name__}"
             self.complain(trouble)
             await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
             attempt += 1

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,9 +29,10 @@ from torchloom.bus.client import connect, find
 from torchloom.bus.folder import Folder
 from torchloom.bus.server import EmbeddedServer, Listen, die_with_parent, is_loopback, stop_process
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
-from torchloom.messages import FabricView, LookFabric, decode_answer, encode
+from torchloom.messages import FabricView, LookFabric, PlaneView, decode_answer, encode
 from torchloom.settings import Settings
 from torchloom.subjects import LOOK, Role
+from torchloom.weaver.store import LOG_TROUBLE
 
 Say = Callable[[str], None]
 DEFAULT_PORT = 4222
@@ -40,6 +42,9 @@ STOP_SECONDS = 5.0
 LONGEST_PAUSE = 5.0
 GOOD_SECONDS = 30.0
 """A child that ran this long had started well: its next death is a first one."""
+LOOK_SECONDS = 3.0
+"""How often the weaver is asked how it fares."""
+ROOM_BYTES = 1024 * 1024
 LOG_BYTES = 10 * 1024 * 1024
 
 
@@ -151,6 +156,8 @@ class Upkeep:
         if self.server is not None:
             self.children.insert(0, Child("nats-server", self._start_server))
         self.stopping = False
+        self._look_due = 0.0
+        self._trouble_since: float | None = None
 
     def run(self, _lock: IO[str]) -> None:
         """Start both, then watch. The lock is held for as long as this runs."""
@@ -165,6 +172,7 @@ class Upkeep:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096) if select.select([wake], [], [], 0)[0] else b""
                 self._mend()
+                self._reopen_store()
         finally:
             for child in reversed(self.children):
                 if child.process is not None:
@@ -196,7 +204,7 @@ class Upkeep:
                     f"the weaver ended at once: {_last_line(self.folder.logs / 'weaver.log')}",
                     hint=f"the whole story is in {self.folder.logs / 'weaver.log'}",
                 )
-            if asyncio.run(weaver_answers(self.settings)):
+            if asyncio.run(look_at_weaver(self.settings)):
                 return
             time.sleep(0.02)
         if not self.stopping:
@@ -222,6 +230,22 @@ class Upkeep:
                 else:
                     self.say(f"{child.name} is running again (pid {child.process.pid if child.process else '?'})")
 
+    def _reopen_store(self) -> None:
+        """After a write error the server refuses every further write until it is started anew, even with room again."""
+        now = time.monotonic()
+        if self.server is None or now < self._look_due:
+            return
+        self._look_due = now + LOOK_SECONDS
+        plane = asyncio.run(look_at_weaver(self.settings))
+        if plane is None or not plane.trouble.startswith(LOG_TROUBLE):
+            self._trouble_since = None
+        elif self._trouble_since is None:
+            self._trouble_since = now
+        elif shutil.disk_usage(self.folder.path).free > ROOM_BYTES and self.children[0].process is not None:
+            self.say(f"{plane.trouble}; there is room on the disk, so nats-server is started anew")
+            stop_process(self.children[0].process, STOP_SECONDS)
+            self._trouble_since = None
+
     def _start(self, child: Child) -> None:
         child.started = time.monotonic()
         child.process = child.start()
@@ -244,17 +268,18 @@ class Upkeep:
             )  # fmt: skip
 
 
-async def weaver_answers(settings: Settings) -> bool:
-    """Whether a weaver answers at the address these settings lead to."""
+async def look_at_weaver(settings: Settings) -> PlaneView | None:
+    """How the weaver at the address these settings lead to fares, or None if there is none."""
     try:
         client = await connect(find(settings, Role.VIEWER), name="loom up", timeout=1)
     except Unreachable:
-        return False
+        return None
     try:
         reply = await client.request(LOOK.template, encode(LookFabric(limit=0)), timeout=1)
-        return isinstance(decode_answer(reply.data), FabricView)
+        answer = decode_answer(reply.data)
+        return answer.plane if isinstance(answer, FabricView) else None
     except (nats.errors.Error, msgspec.MsgspecError):
-        return False
+        return None
     finally:
         await client.close()
 

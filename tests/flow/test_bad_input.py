@@ -1,0 +1,144 @@
+"""Bad input gets a clear answer or a counted refusal; the weaver lives and nothing stored is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.flow.plane import Plane, plane
+
+from torchloom.bus.client import connect, find
+from torchloom.messages import Done, No, Register
+from torchloom.subjects import Role
+
+GARBAGE = [
+    b"",
+    b"\x00\xff\xfe",
+    b"{",
+    b"null",
+    b"[]",
+    b'{"is": "Beat"}',
+    b'{"is": "FromTheFuture", "x": 1}',
+    b'{"is": "Hello", "incarnation": "short", "node": "n", "pid": 1, "devices": []}',
+    b'{"is": "Hello", "incarnation": "0123456789abcdef01234567", "node": "n", "pid": "one", "devices": []}',
+    b'{"is": "Hello", "incarnation": "0123456789abcdef01234567", "node": "n", "pid": 1, "devices": ["a.b *"]}',
+    b'{"is": "Goodbye", "incarnation": "0123456789abcdef01234567", "how": "unheard of"}',
+    b'{"is": "Fail", "device": "GPU.1"}',
+    b"[" * 5000,
+    b'"' + b"x" * 200_000 + b'"',
+]
+
+
+async def test_garbage_on_every_subject_is_counted_and_harmless(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        up.start_rank()
+        await up.until_beating()
+        rank = await connect(find(up.settings, Role.THREADLET), name="liar", keep_trying=True)
+        agent = await connect(find(up.settings, Role.AGENT), name="liar", keep_trying=True)
+        operator = await connect(find(up.settings, Role.OPERATOR), name="liar", keep_trying=True)
+        for data in GARBAGE:
+            for subject in ("loom.beat.job.hi.0", "loom.report.job.hi.0", "loom.beat.j.r.-1", "loom.report.j.r.x"):
+                await rank.publish(subject, data)
+            await agent.publish("loom.fact.agent", data)
+            for subject in ("loom.ask", "loom.look"):
+                await operator.publish(subject, data)  # and no one waits for an answer
+        for client in (rank, agent, operator):
+            await client.flush()
+            await client.close()
+
+        async def counted() -> bool:
+            refused = (await up.look()).plane.refused
+            return sum(refused.values()) >= len(GARBAGE) * 6
+
+        await up.until(counted, what="everything refused")
+        assert up.weaver
+        assert up.weaver.poll() is None
+        assert (await up.rank()).presence == "live"  # type: ignore[union-attr]
+        assert isinstance(await up.ask(Register(device="GPU-1", job="m", replica="r")), Done)
+        kinds = {type(record).__name__ for record in await up.records()}
+        assert kinds <= {"TermBegan", "JobBegan", "RankJoined", "InboxRead", "DeviceSeated"}
+
+
+async def test_a_newer_message_with_unknown_fields_is_understood(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        rank = await connect(find(up.settings, Role.THREADLET), name="newer")
+        hello = b'{"is":"Hello","incarnation":"0123456789abcdef01234567","node":"n","pid":1,"devices":["GPU-1"],"mood":"fine"}'
+        await rank.jetstream().publish("loom.report.job.hi.0", hello)
+        await up.until(up.rank, what="the rank")
+        await rank.close()
+
+
+async def test_an_operator_of_another_version_is_told_that_it_was_not_understood(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        answer = await up._request(Role.OPERATOR, "loom.ask", b'{"is":"Dance"}')
+        assert isinstance(answer, No)
+        assert "not understood" in answer.why
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with 6 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Leave not a byte."""
+    path = folder / "fill"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for size in (65536, 512, 1):
+        try:
+            while True:
+                os.write(fd, b"x" * size)
+        except OSError:
+            pass
+    os.close(fd)
+    return path
+
+
+async def test_a_full_disk_is_said_and_outlived(small_disk: Path) -> None:
+    up = Plane(small_disk / "s")
+    words = [sys.executable, "-m", "torchloom.cli.main", "up", "--port", "0"]
+    keeper = subprocess.Popen(words, env=up.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        await up.until(up.look, what="the control plane")
+        training = up.start_rank()
+        await up.until_beating()
+        filler = fill(small_disk)
+        accepted = []
+
+        async def refused() -> bool:
+            name = f"GPU-{len(accepted)}"
+            answer = await up.ask(Register(device=name, job="m", replica="r" * 100))
+            if isinstance(answer, Done):
+                accepted.append(name)
+            return isinstance(answer, No) and "cannot be written" in answer.why
+
+        await up.until(refused, seconds=40, what="a refusal")
+        view = await up.look()
+        assert "cannot be written" in view.plane.trouble
+        assert training.poll() is None
+        filler.unlink()
+
+        async def works_again() -> bool:
+            return isinstance(await up.ask(Register(device="GPU-late", job="m", replica="r")), Done)
+
+        await up.until(works_again, seconds=40, what="the log is writable again")
+        devices = {device.device for device in (await up.look()).devices}
+        assert set(accepted) | {"GPU-late"} <= devices
+        await up.until_beating(after=0)
+    finally:
+        for process in up.ranks:
+            process.kill()
+            process.wait()
+        keeper.terminate()
+        keeper.communicate(timeout=20)
+    assert keeper.returncode == 0
