@@ -106,3 +106,15 @@ def test_without_cryptography_the_remedy_is_said(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2, done.stderr
     assert "pip install 'torchloom[tls]'" in done.stderr
+
+
+def test_a_command_over_tls_says_nothing_but_its_answer(folder: Folder) -> None:
+    cert, key = ensure_tls(folder, "127.0.0.1")
+    server = EmbeddedServer(folder, Listen(port=0, cert=cert, key=key))
+    server.start()
+    try:
+        command = [sys.executable, "-m", "torchloom.cli.main", "--state", str(folder.path), "events"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        server.stop()
+    assert done.stderr.splitlines()[0] == "loom: there is no stream LOOM_LOG yet"

@@ -40,7 +40,10 @@ async def test_a_second_machine_joins_with_tls(tmp_path: Path) -> None:
         assert {file.name for file in (second.path / "creds").iterdir()} == {"threadlet.creds", "viewer.creds"}
         secrets = [second.endpoint, *(second.path / "creds").iterdir()]
         assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in secrets)
-        assert second.read_endpoint() == first.read_endpoint()
+        ours, theirs = first.read_endpoint(), second.read_endpoint()
+        assert ours
+        assert theirs
+        assert (theirs.url, theirs.account, theirs.tls) == (ours.url, ours.account, True)
         settings = Settings(state=str(second.path))
         client = await connect(find(settings, Role.VIEWER), name="second machine")
         await client.close()

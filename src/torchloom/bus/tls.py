@@ -1,0 +1,217 @@
+"""Certificates for a server that listens beyond loopback: an authority of our own, and one certificate signed by it.
+
+Other machines trust exactly this authority, whose certificate travels in the join token. Its key stays here, so that a
+certificate about to expire is replaced without telling anyone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchloom.bus.folder import Folder, write_private
+from torchloom.errors import BadInput, BadState
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+VALID = timedelta(days=365)
+RENEW = timedelta(days=30)
+"""A certificate with less than this left is made anew."""
+_AUTHORITY_VALID = timedelta(days=3650)
+_ANY = {"0.0.0.0", "::"}
+
+
+def ensure_tls(folder: Folder, host: str) -> tuple[Path, Path]:
+    """Certificate and key for a server on `host`, made or renewed where necessary."""
+    _require_cryptography()
+    folder.make()
+    cert, key = folder.tls / "server.pem", folder.tls / "server.key"
+    authority, authority_key = _ensure_authority(folder)
+    names = names_of(host)
+    if not (key.exists() and _still_good(cert, authority, names)):
+        certificate, private = _issue(authority, authority_key, host, names)
+        write_private(key, private)
+        write_private(cert, certificate)
+    return cert, key
+
+
+def names_of(host: str) -> list[str]:
+    """Every name under which clients may reach a server that listens on `host`."""
+    names = [host] if host not in _ANY else _own_addresses()
+    names += ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+    with contextlib.suppress(OSError):
+        names.append(socket.getfqdn())
+    return list(dict.fromkeys(name for name in names if _general_name_fits(name)))
+
+
+def expires(cert: Path) -> datetime:
+    """When a certificate ends."""
+    _require_cryptography()
+    return _load(cert).not_valid_after_utc
+
+
+def covers(cert: Path, host: str) -> bool:
+    """Whether a client that asks for `host` would accept this certificate."""
+    _require_cryptography()
+    return host in _names_in(_load(cert))
+
+
+def _require_cryptography() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        raise BadInput(
+            "making TLS certificates needs the cryptography package",
+            hint="pip install 'torchloom[tls]', or pass --tls-cert and --tls-key",
+        ) from None
+
+
+def _ensure_authority(folder: Folder) -> tuple[x509.Certificate, Any]:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    path, key_path = folder.tls / "ca.pem", folder.tls / "ca.key"
+    if path.exists() and key_path.exists():
+        try:
+            found, key = _load(path), load_pem_private_key(key_path.read_bytes(), None)
+        except (OSError, ValueError, TypeError) as error:
+            raise BadState(
+                f"the TLS authority in {folder.tls} cannot be used: {error}",
+                hint=f"remove {folder.tls}, run `loom up` again, and join the other machines anew",
+            ) from error
+        if found.not_valid_after_utc - datetime.now(UTC) > RENEW:
+            return found, key
+    return _make_authority(path, key_path)
+
+
+def _make_authority(path: Path, key_path: Path) -> tuple[x509.Certificate, Any]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"torchLoom of {socket.gethostname()}"[:64])])
+    certificate = (
+        _builder(name, name, key.public_key(), _AUTHORITY_VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    write_private(key_path, _key_bytes(key))
+    write_private(path, _cert_bytes(certificate))
+    return certificate, key
+
+
+def _issue(authority: x509.Certificate, authority_key: Any, host: str, names: list[str]) -> tuple[bytes, bytes]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])])
+    certificate = (
+        _builder(subject, authority.subject, key.public_key(), VALID)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    return _cert_bytes(certificate), _key_bytes(key)
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, public: Any, valid: timedelta) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))  # another machine's clock may be behind
+        .not_valid_after(now + valid)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, key_agreement=False, key_encipherment=False,
+        content_commitment=False, data_encipherment=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _still_good(cert: Path, authority: x509.Certificate, names: list[str]) -> bool:
+    try:
+        found = _load(cert)
+        found.verify_directly_issued_by(authority)
+    except Exception:  # noqa: BLE001  absent, damaged or signed by another: it is made anew whatever the reason
+        return False
+    return found.not_valid_after_utc - datetime.now(UTC) > RENEW and set(names) <= _names_in(found)
+
+
+def _load(path: Path) -> x509.Certificate:
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadState(f"the certificate {path} cannot be read: {error}") from error
+
+
+def _names_in(certificate: x509.Certificate) -> set[str]:
+    from cryptography import x509
+
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return set()
+    return {str(name.value) for name in names}
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _general_name_fits(name: str) -> bool:
+    """Whether a name can stand in a certificate at all (host names are free text on some machines)."""
+    try:
+        _general_name(name)
+    except ValueError:
+        return False
+    return bool(name)
+
+
+def _own_addresses() -> list[str]:
+    import psutil
+
+    families = {socket.AF_INET, socket.AF_INET6}
+    found = [a.address for card in psutil.net_if_addrs().values() for a in card if a.family in families]
+    return sorted(address for address in found if "%" not in address)  # no link-local addresses
+
+
+def _cert_bytes(certificate: x509.Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _key_bytes(key: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

@@ -1,0 +1,44 @@
+"""The verb that checks everything torchLoom stands on and says how to mend what is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchloom.cli.call import Call
+    from torchloom.cli.findings import Finding
+    from torchloom.cli.verbs import Verbs
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def add(verbs: Verbs) -> None:
+    verbs.add(
+        "doctor", doctor, "check what torchLoom stands on, with a remedy for what is wrong",
+        "Python, torch, NATS, the state folder, the control plane, disk, GPUs, clock, limits, certificates.\n"
+        "Exits with 1 if a check failed.\n\n  loom doctor", listing=True,
+    )  # fmt: skip
+
+
+def doctor(call: Call) -> int:
+    from torchloom.bus.folder import Folder
+    from torchloom.cli import machine, plane
+
+    folder = Folder(call.settings.state_folder)
+    findings = machine.examine(folder) + call.wait(plane.examine(call.settings, folder))
+    failed = any(finding.level == "fail" for finding in findings)
+    if call.json:
+        call.print_json({"ok": not failed, "checks": findings})
+    else:
+        call.print(line for finding in findings for line in _lines(call, finding))
+    return 1 if failed else 0
+
+
+def _lines(call: Call, finding: Finding) -> list[str]:
+    from torchloom.views.tables import clean
+
+    mark = call.screen.paint(f"{finding.level:4}", _STYLES[finding.level])
+    lines = [f"{mark}  {finding.check:<15} {clean(finding.found)}"]
+    if finding.remedy:
+        lines.append(f"{'':6}{'':15} → {finding.remedy}")
+    return lines

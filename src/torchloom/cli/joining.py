@@ -1,0 +1,78 @@
+"""Verbs for a second machine: token (on the first), join (on the second)."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from torchloom.errors import BadInput
+
+if TYPE_CHECKING:
+    from torchloom.cli.call import Call
+    from torchloom.cli.verbs import Verbs
+
+_ROLES = ["threadlet", "agent", "viewer", "operator", "weaver"]
+_DEFAULT_ROLES = ["threadlet", "agent", "viewer"]
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def add(verbs: Verbs) -> None:
+    verb = verbs.add(
+        "token", token, "print a token with which another machine joins this control plane",
+        "It is a secret. Hand it over without showing it in a process list:\n\n"
+        "  loom token --expires 7d | ssh other loom join -",
+    )  # fmt: skip
+    verb.add_argument(
+        "--role", action="append", choices=_ROLES, metavar="ROLE",
+        help="what its holder may be, may be repeated; default: threadlet, agent and viewer",
+    )  # fmt: skip
+    verb.add_argument(
+        "--expires", default="30d", metavar="TIME",
+        help="its credentials end after 90s, 30m, 12h, 7d …, or `never`; default: 30d",
+    )  # fmt: skip
+    verb.add_argument("--host", metavar="ADDR", help="how the other machine reaches this one")
+
+    verb = verbs.add(
+        "join", join, "make this machine's commands and training use another machine's control plane",
+        "Reads the token from standard input if it is given as `-`, which keeps the secret out of the process list:\n\n"
+        "  ssh first loom token | loom join -",
+    )  # fmt: skip
+    verb.add_argument("token", metavar="TOKEN", help="what `loom token` printed, or - to read it from standard input")
+
+
+def token(call: Call) -> int:
+    import time
+
+    from torchloom.bus.folder import Folder
+    from torchloom.bus.token import make_token
+    from torchloom.subjects import Role
+    from torchloom.views.times import stamp
+
+    lifetime = parse_lifetime(call.args.expires)
+    roles = [Role(name) for name in dict.fromkeys(call.args.role or _DEFAULT_ROLES)]
+    text = make_token(Folder(call.settings.state_folder), roles, lifetime, call.args.host)
+    end = "has no end" if lifetime is None else f"ends {stamp(time.time() + lifetime)[:16]}"
+    call.note(f"for {', '.join(roles)}; {end}; whoever has it may join, so keep it secret")
+    call.print([text])
+    return 0
+
+
+def parse_lifetime(text: str) -> float | None:
+    if text == "never":
+        return None
+    number, unit = text[:-1], text[-1:]
+    if not number.isdecimal() or unit not in _UNITS or not int(number):
+        raise BadInput(f"--expires {text!r} is not a time", hint="write 90s, 30m, 12h, 7d, or never")
+    return float(int(number) * _UNITS[unit])
+
+
+def join(call: Call) -> int:
+    from torchloom.bus import token
+    from torchloom.bus.folder import Folder
+
+    text = sys.stdin.read(token.MAX_BYTES + 1) if call.args.token == "-" else call.args.token
+    found = token.read_token(text)
+    folder = Folder(call.settings.state_folder)
+    token.join(folder, found)
+    call.note(f"joined {found.url} as {', '.join(found.creds)}; kept in {folder.path}")
+    return 0

@@ -1,0 +1,58 @@
+"""The entry of `loom`: find the verb, run it, and turn every way it can fail into a message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from torchloom import __version__
+from torchloom.errors import TorchLoomError
+
+INTERRUPTED = 130
+READER_GONE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        print(f"loom {__version__}")
+        return 0
+    if "_ARGCOMPLETE" in os.environ:
+        from torchloom.cli.completion import complete
+
+        complete()
+    try:
+        code = run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `loom events | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
+        return READER_GONE
+    return code
+
+
+def run(words: Sequence[str]) -> int:
+    """One command line, its errors told on stderr."""
+    from torchloom.cli.parser import parse
+
+    try:
+        call = parse(words)
+        return call.run()
+    except TorchLoomError as error:
+        tell(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # after the ^C that the terminal shows
+        return INTERRUPTED
+    except SystemExit as end:  # argparse after --help
+        return end.code if isinstance(end.code, int) else 0
+
+
+def tell(error: TorchLoomError) -> None:
+    print(f"loom: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  → {error.hint}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

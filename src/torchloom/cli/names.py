@@ -1,0 +1,126 @@
+"""Names as people type them: resolved against what the weaver knows, with a guess where one is unknown."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchloom.cli.guess import did_you_mean
+from torchloom.errors import BadInput, Refused
+
+if TYPE_CHECKING:
+    from argparse import Action, Namespace
+
+    from torchloom.messages import FabricView, RankId, ReplicaId
+
+MANUAL_JOB = "manual"
+"""The job of a replica registered by hand that no job has."""
+_COMPLETION_SECONDS = 0.7
+
+
+def unknown(what: str, name: str, known: Sequence[str]) -> Refused:
+    return Refused(f"there is no {what} {name!r}", hint=did_you_mean(name, sorted(known)) or f"no {what} is known yet")
+
+
+def known_job(view: FabricView, name: str) -> str:
+    jobs = [job.job for job in view.jobs]
+    if name not in jobs:
+        raise unknown("job", name, jobs)
+    return name
+
+
+def known_device(view: FabricView, name: str) -> str:
+    if name not in devices(view):
+        raise unknown("device", name, devices(view))
+    return name
+
+
+def known_node(view: FabricView, name: str) -> str:
+    nodes = sorted({seat.node for seat in view.seats} | {d.node for d in view.devices} | {r.node for r in view.ranks})
+    if name not in nodes:
+        raise unknown("node", name, [node for node in nodes if node])
+    return name
+
+
+def devices(view: FabricView) -> list[str]:
+    return sorted({device.device for device in view.devices} | {seat.device for seat in view.seats})
+
+
+def replicas(view: FabricView) -> list[ReplicaId]:
+    return sorted({rank.rank.of for rank in view.ranks} | {seat.replica for seat in view.seats})
+
+
+def known_replica(view: FabricView, text: str) -> ReplicaId:
+    """`replica`, or `job/replica` where several jobs have one of that name."""
+    found = find_replica(view, text)
+    if found is None:
+        known = replicas(view)
+        raise unknown("replica", text, [str(r) if "/" in text else r.replica for r in known])
+    return found
+
+
+def find_replica(view: FabricView, text: str) -> ReplicaId | None:
+    job, slash, name = text.rpartition("/")
+    matching = [r for r in replicas(view) if r.replica == name and (not slash or r.job == job)]
+    if len(matching) > 1:
+        raise Refused(
+            f"replica {name!r} exists in {len(matching)} jobs",
+            hint=f"say which: {' or '.join(map(str, matching))}",
+        )
+    return matching[0] if matching else None
+
+
+def known_rank(view: FabricView, rank: RankId) -> RankId:
+    ranks = [str(r.rank) for r in view.ranks]
+    if str(rank) not in ranks:
+        raise unknown("rank", str(rank), ranks)
+    return rank
+
+
+def parse_rank(text: str) -> RankId:
+    from torchloom.messages import RankId, check_name
+
+    job, _, rest = text.partition("/")
+    replica, _, number = rest.partition("/")
+    if not number.isdecimal():
+        raise BadInput(f"{text!r} is not a rank", hint="a rank is written JOB/REPLICA/RANK, such as mnist/hi/0")
+    return RankId(check_name("job", job), check_name("replica", replica), int(number))
+
+
+def completer(what: Callable[[FabricView], Sequence[object]]) -> Callable[..., list[str]]:
+    """For argcomplete: names asked from the live weaver, or nothing if it does not answer at once."""
+
+    def complete(prefix: str, parsed_args: Namespace, **_: Any) -> list[str]:
+        with contextlib.suppress(Exception):
+            view = _look(getattr(parsed_args, "state", None))
+            return [name for name in map(str, what(view)) if name.startswith(prefix)]
+        return []
+
+    return complete
+
+
+complete_device = completer(devices)
+complete_job = completer(lambda view: [job.job for job in view.jobs])
+complete_replica = completer(lambda view: [r.replica for r in replicas(view)] + [str(r) for r in replicas(view)])
+complete_rank = completer(lambda view: [rank.rank for rank in view.ranks])
+complete_node = completer(lambda view: sorted({rank.node for rank in view.ranks}))
+
+
+def with_names(action: Action, complete: Callable[..., list[str]]) -> None:
+    action.completer = complete  # type: ignore[attr-defined]  # where argcomplete looks
+
+
+def _look(state: str | None) -> FabricView:
+    import asyncio
+
+    from torchloom.bus.asking import Asking
+    from torchloom.settings import Settings
+    from torchloom.subjects import Role
+
+    async def look() -> FabricView:
+        settings = Settings.from_env().with_state(state)
+        async with Asking(settings, Role.VIEWER, timeout=_COMPLETION_SECONDS, connect_timeout=0.5) as weaver:
+            return await weaver.fabric(most=1000)
+
+    return asyncio.run(asyncio.wait_for(look(), _COMPLETION_SECONDS))

@@ -1,0 +1,90 @@
+"""The grammar of `loom`: its verbs, their options, and help that says what to type."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from torchloom import __version__
+from torchloom.cli import completion, control, doctor, events, joining, looking, settings, shell, telling
+from torchloom.cli.call import Call
+from torchloom.cli.guess import did_you_mean
+from torchloom.cli.verbs import Verbs, common
+from torchloom.errors import BadInput
+
+GROUPS = (control, looking, events, telling, joining, doctor, settings, shell, completion)
+EXIT_CODES = """\
+exit codes:
+  0  done
+  1  something went wrong (for `doctor`: a check failed)
+  2  what was typed cannot be meant
+  3  no control plane answers
+  4  the weaver understood and said no, or knows no such name
+  5  someone else is doing this already, or the port is in use
+  6  the state folder or a credential cannot be used
+  7  a newer weaver has taken over
+  130  interrupted with Ctrl-C
+  141  the reader of the output went away
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises our errors and guesses what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(message, hint=f"`{self.prog} --help` explains")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            what = "verb" if isinstance(action, argparse._SubParsersAction) else action.metavar or action.dest
+            raise BadInput(f"there is no {what} {value!r}", hint=did_you_mean(str(value), known))
+
+
+def build() -> Parser:
+    parser = Parser(
+        prog="loom",
+        description="See, steer and keep alive distributed PyTorch training.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"loom {__version__}")
+    common(parser, top=True)
+    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", parser_class=Parser)
+    verbs = Verbs(subparsers)
+    for group in GROUPS:
+        group.add(verbs)
+    return parser
+
+
+def parse(words: Sequence[str]) -> Call:
+    parser = build()
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise _unknown(parser, args, unknown)
+    if args.verb is None:
+        parser.print_help()
+        raise SystemExit(0)
+    return Call(args)
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings]
+
+
+def verbs_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: Sequence[str]) -> BadInput:
+    verb = verbs_of(parser).get(args.verb or "", parser)
+    word = unknown[0]
+    if not word.startswith("-"):
+        return BadInput(f"`{verb.prog}` does not take {word!r}", hint=f"`{verb.prog} --help` explains")
+    word = word.partition("=")[0]
+    return BadInput(f"`{verb.prog}` has no option {word}", hint=did_you_mean(word, options_of(verb)))

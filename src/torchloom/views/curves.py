@@ -1,0 +1,46 @@
+"""A job's past in a few lines: step, loss and samples/s of each rank as small curves."""
+
+from __future__ import annotations
+
+from torchloom.messages import CurvesView, Point
+from torchloom.views.numbers import ABSENT, number, sparkline
+from torchloom.views.tables import Column, Row, Screen, clean, cut, table
+from torchloom.views.times import clock, duration
+
+_WIDTH = 48
+
+
+def curves(view: CurvesView, now: float, screen: Screen) -> list[str]:
+    lines: list[str] = []
+    for rank, points in view.curves:
+        lines += [screen.paint(cut(clean(_head(str(rank), points, now)), screen.width), "bold")]
+        if points:
+            lines += [f"  {line}" for line in _body(points, screen)]
+    hidden = view.total - len(view.curves)
+    if hidden > 0:
+        lines.append(screen.paint(f"… and {hidden:,} more ranks", "dim"))
+    return lines or ["no history yet: the first point comes some seconds after the first beat"]
+
+
+def _head(rank: str, points: tuple[Point, ...], now: float) -> str:
+    if not points:
+        return f"{rank}: no history yet"
+    spread = duration(points[-1].at - points[0].at)
+    return f"{rank}: {len(points)} points over {spread}, to {clock(points[-1].at, now)}"
+
+
+def _body(points: tuple[Point, ...], screen: Screen) -> list[str]:
+    columns = [Column(""), Column("CURVE"), Column("FIRST", right=True), Column("LAST", right=True)]
+    series: list[tuple[str, list[float | None]]] = [
+        ("step", [float(p.step) for p in points]),
+        ("loss", [p.loss for p in points]),
+        ("samples/s", [p.samples_per_second for p in points]),
+    ]
+    width = _WIDTH if screen.width is None else max(8, min(_WIDTH, screen.width - 40))
+    rows: list[Row] = []
+    for name, values in series:
+        known = [v for v in values if v is not None]
+        digits = 6 if name != "step" else 1  # steps are whole
+        first, last = (number(known[0], digits), number(known[-1], digits)) if known else (ABSENT, ABSENT)
+        rows.append([name, sparkline(values, width) if known else ABSENT, first, last])
+    return table(columns, rows, Screen(None, None, screen.colour))

@@ -1,0 +1,157 @@
+"""The log as people read it: one line per record, with the local time it was decided.
+
+A registration reads as the projects torchLoom grew from print it: `Registered device: GPU-… for replica_id: …`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torchloom.messages import (
+    DeviceMarkedFailed,
+    DeviceMarkedRecovered,
+    DeviceSeated,
+    Entry,
+    InboxRead,
+    IncidentAmended,
+    IncidentOpened,
+    JobBegan,
+    JobEnded,
+    JobForgotten,
+    RankDied,
+    RankForgotten,
+    RankFound,
+    RankJoined,
+    RankLeft,
+    RankLost,
+    Record,
+    TermBegan,
+)
+from torchloom.views.document import plain
+from torchloom.views.tables import Screen, clean
+from torchloom.views.times import stamp
+
+
+class Event(NamedTuple):
+    """One record with where and when it stands in the log."""
+
+    seq: int
+    at: float
+    term: int
+    record: Record
+
+
+class Teller:
+    """Goes through the log in order; remembers which job an incident is about, as amendments do not repeat it."""
+
+    def __init__(self, job: str | None = None) -> None:
+        self.job = job
+        self._jobs_of: dict[str, frozenset[str]] = {}
+
+    def events(self, seq: int, entry: Entry) -> Iterator[Event]:
+        """What is worth telling of one entry: nothing internal, nothing of other jobs if one was asked for."""
+        for record in entry.records:
+            jobs = self._jobs(record)
+            if not isinstance(record, InboxRead) and (self.job is None or self.job in jobs):
+                yield Event(seq, entry.at, entry.term, record)
+
+    def _jobs(self, record: Record) -> frozenset[str]:
+        match record:
+            case JobBegan(job=job) | JobEnded(job=job) | JobForgotten(job=job):
+                return frozenset([job])
+            case RankJoined() | RankLost() | RankFound() | RankDied() | RankLeft() | RankForgotten():
+                return frozenset([record.rank.job])
+            case DeviceSeated(replica=replica):
+                return frozenset([replica.job])
+            case DeviceMarkedFailed(replicas=replicas):
+                return frozenset(replica.job for replica in replicas)
+            case IncidentOpened(id=id, job=job):
+                self._jobs_of[id] = frozenset([job] if job else [])
+                return self._jobs_of[id]
+            case IncidentAmended(id=id):
+                return self._jobs_of.get(id, frozenset())
+            case _:
+                return frozenset()
+
+
+def lines(event: Event, screen: Screen) -> list[str]:
+    """Usually one line; a rank with several devices has one for each."""
+    time = screen.paint(stamp(event.at), "dim")
+    style = _style(event.record)
+    return [f"{time}  {screen.paint(clean(text), style)}" for text in sentences(event.record)]
+
+
+def as_object(event: Event) -> dict[str, Any]:
+    """For `-o json`: the record's own keys after seq, at and term."""
+    record: dict[str, Any] = plain(event.record)
+    return {"seq": event.seq, "at": event.at, "term": event.term} | record
+
+
+def sentences(record: Record) -> list[str]:
+    match record:
+        case TermBegan(term=term, weaver=weaver):
+            return [f"Term {term} began: weaver {weaver} is in charge"]
+        case JobBegan(job=job):
+            return [f"Job {job} began"]
+        case JobEnded(job=job, outcome=outcome, reason=reason):
+            return [f"Job {job} {'was ' if outcome == 'stopped' else ''}{outcome}{_because(reason)}"]
+        case JobForgotten(job=job):
+            return [f"Job {job} forgotten: it ended long ago"]
+        case RankJoined(rank=rank, hello=hello):
+            where = f"(job {rank.job}, rank {rank.rank} of {hello.world_size}, node {hello.node}, pid {hello.pid})"
+            if not hello.devices:
+                return [f"Rank {rank} joined without a device {where}"]
+            return [f"Registered device: {device} for replica_id: {rank.replica} {where}" for device in hello.devices]
+        case RankLost(rank=rank, reason=reason, patient=patient):
+            return [f"Rank {rank} lost{_because(reason)}{' (it may be frozen, not dead)' if patient else ''}"]
+        case RankFound(rank=rank, reason=reason):
+            return [f"Rank {rank} found again{_because(reason)}"]
+        case RankDied(rank=rank, reason=reason, confirmed=confirmed):
+            return [f"Rank {rank} died{_because(reason)}{'' if confirmed else ' (presumed)'}"]
+        case RankLeft(rank=rank, how=how):
+            return [f"Rank {rank} left: {how}"]
+        case RankForgotten(rank=rank):
+            return [f"Rank {rank} forgotten: gone for long"]
+        case DeviceSeated(device=device, replica=replica, node=node, operator=operator):
+            who = f"by {operator}" if operator else "by hand"
+            where = f", node {node}" if node else ""
+            return [f"Registered device: {device} for replica_id: {replica.replica} (job {replica.job}{where}, {who})"]
+        case DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas):
+            hit = f"replicas on it: {', '.join(map(str, replicas))}" if replicas else "no replica is on it"
+            return [f"Device {device} failed: {cause} (said by {source}); {hit}"]
+        case DeviceMarkedRecovered(device=device, source=source):
+            return [f"Device {device} recovered (said by {source})"]
+        case IncidentOpened(id=id, what=what, subject=subject):
+            evidence = f" [{'; '.join(record.evidence)}]" if record.evidence else ""
+            return [f"Incident {id} opened: {subject}: {what}{evidence}{_decided(record)}"]
+        case IncidentAmended(id=id, closed=closed, outcome=outcome):
+            evidence = f": {'; '.join(record.evidence)}" if record.evidence else ""
+            end = f"; outcome: {outcome}" if outcome else ""
+            return [f"Incident {id} {'closed' if closed else 'amended'}{evidence}{_decided(record)}{end}"]
+        case InboxRead(seq=seq):
+            return [f"Inbox read up to {seq}"]
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _decided(record: IncidentOpened | IncidentAmended) -> str:
+    if not record.decision:
+        return ""
+    return f"; decided: {record.decision}" + (f" ({record.reason})" if record.reason else "")
+
+
+def _style(record: Record) -> str:
+    match record:
+        case RankDied() | DeviceMarkedFailed() | IncidentOpened():
+            return "red"
+        case RankLost():
+            return "yellow"
+        case RankFound() | DeviceMarkedRecovered():
+            return "green"
+        case JobEnded(outcome=outcome):
+            return "" if outcome == "finished" else "red" if outcome == "failed" else "yellow"
+        case _:
+            return ""

@@ -1,0 +1,113 @@
+"""The lists a screen is made of: jobs, ranks, devices, incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchloom.messages import DeviceView, IncidentView, JobView, RankView
+from torchloom.views.numbers import ABSENT, number
+from torchloom.views.tables import Cell, Column, Row, Screen, table
+from torchloom.views.times import ago, clock, duration
+
+_STYLES = {
+    "live": "green", "running": "green", "healthy": "green", "ok": "green", "finished": "dim", "left": "dim",
+    "lost": "yellow", "stopped": "yellow", "dead": "red", "failed": "red",
+}  # fmt: skip
+_URGENCY = {"dead": 0, "failed": 0, "lost": 1, "live": 2}
+
+
+def state(word: str) -> Cell:
+    """A state in its colour; words of newer weavers stay plain."""
+    return Cell(word, _STYLES.get(word, ""))
+
+
+def jobs(views: Sequence[JobView], now: float, screen: Screen) -> list[str]:
+    columns = [
+        Column("JOB", shrinks=True), Column("PHASE"), Column("RANKS", right=True), Column("STEP", right=True),
+        Column("LOSS", right=True), Column("SAMPLES/S", right=True), Column("BEGAN"), Column("ENDED"),
+        Column("REASON", shrinks=True),
+    ]  # fmt: skip
+    rows: list[Row] = [
+        [
+            job.job,
+            state(job.phase),
+            f"{job.live}/{job.ranks}",
+            ABSENT if job.step is None else f"{job.step:,}",
+            number(job.loss),
+            number(job.samples_per_second),
+            clock(job.began, now),
+            ABSENT if job.ended is None else clock(job.ended, now),
+            job.reason or ABSENT,
+        ]
+        for job in views
+    ]
+    return table(columns, rows, screen)
+
+
+def ranks(views: Sequence[RankView], now: float, screen: Screen) -> list[str]:
+    """Those in trouble first, then by name."""
+    columns = [
+        Column("JOB", shrinks=True), Column("REPLICA", shrinks=True), Column("RANK", right=True), Column("PRESENCE"),
+        Column("STEP", right=True), Column("LOSS", right=True), Column("SAMPLES/S", right=True),
+        Column("HEARD", right=True), Column("NODE", shrinks=True), Column("DEVICES", shrinks=True),
+    ]  # fmt: skip
+    rows: list[Row] = []
+    for view in sorted(views, key=lambda v: (_URGENCY.get(v.presence, 3), v.rank)):
+        beat = view.beat
+        bad_loss = beat is not None and "loss" in beat.not_finite
+        rows.append(
+            [
+                view.rank.job,
+                view.rank.replica,
+                str(view.rank.rank),
+                state(view.presence),
+                ABSENT if beat is None else f"{beat.step:,}",
+                Cell("not finite", "red") if bad_loss else ABSENT if beat is None else number(beat.loss),
+                ABSENT if beat is None else number(beat.samples_per_second),
+                ABSENT if view.heard is None else ago(view.heard, now),
+                view.node,
+                ", ".join(view.devices) or ABSENT,
+            ]
+        )
+    return table(columns, rows, screen)
+
+
+def devices(views: Sequence[DeviceView], now: float, screen: Screen) -> list[str]:
+    columns = [
+        Column("DEVICE", shrinks=True), Column("NODE", shrinks=True), Column("HEALTH"), Column("SINCE"),
+        Column("CAUSE", shrinks=True), Column("REPLICAS", shrinks=True),
+    ]  # fmt: skip
+    rows: list[Row] = [
+        [
+            device.device,
+            device.node or ABSENT,
+            state(device.health),
+            clock(device.since, now) if device.since else ABSENT,
+            device.cause or ABSENT,
+            ", ".join(map(str, device.replicas)) or ABSENT,
+        ]
+        for device in views
+    ]
+    return table(columns, rows, screen)
+
+
+def incidents(views: Sequence[IncidentView], now: float, screen: Screen) -> list[str]:
+    columns = [
+        Column("ID"), Column("OPENED"), Column("STATE"), Column("ABOUT", shrinks=True), Column("WHAT", shrinks=True),
+        Column("DECISION", shrinks=True), Column("OUTCOME", shrinks=True),
+    ]  # fmt: skip
+    rows: list[Row] = [
+        [
+            incident.id,
+            clock(incident.opened, now),
+            Cell("open", "red")
+            if incident.closed is None
+            else Cell(f"closed after {duration(incident.closed - incident.opened)}", "dim"),
+            incident.subject,
+            incident.what,
+            incident.decision or ABSENT,
+            incident.outcome or ABSENT,
+        ]
+        for incident in views
+    ]
+    return table(columns, rows, screen)

@@ -1,0 +1,92 @@
+"""The device-replica map, both ways: which replicas sit on a device, which devices a replica has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torchloom.messages import DeviceView, RankId, ReplicaId, SeatView
+from torchloom.views.listings import state
+from torchloom.views.numbers import ABSENT
+from torchloom.views.tables import Cell, Column, Row, Screen, table
+
+
+def by_device(seats: Iterable[SeatView]) -> dict[str, list[ReplicaId]]:
+    found: dict[str, list[ReplicaId]] = {}
+    for seat in sorted(seats, key=lambda s: (s.device, s.replica)):
+        replicas = found.setdefault(seat.device, [])
+        if seat.replica not in replicas:
+            replicas.append(seat.replica)
+    return found
+
+
+def by_replica(seats: Iterable[SeatView]) -> dict[ReplicaId, list[str]]:
+    found: dict[ReplicaId, list[str]] = {}
+    for seat in sorted(seats, key=lambda s: (s.replica, s.device)):
+        devices = found.setdefault(seat.replica, [])
+        if seat.device not in devices:
+            devices.append(seat.device)
+    return found
+
+
+def chosen(
+    seats: Iterable[SeatView],
+    *,
+    device: str | None = None,
+    replica: ReplicaId | None = None,
+    node: str | None = None,
+    rank: RankId | None = None,
+) -> list[SeatView]:
+    """The seats that match everything asked for."""
+    return [
+        seat
+        for seat in seats
+        if (device is None or seat.device == device)
+        and (replica is None or seat.replica == replica)
+        and (node is None or seat.node == node)
+        and (rank is None or (seat.replica == rank.of and seat.rank == rank.rank))
+    ]
+
+
+def drmap(seats: Sequence[SeatView], devices: Sequence[DeviceView], screen: Screen) -> list[str]:
+    """Both directions as two tables."""
+    if not seats:
+        return ["no device is registered for any replica"]
+    return [*device_table(seats, devices, screen), "", *replica_table(seats, screen)]
+
+
+def device_table(seats: Sequence[SeatView], devices: Sequence[DeviceView], screen: Screen) -> list[str]:
+    known = {view.device: view for view in devices}
+    columns = [
+        Column("DEVICE", shrinks=True), Column("NODE", shrinks=True), Column("HEALTH"),
+        Column("REPLICAS", right=True), Column("JOB/REPLICA", shrinks=True),
+    ]  # fmt: skip
+    rows: list[Row] = []
+    for device, replicas in by_device(seats).items():
+        view = known.get(device)
+        node = view.node if view else next((s.node for s in seats if s.device == device), "")
+        health = state(view.health) if view else Cell(ABSENT)
+        rows.append([device, node or ABSENT, health, str(len(replicas)), ", ".join(map(str, replicas))])
+    return table(columns, rows, screen)
+
+
+def replica_table(seats: Sequence[SeatView], screen: Screen) -> list[str]:
+    columns = [
+        Column("JOB", shrinks=True), Column("REPLICA", shrinks=True), Column("RANKS", right=True),
+        Column("DEVICES", shrinks=True),
+    ]  # fmt: skip
+    rows: list[Row] = []
+    for replica, devices in by_replica(seats).items():
+        ranks = sorted({s.rank for s in seats if s.replica == replica and s.rank is not None})
+        rows.append([replica.job, replica.replica, spans(ranks) or "by hand", ", ".join(devices)])
+    return table(columns, rows, screen)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """`0-3,7` for 0 1 2 3 7."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

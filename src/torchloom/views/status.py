@@ -1,0 +1,73 @@
+"""One screen: is the control plane well, what trains, how far, how fast, and what went wrong last."""
+
+from __future__ import annotations
+
+from torchloom.messages import FabricView, IncidentView, PlaneView
+from torchloom.views import listings
+from torchloom.views.tables import Screen, clean, cut
+from torchloom.views.times import ago, duration
+
+_LEAST_RANKS = 5
+"""Ranks shown on even the lowest terminal."""
+
+
+def status(view: FabricView, screen: Screen) -> list[str]:
+    now = view.plane.now
+    lines = plane(view.plane, screen)
+    tail = incidents(view, screen)
+    if not view.jobs and not view.ranks:
+        return [*lines, "", "nothing trains here yet: call torchloom.attach() in a training script", *tail]
+    lines += ["", *listings.jobs(view.jobs, now, screen)]
+    shown = listings.ranks(view.ranks, now, screen) if view.ranks else []
+    if screen.height is not None:
+        room = max(_LEAST_RANKS, screen.height - len(lines) - len(tail) - 4) + 1  # one for the head of the table
+        shown = shown[:room]
+    if shown:
+        lines += ["", *shown]
+    hidden = view.total_ranks - max(0, len(shown) - 1)
+    if hidden > 0:
+        lines.append(screen.paint(f"… and {hidden:,} more ranks (`loom status --all` shows them)", "dim"))
+    return lines + tail
+
+
+def plane(view: PlaneView, screen: Screen) -> list[str]:
+    """The control plane's own health, worst first."""
+    word, style = ("in trouble", "red") if view.trouble else ("healthy", "green")
+    facts = (
+        f"weaver {view.weaver}, term {view.term}, up {duration(view.now - view.began)}, "
+        f"log at {view.log_seq:,}, torchLoom {view.version}"
+    )
+    if view.server:
+        facts += f", {view.server}"
+    room = None if screen.width is None else screen.width - len("control plane ") - len(word) - 3
+    lines = [f"control plane {screen.paint(word, style)} · {cut(clean(facts), room)}"]
+    if view.trouble:
+        lines.append(screen.paint(cut(f"trouble: {clean(view.trouble)}", screen.width), "red"))
+    if not view.advisories:
+        warning = "the server does not tell of deaths: a dead rank is noticed by its silence only"
+        lines.append(screen.paint(cut(warning, screen.width), "yellow"))
+    if view.refused:
+        total = sum(view.refused.values())
+        reasons = ", ".join(f"{clean(reason)} {count:,}" for reason, count in sorted(view.refused.items()))
+        lines.append(screen.paint(cut(f"refused {total:,} messages: {reasons}", screen.width), "yellow"))
+    return lines
+
+
+def incidents(view: FabricView, screen: Screen) -> list[str]:
+    """How many are open, and the newest one whole."""
+    if not view.incidents:
+        return ["", screen.paint("no incidents", "dim")]
+    open_ones = sum(incident.closed is None for incident in view.incidents)
+    newest = view.incidents[0]
+    head = f"last incident {newest.id}, {ago(newest.opened, view.plane.now)}; {open_ones} open"
+    return ["", screen.paint(head, "yellow" if open_ones else "dim"), *incident_lines(newest, screen)]
+
+
+def incident_lines(incident: IncidentView, screen: Screen) -> list[str]:
+    """One incident in a few lines: what, then what was decided and why, then how it ended."""
+    said = [f"  {incident.subject}: {incident.what}"]
+    if incident.decision:
+        said.append(f"  decided: {incident.decision}" + (f" ({incident.reason})" if incident.reason else ""))
+    if incident.outcome:
+        said.append(f"  outcome: {incident.outcome}")
+    return [cut(clean(line), screen.width) for line in said]

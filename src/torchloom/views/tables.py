@@ -1,0 +1,108 @@
+"""Aligned columns for a terminal: cut to its width, coloured if it wants colour, and safe to print.
+
+Free text comes from other machines, so every cell is cleaned: a cause such as `\\x1b[2J` must not clear the screen.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_GAP = "  "
+_NARROWEST = 8
+"""Characters a column keeps even on the smallest terminal."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What is printed on: how wide (None: as wide as needed, a file or a pipe), how high, and whether in colour."""
+
+    width: int | None = None
+    height: int | None = None
+    colour: bool = False
+
+    def paint(self, text: str, style: str) -> str:
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour and style and text else text
+
+
+class Cell(NamedTuple):
+    text: str
+    style: str = ""
+
+
+Row = Sequence[str | Cell]
+
+
+class Column(NamedTuple):
+    head: str
+    right: bool = False
+    """Numbers stand to the right."""
+    shrinks: bool = False
+    """May be cut short when the terminal is narrow."""
+
+
+def clean(text: str) -> str:
+    """One printable line: control characters, newlines and terminal escapes are shown, not obeyed."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c in "\n\t\r" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def columns_of(text: str) -> int:
+    """How many columns of the terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(text: str, width: int | None) -> str:
+    """The text, with … at its end if it is wider than `width`."""
+    if width is None or columns_of(text) <= width:
+        return text
+    kept = text[: max(0, width - 1)]
+    while kept and columns_of(kept) > width - 1:
+        kept = kept[:-1]
+    return kept + "…"
+
+
+def table(columns: Sequence[Column], rows: Iterable[Row], screen: Screen) -> list[str]:
+    """The lines of a table with a head. A row's cells are text, or text with a style."""
+    cells = [[Cell(clean(c)) if isinstance(c, str) else Cell(clean(c.text), c.style) for c in row] for row in rows]
+    widths = [
+        max([columns_of(column.head), *(columns_of(row[i].text) for row in cells)]) for i, column in enumerate(columns)
+    ]
+    _shrink(columns, widths, screen.width)
+    lines = [_line([Cell(column.head, "dim") for column in columns], columns, widths, screen)]
+    lines += [_line(row, columns, widths, screen) for row in cells]
+    return lines
+
+
+def _shrink(columns: Sequence[Column], widths: list[int], width: int | None) -> None:
+    if width is None:
+        return
+    over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    while over > 0:
+        soft = [i for i, column in enumerate(columns) if column.shrinks and widths[i] > _NARROWEST]
+        if not soft:
+            return
+        widest = max(soft, key=lambda i: widths[i])
+        widths[widest] -= 1
+        over -= 1
+
+
+def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], screen: Screen) -> str:
+    parts = []
+    room = screen.width
+    for i, cell in enumerate(row):
+        width = widths[i] if room is None else max(0, min(widths[i], room))
+        if width == 0:
+            break  # nothing fits behind this column
+        text = cut(cell.text, width)
+        blank = " " * (width - columns_of(text))
+        painted = screen.paint(text, cell.style)
+        parts.append(blank + painted if columns[i].right else painted if i == len(row) - 1 else painted + blank)
+        room = None if room is None else room - width - len(_GAP)
+    return _GAP.join(parts).rstrip()

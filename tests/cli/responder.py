@@ -1,0 +1,78 @@
+"""A stand-in for the weaver's two answers, on a real server: it shows what a test made, and notes what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from torchloom import messages as m
+from torchloom.bus.client import connect, find
+from torchloom.settings import Settings
+from torchloom.subjects import ASK, LOG, LOG_STREAM, LOOK, Role
+
+
+class Responder:
+    """Runs on a thread of its own, as the CLI under test has its own event loop."""
+
+    def __init__(self, settings: Settings, view: m.FabricView) -> None:
+        self.settings = settings
+        self.view = view
+        self.curves: tuple[tuple[m.RankId, tuple[m.Point, ...]], ...] = ()
+        self.answer: m.Done | m.No = m.Done(text="done")
+        self.asked: list[m.Ask] = []
+        self.looked: list[m.Look] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._client: Client
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.do(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.do(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def do(self, work: object) -> object:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)  # type: ignore[arg-type]
+
+    def append(self, *records: m.Record, at: float = 1_800_000_000.0) -> None:
+        """Write one entry into the log stream."""
+        self.do(self._append(msgspec.json.encode(m.Entry(term=1, at=at, records=records))))
+
+    async def _append(self, data: bytes) -> None:
+        await self._client.jetstream().publish(LOG.to(), data, timeout=5)
+
+    async def _start(self) -> None:
+        self._client = await connect(find(self.settings, Role.WEAVER), name="stand-in", keep_trying=True)
+        await self._client.jetstream().add_stream(name=LOG_STREAM.name, subjects=[LOG.to()], allow_direct=True)
+        await self._client.subscribe(LOOK.to(), cb=self._look)
+        await self._client.subscribe(ASK.to(), cb=self._ask)
+        await self._client.flush()
+        await self._client.request(LOOK.to(), m.encode(m.LookFabric(limit=0)), timeout=5)  # answered: it is up
+        self.looked.clear()
+
+    async def _look(self, message: Msg) -> None:
+        look = m.decode_look(message.data)
+        self.looked.append(look)
+        end = look.offset + look.limit
+        if isinstance(look, m.LookCurves):
+            await message.respond(m.encode(m.CurvesView(curves=self.curves[look.offset : end], total=len(self.curves))))
+        else:
+            page = msgspec.structs.replace(self.view, ranks=self.view.ranks[look.offset : end])
+            await message.respond(m.encode(page))
+
+    async def _ask(self, message: Msg) -> None:
+        self.asked.append(m.decode_ask(message.data))
+        await message.respond(m.encode(self.answer))

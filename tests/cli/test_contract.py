@@ -1,0 +1,66 @@
+"""What others rely on, frozen: verbs, options, exit codes and public names. A change here is a change for users."""
+
+from __future__ import annotations
+
+import torchloom
+from torchloom import errors
+from torchloom.cli.parser import EXIT_CODES, build, options_of, verbs_of
+
+EVERYWHERE = {"-h", "--help", "--state", "--no-color"}
+LISTING = {"-o", "--output"}
+VERBS: dict[str, tuple[list[str], set[str]]] = {
+    "up": ([], {"--port", "--listen", "--tls-cert", "--tls-key", "--detach"}),
+    "down": ([], {"-y", "--yes"}),
+    "weaver": ([], {"--takeover"}),
+    "status": ([], LISTING | {"--all"}),
+    "jobs": ([], LISTING),
+    "devices": ([], LISTING),
+    "map": ([], LISTING | {"--device", "--replica", "--node", "--rank"}),
+    "incidents": ([], LISTING | {"--job", "--open"}),
+    "curves": (["job"], LISTING | {"--replica"}),
+    "events": ([], LISTING | {"-f", "--follow", "--job", "--last"}),
+    "fail": (["device"], LISTING | {"--cause"}),
+    "recover": (["device"], LISTING),
+    "register": (["device", "replica"], LISTING | {"--job"}),
+    "token": ([], {"--role", "--expires", "--host"}),
+    "join": (["token"], set()),
+    "doctor": ([], LISTING),
+    "settings": ([], LISTING | {"--markdown"}),
+    "shell": ([], set()),
+    "completion": (["shell"], set()),
+}
+
+
+def test_verbs_and_options() -> None:
+    found = {
+        name: ([a.dest for a in verb._actions if not a.option_strings], set(options_of(verb)) - EVERYWHERE)
+        for name, verb in verbs_of(build()).items()
+    }
+    assert found == VERBS
+    assert all(set(options_of(verb)) >= EVERYWHERE for verb in verbs_of(build()).values())
+    assert set(options_of(build())) == EVERYWHERE | {"--version"}
+
+
+def test_every_verb_has_a_summary_and_an_example() -> None:
+    for name, verb in verbs_of(build()).items():
+        text = verb.format_help()
+        assert f"loom {name}" in text.partition("\n")[2], f"{name} shows no example"
+        assert verb.description
+        assert verb.description.partition("\n")[0].endswith(".")
+
+
+def test_public_names() -> None:
+    assert sorted(torchloom.__all__) == ["Threadlet", "TorchLoomError", "__version__", "attach"]
+    assert dir(torchloom) == sorted(torchloom.__all__)
+
+
+def test_exit_codes_are_documented() -> None:
+    codes = {
+        kind.exit_code
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.TorchLoomError)
+    }
+    assert codes == {1, 2, 3, 4, 5, 6, 7}
+    for code in codes | {0, 130, 141}:
+        assert f"\n  {code}  " in EXIT_CODES
+    assert EXIT_CODES.splitlines()[0] in build().format_help()

@@ -1,0 +1,70 @@
+"""Verbs that tell the weaver something: what is sent, and how yes and no are shown."""
+
+from __future__ import annotations
+
+import getpass
+import json
+
+import pytest
+
+from tests.cli.conftest import Loom
+from tests.cli.responder import Responder
+from tests.views.made import fabric, rank, seat
+from torchloom.messages import Done, Fail, No, Recover, Register, ReplicaId
+
+
+def test_fail_names_what_is_hit_and_who_said_so(weaver: Responder, at: Loom) -> None:
+    weaver.answer = Done(text="GPU-1 failed", replicas=(ReplicaId("mnist", "hi"),))
+    ran = at("fail", "GPU-1", "--cause", "XID 79")
+    assert (ran.code, ran.out) == (0, "GPU-1 failed\n  mnist/hi\n")
+    asked = weaver.asked[0]
+    assert isinstance(asked, Fail)
+    assert (asked.device, asked.cause) == ("GPU-1", "XID 79")
+    assert asked.operator.startswith(f"{getpass.getuser()}@")
+    shown = json.loads(at("fail", "GPU-1", "-o", "json").out)
+    assert (shown["is"], shown["text"]) == ("Done", "GPU-1 failed")
+    assert shown["replicas"] == [{"job": "mnist", "replica": "hi"}]
+
+
+def test_recover(weaver: Responder, at: Loom) -> None:
+    assert at("recover", "GPU-1").code == 0
+    assert isinstance(weaver.asked[0], Recover)
+
+
+def test_a_no_is_an_error_with_the_weavers_hint(weaver: Responder, at: Loom) -> None:
+    weaver.answer = No(why="device GPU-11 is unknown", hint="did you mean GPU-1?")
+    assert at("fail", "GPU-11") == (4, "", "loom: device GPU-11 is unknown\n  → did you mean GPU-1?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "job", "replica"),
+    [
+        (["ho"], "bert", "ho"),
+        (["bert/hi"], "bert", "hi"),
+        (["new"], "manual", "new"),
+        (["new/new"], "new", "new"),
+        (["hi", "--job", "mnist"], "mnist", "hi"),
+        (["train_ddp_0:164ecd9c-f806"], "manual", "train_ddp_0:164ecd9c-f806"),
+    ],
+)
+def test_register_finds_the_job(weaver: Responder, at: Loom, words: list[str], job: str, replica: str) -> None:
+    weaver.view = fabric(ranks=(rank("mnist", "hi"), rank("bert", "hi")), seats=(seat("GPU-1", "bert", "ho", None),))
+    assert at("register", "GPU-1", *words).code == 0
+    asked = weaver.asked[0]
+    assert isinstance(asked, Register)
+    assert (asked.device, asked.job, asked.replica) == ("GPU-1", job, replica)
+
+
+def test_register_does_not_choose_between_jobs(weaver: Responder, at: Loom) -> None:
+    weaver.view = fabric(ranks=(rank("mnist", "hi"), rank("bert", "hi")), seats=())
+    ran = at("register", "GPU-1", "hi")
+    assert ran.code == 4
+    assert "bert/hi or mnist/hi" in ran.err
+    assert at("register", "GPU-1", "bert/hi", "--job", "mnist").code == 4
+    assert not weaver.asked
+
+
+@pytest.mark.parametrize("words", [["a.b", "hi"], ["GPU-1", "h i"], ["GPU-1", "a*/b"], ["GPU-1", ""], ["GPU-1", "a/"]])
+def test_names_that_no_subject_can_carry_are_not_sent(weaver: Responder, at: Loom, words: list[str]) -> None:
+    assert at("register", *words).code == 2
+    assert not weaver.asked

@@ -1,0 +1,74 @@
+"""Views made by hand, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchloom.messages import (
+    Beat,
+    DeviceView,
+    FabricView,
+    IncidentView,
+    JobView,
+    PlaneView,
+    RankId,
+    RankView,
+    ReplicaId,
+    SeatView,
+)
+
+NOW = 1_800_000_000.0
+LIFE = "0" * 24
+GPU = "GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28"
+REPLICA = "train_ddp_0:d5aa538f-3268-4f78-ae88-3afff894e629"
+
+
+def plane(**more: Any) -> PlaneView:
+    known: dict[str, Any] = {
+        "weaver": "host:42", "term": 3, "began": NOW - 7200, "now": NOW, "log_seq": 1234, "version": "0.1.0",
+        "server": "torchloom 2.15.1",
+    }  # fmt: skip
+    return PlaneView(**known | more)
+
+
+def rank(job: str = "mnist", replica: str = "hi", number: int = 0, **more: Any) -> RankView:
+    known: dict[str, Any] = {
+        "rank": RankId(job, replica, number), "presence": "live", "since": NOW - 60, "reason": "", "incarnation": LIFE,
+        "node": "n1", "pid": 7, "devices": (GPU,), "world_size": 2, "heard": NOW - 0.4,
+        "beat": Beat(incarnation=LIFE, step=1500, loss=0.1234, samples_per_second=512.0),
+    }  # fmt: skip
+    return RankView(**known | more)
+
+
+def job(name: str = "mnist", **more: Any) -> JobView:
+    known: dict[str, Any] = {
+        "job": name, "phase": "running", "began": NOW - 3600, "ranks": 2, "live": 1, "step": 1500, "loss": 0.1234,
+        "samples_per_second": 1024.0,
+    }  # fmt: skip
+    return JobView(**known | more)
+
+
+def seat(device: str, job: str, replica: str, number: int | None = 0, node: str = "n1") -> SeatView:
+    return SeatView(device=device, replica=ReplicaId(job, replica), rank=number, node=node)
+
+
+def device(name: str = GPU, **more: Any) -> DeviceView:
+    return DeviceView(**{"device": name, "node": "n1", "health": "ok", "since": NOW - 60} | more)
+
+
+def incident(id: str = "i7", **more: Any) -> IncidentView:
+    known: dict[str, Any] = {
+        "id": id, "opened": NOW - 90, "what": "its link closed", "subject": "mnist/hi/1", "job": "mnist",
+        "decision": "reported", "reason": "no policy",
+    }  # fmt: skip
+    return IncidentView(**known | more)
+
+
+def fabric(**more: Any) -> FabricView:
+    ranks = (rank(number=0), rank(number=1, presence="lost", beat=None))
+    known: dict[str, Any] = {
+        "plane": plane(), "jobs": (job(),), "ranks": ranks, "devices": (device(),),
+        "seats": (seat(GPU, "mnist", "hi"),), "incidents": (incident(),),
+    }  # fmt: skip
+    known |= more
+    return FabricView(**{"total_ranks": len(known["ranks"])} | known)

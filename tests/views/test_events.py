@@ -1,0 +1,112 @@
+"""Every record of the log reads as a sentence; registrations as the seed projects print them."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from tests.views.made import GPU, LIFE, NOW, REPLICA
+from torchloom import messages as m
+from torchloom.views.document import document
+from torchloom.views.events import Event, Teller, as_object, lines, sentences
+from torchloom.views.tables import Screen
+from torchloom.views.times import stamp
+
+RANK = m.RankId("mnist", REPLICA, 1)
+OTHER = m.RankId("other", "hi", 0)
+HELLO = m.Hello(incarnation=LIFE, node="n1", pid=99, devices=(GPU, "GPU-2"), world_size=4)
+
+SENTENCES: list[tuple[Any, list[str]]] = [
+    (m.TermBegan(term=2, weaver="host:5"), ["Term 2 began: weaver host:5 is in charge"]),
+    (m.JobBegan(job="mnist"), ["Job mnist began"]),
+    (m.JobEnded(job="mnist", outcome="failed", reason="all died"), ["Job mnist failed: all died"]),
+    (m.JobEnded(job="mnist", outcome="stopped"), ["Job mnist was stopped"]),
+    (m.JobForgotten(job="mnist"), ["Job mnist forgotten: it ended long ago"]),
+    (
+        m.RankJoined(rank=RANK, hello=HELLO),
+        [
+            f"Registered device: {GPU} for replica_id: {REPLICA} (job mnist, rank 1 of 4, node n1, pid 99)",
+            f"Registered device: GPU-2 for replica_id: {REPLICA} (job mnist, rank 1 of 4, node n1, pid 99)",
+        ],
+    ),
+    (m.RankLost(rank=OTHER, incarnation=LIFE, reason="link closed"), ["Rank other/hi/0 lost: link closed"]),
+    (
+        m.RankLost(rank=OTHER, incarnation=LIFE, reason="silent", patient=True),
+        ["Rank other/hi/0 lost: silent (it may be frozen, not dead)"],
+    ),
+    (m.RankFound(rank=OTHER, incarnation=LIFE, reason="a beat"), ["Rank other/hi/0 found again: a beat"]),
+    (m.RankDied(rank=OTHER, incarnation=LIFE, reason="grace over"), ["Rank other/hi/0 died: grace over (presumed)"]),
+    (m.RankDied(rank=OTHER, incarnation=LIFE, reason="SIGKILL", confirmed=True), ["Rank other/hi/0 died: SIGKILL"]),
+    (m.RankLeft(rank=OTHER, incarnation=LIFE, how="finished"), ["Rank other/hi/0 left: finished"]),
+    (m.RankForgotten(rank=OTHER), ["Rank other/hi/0 forgotten: gone for long"]),
+    (
+        m.DeviceSeated(device="GPU-1", replica=m.ReplicaId("manual", "hi"), operator="ann@box"),
+        ["Registered device: GPU-1 for replica_id: hi (job manual, by ann@box)"],
+    ),
+    (
+        m.DeviceMarkedFailed(device="GPU-1", cause="XID 79", source="dcgm", replicas=(m.ReplicaId("mnist", "hi"),)),
+        ["Device GPU-1 failed: XID 79 (said by dcgm); replicas on it: mnist/hi"],
+    ),
+    (m.DeviceMarkedRecovered(device="GPU-1", source="dcgm"), ["Device GPU-1 recovered (said by dcgm)"]),
+    (
+        m.IncidentOpened(id="i1", what="link closed", subject="other/hi/0", evidence=("a", "b"), decision="wait"),
+        ["Incident i1 opened: other/hi/0: link closed [a; b]; decided: wait"],
+    ),
+    (
+        m.IncidentAmended(id="i1", evidence=("c",), outcome="found", closed=True),
+        ["Incident i1 closed: c; outcome: found"],
+    ),
+    (m.InboxRead(seq=4), ["Inbox read up to 4"]),
+]
+
+
+@pytest.mark.parametrize(("record", "expected"), SENTENCES, ids=lambda v: type(v).__name__)
+def test_sentences(record: Any, expected: list[str]) -> None:
+    assert sentences(record) == expected
+
+
+def test_every_kind_of_record_has_a_sentence() -> None:
+    assert {type(record) for record, _ in SENTENCES} == set(get_args(m.Record))
+
+
+def entry(*records: m.Record) -> m.Entry:
+    return m.Entry(term=1, at=NOW, records=records)
+
+
+def test_a_line_begins_with_the_local_time_and_stays_one_line() -> None:
+    event = Event(5, NOW, 1, m.JobEnded(job="mnist", outcome="failed", reason="a\nb\x1b[2J"))
+    assert lines(event, Screen()) == [f"{stamp(NOW)}  Job mnist failed: a b\N{REPLACEMENT CHARACTER}[2J"]
+
+
+def test_what_is_internal_is_not_told() -> None:
+    assert [type(e.record) for e in Teller().events(1, entry(m.InboxRead(seq=1), m.JobBegan(job="a")))] == [m.JobBegan]
+
+
+def test_one_job_only_with_its_incidents_to_the_end() -> None:
+    teller = Teller("mnist")
+    told = list(
+        teller.events(
+            9,
+            entry(
+                m.TermBegan(term=1, weaver="x"),
+                m.RankForgotten(rank=RANK),
+                m.RankForgotten(rank=OTHER),
+                m.DeviceMarkedFailed(device="d", cause="c", source="s", replicas=(RANK.of, OTHER.of)),
+                m.IncidentOpened(id="i1", what="w", subject="s", job="mnist"),
+                m.IncidentOpened(id="i2", what="w", subject="s", job="other"),
+            ),
+        )
+    )
+    assert [type(e.record).__name__ for e in told] == ["RankForgotten", "DeviceMarkedFailed", "IncidentOpened"]
+    later = list(teller.events(10, entry(m.IncidentAmended(id="i2"), m.IncidentAmended(id="i1", closed=True))))
+    assert [e.record.id for e in later] == ["i1"]  # type: ignore[union-attr]
+
+
+def test_json_has_every_key_always() -> None:
+    event = Event(5, NOW, 2, m.RankLost(rank=OTHER, incarnation=LIFE, reason="r"))
+    assert msgspec.json.decode(document(as_object(event))) == {
+        "seq": 5, "at": NOW, "term": 2, "is": "RankLost", "rank": {"job": "other", "replica": "hi", "rank": 0},
+        "incarnation": LIFE, "reason": "r", "patient": False,
+    }  # fmt: skip

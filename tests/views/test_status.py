@@ -1,0 +1,85 @@
+"""One screen tells what trains, how far, and what is wrong."""
+
+from __future__ import annotations
+
+from tests.views.made import NOW, fabric, incident, job, plane, rank
+from torchloom.messages import Beat, CurvesView, Point, RankId
+from torchloom.views.curves import curves
+from torchloom.views.listings import devices, incidents, jobs
+from torchloom.views.status import status
+from torchloom.views.tables import Screen, columns_of
+
+
+def text(**more: object) -> str:
+    return "\n".join(status(fabric(**more), Screen()))
+
+
+def test_everything_that_matters_is_on_it() -> None:
+    shown = text()
+    for part in (
+        "control plane healthy", "weaver host:42", "term 3", "up 2 h", "log at 1,234", "torchloom 2.15.1",
+        "mnist", "running", "1/2", "1,500", "0.1234", "1,024", "512", "live", "lost", "0.4 s ago",
+        "last incident i7, 1 min 30 s ago; 1 open", "mnist/hi/1: its link closed", "decided: reported (no policy)",
+    ):  # fmt: skip
+        assert part in shown, part
+
+
+def test_trouble_and_refusals_of_the_control_plane_are_said() -> None:
+    shown = text(plane=plane(trouble="the log cannot be written", refused={"garbage": 2, "oversized": 3}))
+    assert "control plane in trouble" in shown
+    assert "trouble: the log cannot be written" in shown
+    assert "refused 5 messages: garbage 2, oversized 3" in shown
+
+
+def test_a_control_plane_without_advisories_says_so() -> None:
+    assert "noticed by its silence only" in text(plane=plane(advisories=False))
+    assert "silence" not in text()
+
+
+def test_those_in_trouble_stand_first() -> None:
+    shown = text(ranks=(rank(number=0), rank(number=1, presence="dead"), rank(number=2, presence="lost")))
+    assert shown.index("dead") < shown.index("lost") < shown.index("live")
+
+
+def test_a_loss_that_is_no_number_is_said() -> None:
+    beat = Beat(incarnation="0" * 24, step=3, not_finite=("loss",))
+    assert "not finite" in text(ranks=(rank(beat=beat),))
+
+
+def test_a_screen_is_not_exceeded_and_says_what_it_hides() -> None:
+    many = tuple(rank(number=i) for i in range(500))
+    lines = status(fabric(ranks=many, total_ranks=20_000), Screen(width=80, height=24))
+    assert len(lines) <= 24
+    assert all(columns_of(line) <= 80 for line in lines)
+    hidden = next(line for line in lines if "more ranks" in line)
+    shown = sum(" live " in line for line in lines)
+    assert f"{20_000 - shown:,} more ranks" in hidden
+
+
+def test_an_empty_fabric_says_what_to_do_and_still_shows_incidents() -> None:
+    shown = text(jobs=(), ranks=(), incidents=(incident(subject="GPU-1", what="device failed"),))
+    assert "torchloom.attach()" in shown
+    assert "GPU-1: device failed" in shown
+    assert "no incidents" in text(incidents=())
+
+
+def test_the_lists() -> None:
+    assert "fell over" in "\n".join(jobs([job(phase="failed", ended=NOW, reason="fell over")], NOW, Screen()))
+    closed = incidents([incident(closed=NOW, outcome="found again")], NOW, Screen())
+    assert "closed after 1 min 30 s" in closed[1]
+    assert "found again" in closed[1]
+    assert "open" in incidents([incident()], NOW, Screen())[1]
+    assert devices([], NOW, Screen())[0].startswith("DEVICE")
+
+
+def test_curves_of_each_rank() -> None:
+    points = tuple(Point(NOW - 100 + i, i * 10, 1.0 / (i + 1), None) for i in range(100))
+    view = CurvesView(curves=((RankId("mnist", "hi", 0), points), (RankId("mnist", "hi", 1), ())), total=5)
+    shown = "\n".join(curves(view, NOW, Screen()))
+    assert "mnist/hi/0: 100 points over 1 min 39 s" in shown
+    assert "█" in shown
+    assert " 990\n" in shown
+    assert "0.010000" in shown
+    assert "mnist/hi/1: no history yet" in shown
+    assert "3 more ranks" in shown
+    assert "no history yet" in curves(CurvesView(), NOW, Screen())[0]

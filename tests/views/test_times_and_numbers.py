@@ -1,0 +1,47 @@
+"""Times and numbers as people read them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from torchloom.views.numbers import number, sparkline
+from torchloom.views.times import ago, clock, duration, stamp
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "0.0 s"), (0.34, "0.3 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min"),
+        (61, "1 min 1 s"), (3599.9, "1 h"), (7800, "2 h 10 min"), (86_400 * 3 + 3600 * 4 + 5, "3 d 4 h"),
+    ],
+)  # fmt: skip
+def test_durations_have_two_units_at_most(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_date_is_shown_where_it_is_not_today() -> None:
+    noon = datetime(2026, 11, 15, 12, 0, 0).timestamp()
+    assert clock(noon, noon + 60) == "12:00:00"
+    assert clock(noon, noon + 86_400) == "2026-11-15 12:00:00"
+    assert stamp(noon + 0.25) == "2026-11-15 12:00:00.250"
+    assert ago(noon, noon + 5) == "5.0 s ago"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0, "0.0000"), (0.12346, "0.1235"), (0.0012, "0.0012"), (1.5, "1.500"), (1024.0, "1,024"),
+     (123456.0, "123,456"), (0.00001, "1.000e-05"), (1e9, "1.000e+09"), (-2.25, "-2.250")],
+)  # fmt: skip
+def test_numbers_have_few_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_sparkline_shows_the_course_and_leaves_gaps() -> None:
+    assert sparkline([1.0, 2.0, 3.0, 4.0], 4) == "▁▃▆█"
+    assert sparkline([1.0, None, 3.0], 3) == "▁ █"
+    assert sparkline([5.0, 5.0], 2) == "▁▁"
+    assert sparkline([None, None], 2) == "  "
+    assert sparkline([], 10) == ""
+    assert len(sparkline([float(i) for i in range(1000)], 48)) == 48
