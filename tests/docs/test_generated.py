@@ -1,0 +1,55 @@
+"""The pages printed from the code say what the code says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs import generate
+from torchloom.bus.server import find_binary
+from torchloom.cli.parser import build, options_of, verbs_of
+from torchloom.core.presence import JobPhase, Presence
+from torchloom.subjects import Role
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_a_printed_page_is_up_to_date(name: str) -> None:
+    assert name not in generate.out_of_date(), "run `make docs`"
+
+
+def test_an_old_page_is_named_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "DOCS", tmp_path)
+    assert generate.out_of_date() == list(generate.PAGES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_option_of_every_verb_is_on_the_page() -> None:
+    page = generate.page("cli.md")
+    for name, verb in verbs_of(build()).items():
+        section = page.partition(f"\n## loom {name}\n")[2].partition("\n## ")[0]
+        missing = [o for o in options_of(verb) if o not in section and o not in page.partition("## Exit codes")[0]]
+        assert section
+        assert not missing
+
+
+def test_every_state_and_role_is_explained() -> None:
+    assert set(generate.RANK_STATES) == set(Presence)
+    assert set(generate.JOB_STATES) == set(JobPhase)
+    assert set(generate.ROLES) == set(Role)
+
+
+def test_the_printed_server_configuration_is_one_that_nats_server_takes(tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text("\n".join([f'jetstream {{ store_dir: "{tmp_path / "js"}" }}', *generate.server_config()]))
+    checked = subprocess.run([find_binary(), "-t", "-c", config], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_it_runs_as_a_program() -> None:
+    root = Path(generate.__file__).parent.parent
+    command = [sys.executable, "-m", "docs.generate", "--check"]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
