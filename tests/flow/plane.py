@@ -1,4 +1,4 @@
-"""A whole control plane for flow tests: a real nats-server, a real weaver process, real ranks; all killed at the end."""
+"""A whole control plane for flow tests: a real nats-server, a real weaver, real ranks; all killed at the end."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 from tests.flow.plane import plane
-
 from torchloom.messages import Done, Fail, No, RankDied, RankLost
 
 TORCH_RANK = """
@@ -104,7 +103,8 @@ async def test_a_socket_reset_is_no_death(tmp_path: Path) -> None:
         endpoint = up.server.folder.read_endpoint()
         assert endpoint
         async with Proxy(int(endpoint.url.rpartition(":")[2])) as proxy:
-            up.start_rank(TORCHLOOM_ADDR=f"nats://127.0.0.1:{proxy.port}")
+            creds = up.server.folder.creds("threadlet")
+            up.start_rank(TORCHLOOM_ADDR=f"nats://127.0.0.1:{proxy.port}", TORCHLOOM_CREDS=str(creds))
             before = await up.until_beating()
             proxy.reset()
             after = await up.until_beating(after=before.beat.step if before.beat else 0)

@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 from tests.flow.plane import Plane, plane
-
 from torchloom.bus.client import connect, find
 from torchloom.core.fabric import State
 from torchloom.messages import Done, Fail, RankDied, RankLost, Register

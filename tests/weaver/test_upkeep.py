@@ -188,7 +188,7 @@ def test_secrets_are_private(home: Home) -> None:
     assert home.folder.path.stat().st_mode & 0o077 == 0
 
 
-def test_listening_beyond_loopback_needs_tls_and_a_second_machine_joins_with_a_token(home: Home, tmp_path: Path) -> None:
+def test_beyond_loopback_there_is_tls_and_a_second_machine_joins_with_a_token(home: Home, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*LOOM, "up", "--listen", "0.0.0.0", "--port", "0"],
         env=home.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

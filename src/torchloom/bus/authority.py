@@ -12,6 +12,7 @@ import base64
 import hashlib
 import os
 import time
+from pathlib import Path
 
 import msgspec
 import nkeys
@@ -74,12 +75,14 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
 
     def mint_system(self) -> bytes:
         """The weaver's second credential: it hears connects and disconnects and may ask who is connected."""
+        return self._user(self.system, SYSTEM, self.system_permissions(), -1, None)
+
+    def system_permissions(self) -> Permissions:
         account = self.account_key
-        allowed = Permissions(
+        return Permissions(
             publish=("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.*.CONNZ"),
             subscribe=(f"$SYS.ACCOUNT.{account}.CONNECT", f"$SYS.ACCOUNT.{account}.DISCONNECT", f"_INBOX.{SYSTEM}.>"),
         )
-        return self._user(self.system, SYSTEM, allowed, -1, None)
 
     @staticmethod
     def _user(account: str, name: str, allowed: Permissions, payload: int, lifetime: float | None) -> bytes:
@@ -104,25 +107,29 @@ def ensure_authority(folder: Folder) -> Authority:
         except (OSError, msgspec.MsgspecError, nkeys.NkeysError, ValueError, TypeError) as error:
             raise BadState(
                 f"the keys in {folder.authority} cannot be used: {error or type(error).__name__}",
-                hint="restore that file from a backup; or remove it and the creds folder, and every "
-                "credential given out so far becomes invalid",
+                hint="restore that file from a backup. Without it the control plane begins anew: remove it, and "
+                "every credential given out becomes invalid and what was stored is out of reach",
             ) from error
     else:
         authority = Authority.create()
         write_private(folder.authority, msgspec.json.encode(authority))
-    for role in Role:  # tokens say what a role may do, so they are made anew when the table of subjects changes
-        if not folder.creds(role).exists() or _allowed(folder.creds(role).read_bytes()) != permissions(role):
-            write_private(folder.creds(role), authority.mint(role))
-    if not folder.creds(SYSTEM).exists():
-        write_private(folder.creds(SYSTEM), authority.mint_system())
+    # Tokens say who signed them and what a role may do: made anew with other keys, or another table of subjects.
+    wanted = {str(role): (authority.account, permissions(role)) for role in Role}
+    wanted[SYSTEM] = (authority.system, authority.system_permissions())
+    for name, (issuer, allowed) in wanted.items():
+        if _says(folder.creds(name)) != (_public(issuer), allowed):
+            minted = authority.mint_system() if name == SYSTEM else authority.mint(Role(name))
+            write_private(folder.creds(name), minted)
     return authority
 
 
-def _allowed(creds: bytes) -> Permissions | None:
+def _says(path: Path) -> tuple[str, Permissions] | None:
+    """Who signed a credentials file, and for what."""
     try:
-        claims = msgspec.json.decode(_unpad(creds.split(b"\n")[1].split(b".")[1]))["nats"]
-        return Permissions(tuple(claims["pub"]["allow"]), tuple(claims["sub"]["allow"]))
-    except (IndexError, KeyError, TypeError, ValueError, msgspec.MsgspecError):
+        token = msgspec.json.decode(_unpad(path.read_bytes().split(b"\n")[1].split(b".")[1]))
+        claims = token["nats"]
+        return token["iss"], Permissions(tuple(claims["pub"]["allow"]), tuple(claims["sub"]["allow"]))
+    except (OSError, IndexError, KeyError, TypeError, ValueError, msgspec.MsgspecError):
         return None
 
 

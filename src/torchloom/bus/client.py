@@ -49,28 +49,42 @@ def find(settings: Settings, role: Role, rank: RankId | None = None) -> Address:
         urls = tuple(url.strip() for url in settings.addr.split(",") if url.strip())
     else:
         urls = (endpoint.url if endpoint else DEFAULT_ADDRESS,)
-    own = folder.creds(role)
-    creds = Path(settings.creds).expanduser() if settings.creds else own if own.exists() else None
-    if creds and not creds.exists():
-        raise BadState(f"the credentials file {creds} does not exist", hint="mend TORCHLOOM_CREDS")
-    return Address(urls, creds, inbox_prefix(role, rank), _authority(settings, folder), endpoint.account if endpoint else "")
+    # What the folder knows of its own server (keys, authority, account) says nothing about another one.
+    ours = endpoint is not None and urls == (endpoint.url,)
+    own = folder.creds(role) if ours else None
+    creds = _given("TORCHLOOM_CREDS", settings.creds) or (own if own and own.exists() else None)
+    if ours and creds is None:
+        raise BadState(
+            f"{folder.path} holds no credential for a {role}",
+            hint="a joined machine has the roles its token gave it: see `loom token --role` on the other one",
+        )
+    account = endpoint.account if ours and endpoint else ""
+    return Address(urls, creds, inbox_prefix(role, rank), _authority(settings, folder, ours), account)
 
 
 def find_system(settings: Settings) -> Address | None:
     """The same for the weaver's ear in the system account, if it has a credential for it."""
     main = find(settings, Role.WEAVER)
-    folder = Folder(settings.state_folder)
-    creds = Path(settings.system_creds).expanduser() if settings.system_creds else folder.creds(SYSTEM)
-    if not creds.exists():
+    own = Folder(settings.state_folder).creds(SYSTEM)
+    creds = _given("TORCHLOOM_SYSTEM_CREDS", settings.system_creds) or (own if main.account and own.exists() else None)
+    if creds is None:
         return None
     return Address(main.urls, creds, f"_INBOX.{SYSTEM}", main.ca, main.account)
 
 
-def _authority(settings: Settings, folder: Folder) -> Path | None:
-    if settings.tls_ca:
-        return Path(settings.tls_ca).expanduser()
+def _given(variable: str, text: str) -> Path | None:
+    """The file that a setting names, if it names one."""
+    if not text:
+        return None
+    path = Path(text).expanduser()
+    if not path.exists():
+        raise BadState(f"the file {path} does not exist", hint=f"mend {variable}")
+    return path
+
+
+def _authority(settings: Settings, folder: Folder, ours: bool) -> Path | None:
     own = folder.tls / "ca.pem"
-    return own if own.exists() else None
+    return _given("TORCHLOOM_TLS_CA", settings.tls_ca) or (own if ours and own.exists() else None)
 
 
 def _tls(address: Address) -> ssl.SSLContext | None:

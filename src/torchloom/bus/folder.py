@@ -27,6 +27,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     account: str = ""
     """Public key of the account torchLoom lives in: its connects and disconnects are announced under this name."""
     tls: bool = False
+    listen: str = ""
+    """The address the server listens on; empty on a machine that joined another's control plane."""
 
 
 class Folder:

@@ -150,7 +150,8 @@ class EmbeddedServer:
         # The chosen port stays chosen: ranks look for the server where it was.
         port = int(url.rpartition(":")[2])
         self.listen = Listen(self.listen.host, port, self.listen.cert, self.listen.key)
-        endpoint = Endpoint(url=url, account=authority.account_key, tls=self.listen.cert is not None)
+        secure = self.listen.cert is not None
+        endpoint = Endpoint(url=url, account=authority.account_key, tls=secure, listen=self.listen.host)
         write_private(self.folder.endpoint, msgspec.json.encode(endpoint))
         return endpoint
 

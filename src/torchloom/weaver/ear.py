@@ -85,6 +85,14 @@ class Ear:
         if named is not None:
             self._tell(LinkClosed(*named, link=f"{told.server.id}:{told.client.id}", reason=told.reason))
 
+    async def works(self) -> bool:
+        """Whether the server answers in its system account: a credential for another server would be deaf."""
+        try:
+            await self.roll_call()
+        except (nats.errors.Error, msgspec.MsgspecError, OSError):
+            return False
+        return True
+
     async def roll_call(self) -> dict[Life, set[str]]:
         """Who is connected now, at every server of the cluster. Raises nats errors if no server answers."""
         present: dict[Life, set[str]] = {}

@@ -105,7 +105,9 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
     system = find_system(settings)
     if system is not None:
         ear = Ear(await open_link(system, "system"), system.account)
-    else:
+        if not await ear.works():
+            ear = None
+    if ear is None:
         log.warning("no system account: deaths show only as silence. TORCHLOOM_SYSTEM_CREDS would tell them at once")
     weaver = Weaver(client, store, fabric, ear, name, clock)
     holder.append(weaver)

@@ -25,7 +25,7 @@ from torchloom import __version__
 from torchloom.bus.log import read_log
 from torchloom.core.curves import Curve
 from torchloom.core.decide import decide
-from torchloom.core.decision import Decision
+from torchloom.core.decision import Decision, WantedVerdict
 from torchloom.core.events import (
     Asked,
     Event,
@@ -33,19 +33,23 @@ from torchloom.core.events import (
     Heard,
     LinkClosed,
     LinkOpened,
+    Replied,
     Reported,
     RollCalled,
     Tick,
     TookOver,
+    VerdictKnown,
 )
 from torchloom.core.fabric import Fabric
-from torchloom.core.picture import curves, picture
+from torchloom.core.picture import curves, knobs, picture
 from torchloom.errors import TorchLoomError
 from torchloom.messages import (
     Answer,
     CurvePoints,
     InboxRead,
+    LookCurves,
     LookFabric,
+    LookKnobs,
     No,
     PlaneView,
     Point,
@@ -56,10 +60,11 @@ from torchloom.messages import (
     decode_beat,
     decode_fact,
     decode_look,
+    decode_reply,
     decode_report,
     encode,
 )
-from torchloom.subjects import ASK, BEAT, COMMAND, FACT, INBOX_STREAM, LOOK, REPORT
+from torchloom.subjects import ASK, BEAT, COMMAND, FACT, INBOX_STREAM, LOOK, REPLY, REPORT
 from torchloom.weaver.ear import Ear
 from torchloom.weaver.store import LOG_TROUBLE, Store
 
@@ -115,6 +120,7 @@ class Weaver:
         self._subjects: dict[str, RankId | None] = {}
         self._snapshot_at = self.began
         self._batch: list[Waiting] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._ahead = False
         """The fabric holds decisions that the log does not hold yet."""
         store.complain = self.complain
@@ -154,6 +160,8 @@ class Weaver:
         for waiting in self._batch:
             decision = decide(self.fabric, waiting.event, now)
             self.fabric.fold(decision.records, now)
+            for note in decision.notes:
+                self.fabric.watch.courses.note(note)
             records += decision.records
             read = max(read, waiting.inbox_seq)
             if decision:
@@ -174,10 +182,25 @@ class Weaver:
         for rank, command in decision.commands:
             self.fabric.watch.has_told((rank, command.incarnation), now)
             await self._send(COMMAND.for_rank(rank), encode(command))
+        for reply, answer in decision.replies:
+            await self._send(reply, encode(answer))
         if waiting.reply and decision.answer is not None:
             await self._send(waiting.reply, encode(decision.answer))
         elif isinstance(decision.answer, No):
             self.refuse(decision.answer.why)
+        for verdict in decision.verdicts:
+            task = asyncio.create_task(self._write_verdict(verdict))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _write_verdict(self, wanted: WantedVerdict) -> None:
+        try:
+            commit = await self.store.write_verdict(wanted.job, wanted.change, wanted.commit)
+        except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
+            log.warning("%s: the verdict could not be written: %s", wanted.change, error or type(error).__name__)
+            return  # wanted again in a while
+        reason = wanted.reason if commit == wanted.commit else "a rank reached the step before the verdict did"
+        self._queue.put_nowait(Waiting(VerdictKnown(wanted.change, commit, reason)))
 
     async def _send(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(nats.errors.Error):  # not connected: who needs it asks again
@@ -186,7 +209,8 @@ class Weaver:
     # ── what comes in ──
 
     async def _listen(self) -> None:
-        for subject, take in ((BEAT, self._on_beat), (ASK, self._on_ask), (LOOK, self._on_look)):
+        heard = ((BEAT, self._on_beat), (REPLY, self._on_reply), (ASK, self._on_ask), (LOOK, self._on_look))
+        for subject, take in heard:
             await self.client.subscribe(subject.pattern(), cb=take)
         for subject in (REPORT, FACT):
             await self.client.subscribe(subject.pattern(), cb=self._on_doorbell)
@@ -207,6 +231,18 @@ class Weaver:
             self.refuse("beat: not a rank's subject")
         elif not self.fabric.watch.hear(rank, beat, self.clock()):
             self._enqueue(Waiting(Heard(rank, beat)))
+
+    async def _on_reply(self, message: Msg) -> None:
+        try:
+            reply = decode_reply(message.data)
+        except msgspec.MsgspecError as error:
+            self.refuse(f"reply: {error}")
+            return
+        rank = _parse_rank(message.subject)
+        if rank is None:
+            self.refuse("reply: not a rank's subject")
+        elif self.fabric.watch.courses.take(rank, reply) is not None:
+            self._enqueue(Waiting(Replied(rank, reply)))
 
     def _enqueue(self, waiting: Waiting) -> bool:
         if self._queue.qsize() >= QUEUE:
@@ -232,7 +268,7 @@ class Weaver:
         if self.trouble.startswith(LOG_TROUBLE):
             await self._send_answer(message, No(why=f"{self.trouble}; nothing was changed", hint="is the disk full?"))
             return
-        self._enqueue(Waiting(Asked(ask), reply=message.reply))
+        self._enqueue(Waiting(Asked(ask, message.reply), reply=message.reply))
 
     async def _on_look(self, message: Msg) -> None:
         try:
@@ -242,10 +278,13 @@ class Weaver:
             await self._send_answer(message, No(why=f"not understood: {error}", hint="is this `loom` newer?"))
             return
         answer: Answer
-        if isinstance(look, LookFabric):
-            answer = picture(self.fabric, self.plane(), look)
-        else:
-            answer = curves(self.fabric, look)
+        match look:
+            case LookFabric():
+                answer = picture(self.fabric, self.plane(), look)
+            case LookCurves():
+                answer = curves(self.fabric, look)
+            case LookKnobs():
+                answer = knobs(self.fabric, look)
         await self._send_answer(message, answer)
 
     async def _send_answer(self, message: Msg, answer: Answer) -> None:

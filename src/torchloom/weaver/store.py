@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 import zlib
 from collections.abc import AsyncIterator, Callable
 
@@ -19,15 +18,27 @@ from nats.aio.client import Client
 from nats.js.api import StorageType, StreamConfig
 
 from torchloom.bus.log import extent, read_log
+from torchloom.bus.verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
 from torchloom.core.fabric import FORMAT, Fabric, State
 from torchloom.errors import BadState, Fenced, Unreachable
 from torchloom.messages import CurvePoints, Entry, Record, decode_entry, decode_points, encode
 from torchloom.settings import Settings
-from torchloom.subjects import CURVES, CURVES_STREAM, LOG, LOG_STREAM, SNAPSHOT, SNAPSHOT_STREAM, STREAMS, Stream
+from torchloom.subjects import (
+    ABORT,
+    COMMIT,
+    CURVES,
+    CURVES_STREAM,
+    LOG,
+    LOG_STREAM,
+    SNAPSHOT,
+    SNAPSHOT_STREAM,
+    STREAMS,
+    VERDICT_STREAM,
+    Stream,
+)
 
 log = logging.getLogger("torchloom.weaver")
 
-WRONG_LAST_SEQUENCE = 10071
 LOG_TROUBLE = "the log cannot be written"
 ENTRY_BYTES = 256 * 1024
 """Records of one append are split into messages of about this size."""
@@ -49,15 +60,12 @@ class Store:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._js = client.jetstream(timeout=2)
-        self._life = uuid.uuid4().hex
-        """Part of each message's id: a process id comes again, and the server would take the new for the old."""
         self.complain: Callable[[str], None] = log.warning
         """Told what keeps the log from being written; an empty text when it works again."""
         self.seq = 0
         """The last sequence of the log this weaver knows."""
         self.snapshot_seq = 0
         self._snapshot_stream_seq = 0
-        self._count = 0
 
     # ── start ──
 
@@ -117,7 +125,18 @@ class Store:
             fabric.fold(entry.records, entry.at)
             self.seq = stored.seq
         self.seq = max(self.seq, last)
+        if last < snapshot.seq:
+            await self._make_up(last, snapshot.seq)
         return fabric
+
+    async def _make_up(self, last: int, seq: int) -> None:
+        """The log ends before the snapshot: the server dropped a damaged part. The snapshot knows what was in it, so
+        only the numbering has to be made up, or entries to come would seem older than the snapshot."""
+        log.warning("the log lost its entries %d to %d; a snapshot has what they said", last + 1, seq)
+        filler = encode(Entry(term=0, at=0.0, records=()))
+        self.seq = last
+        while self.seq < seq:
+            await self._append(filler)
 
     async def _newest_snapshot(self) -> Snapshot:
         found = Snapshot(seq=0, state=State())
@@ -145,9 +164,7 @@ class Store:
             await self._append(encode(Entry(term=term, at=at, records=part)))
 
     async def _append(self, data: bytes) -> None:
-        self._count += 1
-        # The same id at every attempt: one that was stored but not acknowledged is recognised by the server.
-        headers = {"Nats-Msg-Id": f"{self._life}-{self._count}", "Nats-Expected-Last-Sequence": str(self.seq)}
+        headers = {"Nats-Expected-Last-Sequence": str(self.seq)}
         attempt = 0
         while True:
             try:
@@ -158,7 +175,10 @@ class Store:
                 return
             except nats.js.errors.APIError as error:
                 if error.err_code == WRONG_LAST_SEQUENCE:
-                    raise Fenced("a newer weaver has taken over; this one stops") from error
+                    if not await self._is_ours(data):
+                        raise Fenced("a newer weaver has taken over; this one stops") from error
+                    self.seq += 1
+                    return
                 trouble = f"{LOG_TROUBLE}: {error.description}"
             except nats.errors.ConnectionClosedError as error:
                 raise Unreachable("the server no longer lets this weaver in") from error
@@ -167,6 +187,12 @@ class Store:
             self.complain(trouble)
             await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
             attempt += 1
+
+    async def _is_ours(self, data: bytes) -> bool:
+        """Whether what follows our last entry is this one: stored by an attempt whose acknowledgement got lost."""
+        async for stored in read_log(self._client, LOG_STREAM.name, self.seq + 1, last=self.seq + 1):
+            return stored.data == data
+        return False
 
     async def write_snapshot(self, state: State) -> None:
         """Store the fold of the log up to now. A weaver that was replaced is refused here too."""
@@ -189,6 +215,19 @@ class Store:
             return
         self._snapshot_stream_seq = ack.seq
         self.snapshot_seq = seq
+
+    # ── verdicts ──
+
+    async def write_verdict(self, job: str, change: str, commit: bool) -> bool:
+        """Write a verdict on a change unless one stands; whether the one that stands is commit."""
+        subject = (COMMIT if commit else ABORT).to(job=job, change=change)
+        try:
+            await self._js.publish(subject, b"", headers=only_verdict(job, change), stream=VERDICT_STREAM.name)
+        except nats.js.errors.APIError as error:
+            if error.err_code != WRONG_LAST_SEQUENCE:
+                raise
+            return await stands_committed(self._client, job, change)
+        return commit
 
     # ── curves ──
 

@@ -52,7 +52,8 @@ LOG_BYTES = 10 * 1024 * 1024
 class ListenRequest:
     """What the command line says about where to listen."""
 
-    host: str = "127.0.0.1"
+    host: str | None = None
+    """None: as last time, else loopback."""
     port: int | None = None
     """None: the port of last time, else 4222. 0: any free one."""
     cert: Path | None = None
@@ -121,16 +122,23 @@ def _locked(folder: Folder) -> Iterator[IO[str]]:
 
 
 def _listen(folder: Folder, request: ListenRequest) -> Listen:
-    port = request.port
+    endpoint = folder.read_endpoint()
+    if endpoint is not None and not folder.authority.exists():
+        raise BadState(
+            f"{folder.path} has joined the control plane at {endpoint.url}",
+            hint="choose another folder with --state; or remove this one to leave that control plane",
+        )
+    port, host = request.port, request.host
     if port is None:
-        endpoint = folder.read_endpoint()
         port = int(endpoint.url.rpartition(":")[2]) if endpoint else DEFAULT_PORT
+    if host is None:
+        host = endpoint.listen if endpoint and endpoint.listen else "127.0.0.1"
     cert, key = request.cert, request.key
-    if not is_loopback(request.host) and not (cert or key):
+    if not is_loopback(host) and not (cert or key):
         from torchloom.bus.tls import ensure_tls
 
-        cert, key = ensure_tls(folder, request.host)
-    return Listen(request.host, port, cert, key)
+        cert, key = ensure_tls(folder, host)
+    return Listen(host, port, cert, key)
 
 
 @dataclass
@@ -294,7 +302,9 @@ def _detach(settings: Settings, listen: ListenRequest, folder: Folder, say: Say)
     if pid is not None:
         with _locked(folder):
             pass  # raises AlreadyUp with the whole sentence
-    words = ["up", "--listen", listen.host]
+    words = ["up"]
+    if listen.host is not None:
+        words += ["--listen", listen.host]
     if listen.port is not None:
         words += ["--port", str(listen.port)]
     for option, path in (("--tls-cert", listen.cert), ("--tls-key", listen.key)):
@@ -338,4 +348,5 @@ def _how_it_ended(code: int) -> str:
 
 def _last_line(path: Path) -> str:
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if line.startswith("loom: ")), lines[-1] if lines else "no output")
+    said = next((line for line in reversed(lines) if line.startswith("loom: ")), lines[-1] if lines else "no output")
+    return said.removeprefix("loom: ")
