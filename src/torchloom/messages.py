@@ -4,12 +4,13 @@ Who a rank is stands in the *subject* it speaks on, where the server enforces it
 names only the incarnation that speaks. Unknown fields are ignored, so an older reader understands a newer writer;
 an unknown tag, a wrong type or a value out of bounds is refused whole.
 
-    rank     → weaver   Report   Hello Goodbye            durable: acknowledged by the server's disk
+    rank     → weaver   Report   Hello Goodbye Knobs      durable: acknowledged by the server's disk
+    rank     → weaver   Reply    Standing Ready Applied Ordered   to a command; asked for again until it comes
     rank     → weaver   Beat                              once a second, never stored one by one
     anyone who knows → weaver   Fact   DeviceFailed DeviceRecovered RankExited      durable
-    operator → weaver   Ask      Fail Recover Register    answered with Done or No
-    viewer   → weaver   Look     LookFabric LookCurves    answered with a picture
-    weaver   → rank     Command  Welcome Introduce Muted Farewell
+    operator → weaver   Ask      Fail Recover Register SetKnobs Revert Steer     answered with Done or No
+    viewer   → weaver   Look     LookFabric LookCurves LookKnobs    answered with a picture
+    weaver   → rank     Command  Welcome Introduce Muted Farewell WhereAreYou Propose Verdict Order
     weaver   → log      Entry    of Records: everything the weaver knows is a fold of these
 """
 
@@ -89,6 +90,37 @@ class Hello(Message, frozen=True):
     step: int = 0
 
 
+KnobName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_:-]{0,63}$")]
+Value = bool | int | float | Annotated[str, Meta(max_length=1000)] | tuple[float, ...]
+"""What a knob can hold."""
+Values = Annotated[dict[KnobName, Value], Meta(max_length=64)]
+RequestId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+"""Made by who asks; the same at every repetition, so that a thing asked twice is done once."""
+
+
+class KnobSpec(Part, frozen=True):
+    """A value of a running job that may be changed."""
+
+    name: KnobName
+    kind: Literal["float", "int", "bool", "enum", "text", "floats"]
+    value: Value
+    """When it was offered."""
+    low: float | None = None
+    high: float | None = None
+    choices: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
+    unit: Annotated[str, Meta(max_length=32)] = ""
+    help: Annotated[str, Meta(max_length=500)] = ""
+    per: Literal["job", "rank"] = "job"
+
+
+class Knobs(Message, frozen=True):
+    """A rank says which values it lets be changed, and whether it can save a checkpoint when asked."""
+
+    incarnation: Incarnation
+    knobs: Annotated[tuple[KnobSpec, ...], Meta(max_length=128)]
+    checkpoints: bool = False
+
+
 class Goodbye(Message, frozen=True):
     """A life ends on purpose, or by an error that Python could still report."""
 
@@ -124,9 +156,62 @@ class Beat(Message, frozen=True):
     """Memory the rank's allocator holds on its devices; absent without an accelerator."""
     dropped: int = 0
     """Metric values that could not be reported: not a number, or too many names."""
+    change: int = 0
+    """The number of the newest change of values in force in this rank."""
+    paused: bool = False
+    knobs: Annotated[dict[str, Value], Meta(max_length=128)] = {}
+    """Values as they are now; told by rank 0 of a replica."""
 
 
-Report = Hello | Goodbye
+Report = Hello | Goodbye | Knobs
+
+
+# ── rank → weaver, in reply to a command ─────────────────────────────────────────────────────────────────────────────
+
+
+class Standing(Message, frozen=True):
+    """Where a rank is: so many steps finished, this long each."""
+
+    incarnation: Incarnation
+    id: str
+    step: int
+    step_seconds: float = 0.0
+    paused: bool = False
+
+
+class Ready(Message, frozen=True):
+    """A rank promises not to pass the step of a change without a verdict; or says why it cannot take it."""
+
+    incarnation: Incarnation
+    id: str
+    ok: bool
+    why: Text = ""
+    step: int = 0
+    late: bool = False
+    """The only trouble is that the step has passed: a later one may do."""
+
+
+class Applied(Message, frozen=True):
+    """A rank has taken a change at this step."""
+
+    incarnation: Incarnation
+    id: str
+    step: int
+    ok: bool = True
+    result: Text = ""
+    """What came of it (the path of a checkpoint), or why it failed."""
+
+
+class Ordered(Message, frozen=True):
+    """What became of an order."""
+
+    incarnation: Incarnation
+    id: str
+    outcome: Literal["applied", "refused", "expired"]
+    text: Annotated[str, Meta(max_length=60_000)] = ""
+
+
+Reply = Standing | Ready | Applied | Ordered
 
 
 # ── whoever knows → weaver ───────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +269,48 @@ class Register(Message, frozen=True):
     operator: Text = ""
 
 
-Ask = Fail | Recover | Register
+Action = Literal["set", "pause", "stop", "checkpoint"]
+"""What a change does to all its ranks at one step."""
+
+
+class SetKnobs(Message, frozen=True):
+    """Change values on all ranks of a job (or of one replica, or of one rank) at one step."""
+
+    request: RequestId
+    job: Name
+    values: Values
+    replica: Name | None = None
+    rank: RankNumber | None = None
+    at_step: Annotated[int, Meta(ge=1)] | None = None
+    over: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    """Steps over which the values move from old to new."""
+    dry_run: bool = False
+    wait: bool = True
+    """Answer when it has taken effect; otherwise when it is certain that it will."""
+    operator: Text = ""
+
+
+class Revert(Message, frozen=True):
+    """Undo a change: the values it found come back, at one step."""
+
+    request: RequestId
+    job: Name
+    change: Name
+    operator: Text = ""
+
+
+class Steer(Message, frozen=True):
+    """Do something to all ranks of a job, of one replica, or to one rank."""
+
+    request: RequestId
+    verb: Literal["pause", "resume", "stop", "checkpoint", "kill", "stacks"]
+    job: Name
+    replica: Name | None = None
+    rank: RankNumber | None = None
+    operator: Text = ""
+
+
+Ask = Fail | Recover | Register | SetKnobs | Revert | Steer
 
 
 class Done(Message, frozen=True):
@@ -192,6 +318,11 @@ class Done(Message, frozen=True):
 
     text: str
     replicas: tuple[ReplicaId, ...] = ()
+    change: str = ""
+    step: int | None = None
+    """At which a change takes effect."""
+    results: tuple[tuple[RankId, str], ...] = ()
+    """What each rank had to say."""
 
 
 class No(Message, frozen=True):
@@ -218,10 +349,28 @@ class LookCurves(Message, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 100
 
 
-Look = LookFabric | LookCurves
+class LookKnobs(Message, frozen=True):
+    """The knobs of a job and the changes made to them."""
+
+    job: Name
+
+
+Look = LookFabric | LookCurves | LookKnobs
 
 
 # ── weaver → rank ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Committed(Part, frozen=True):
+    """A change as a rank takes it."""
+
+    id: Name
+    number: int
+    step: int
+    """Takes effect when so many steps are finished."""
+    action: Action = "set"
+    values: Values = {}
+    over: int = 0
 
 
 class Welcome(Message, frozen=True):
@@ -230,6 +379,8 @@ class Welcome(Message, frozen=True):
     term: int
     incarnation: Incarnation
     beat_seconds: Annotated[float, Meta(gt=0, le=3600)]
+    changes: tuple[Committed, ...] = ()
+    """Of the job so far: in force from their steps on."""
 
 
 class Introduce(Message, frozen=True):
@@ -255,7 +406,44 @@ class Farewell(Message, frozen=True):
     incarnation: Incarnation
 
 
-Command = Welcome | Introduce | Muted | Farewell
+class WhereAreYou(Message, frozen=True):
+    """A change is being prepared: how far are you? Answered with Standing."""
+
+    term: int
+    incarnation: Incarnation
+    id: str
+
+
+class Propose(Message, frozen=True):
+    """Take this change at its step, if the verdict is commit. Answered with Ready."""
+
+    term: int
+    incarnation: Incarnation
+    job: Name
+    change: Committed
+
+
+class Verdict(Message, frozen=True):
+    """The change is to be taken, or not. Answered with Applied once taken."""
+
+    term: int
+    incarnation: Incarnation
+    id: Name
+    commit: bool
+
+
+class Order(Message, frozen=True):
+    """Do this now. Answered with Ordered."""
+
+    term: int
+    incarnation: Incarnation
+    id: Name
+    verb: Literal["resume", "kill", "stacks"]
+    seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+    """Until it expires, from when it is heard."""
+
+
+Command = Welcome | Introduce | Muted | Farewell | WhereAreYou | Propose | Verdict | Order
 
 
 # ── what the log holds ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -371,6 +559,61 @@ class IncidentAmended(Message, frozen=True):
     closed: bool = False
 
 
+class KnobsOffered(Message, frozen=True):
+    """What may be changed in a job, when that became more or other."""
+
+    job: str
+    knobs: tuple[KnobSpec, ...]
+    checkpoints: bool = False
+
+
+class ChangeProposed(Message, frozen=True):
+    """A change is under way: its ranks have been, or are about to be, asked to take it at its step."""
+
+    change: Committed
+    job: str
+    lives: tuple[tuple[RankId, Incarnation], ...]
+    request: str
+    operator: str = ""
+    before: dict[str, Value] = {}
+    replica: str | None = None
+    rank: int | None = None
+    reverts: str = ""
+
+
+class ChangeDecided(Message, frozen=True):
+    """The verdict, as the server let it be written: all ranks take it at its step, or none does."""
+
+    id: str
+    commit: bool
+    reason: str = ""
+
+
+class ChangeSettled(Message, frozen=True):
+    """Every rank of the change has said what became of it, or cannot any more."""
+
+    id: str
+    applied: int
+    outcome: str
+    unknown: tuple[RankId, ...] = ()
+    """Died in between: whether they took it is not known."""
+
+
+class OrderGiven(Message, frozen=True):
+    id: str
+    request: str
+    verb: str
+    job: str
+    lives: tuple[tuple[RankId, Incarnation], ...]
+    operator: str = ""
+
+
+class OrderEnded(Message, frozen=True):
+    id: str
+    outcome: str
+    applied: int = 0
+
+
 class InboxRead(Message, frozen=True):
     """The durable inbox has been decided on up to here; a restarted weaver goes on after it."""
 
@@ -393,6 +636,12 @@ Record = (
     | DeviceMarkedRecovered
     | IncidentOpened
     | IncidentAmended
+    | KnobsOffered
+    | ChangeProposed
+    | ChangeDecided
+    | ChangeSettled
+    | OrderGiven
+    | OrderEnded
     | InboxRead
 )
 
@@ -453,6 +702,7 @@ class JobView(Part, frozen=True):
     """The step of the rank that is least far."""
     loss: float | None = None
     samples_per_second: float | None = None
+    paused: bool = False
 
 
 class SeatView(Part, frozen=True):
@@ -504,6 +754,38 @@ class PlaneView(Part, frozen=True):
     """What keeps the weaver from working fully, such as a log that cannot be written."""
 
 
+class KnobView(Part, frozen=True):
+    spec: KnobSpec
+    value: Value
+    """In force, as far as the weaver knows."""
+    changed_by: str = ""
+    changed: float | None = None
+    change: str = ""
+
+
+class ChangeView(Part, frozen=True):
+    id: str
+    job: str
+    action: str
+    values: dict[str, Value]
+    before: dict[str, Value]
+    step: int
+    over: int
+    phase: str
+    outcome: str
+    operator: str
+    asked: float
+    target: str
+    reverted_by: str = ""
+    ranks: int = 0
+
+
+class KnobsView(Message, frozen=True):
+    knobs: tuple[KnobView, ...] = ()
+    changes: tuple[ChangeView, ...] = ()
+    """Newest first."""
+
+
 class FabricView(Message, frozen=True):
     plane: PlaneView
     jobs: tuple[JobView, ...] = ()
@@ -520,7 +802,7 @@ class CurvesView(Message, frozen=True):
     total: int = 0
 
 
-Answer = Done | No | FabricView | CurvesView
+Answer = Done | No | FabricView | CurvesView | KnobsView
 
 
 # ── the codec ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -530,6 +812,7 @@ encode = _encoder.encode
 
 decode_report = msgspec.json.Decoder(Report).decode
 decode_beat = msgspec.json.Decoder(Beat).decode
+decode_reply = msgspec.json.Decoder(Reply).decode
 decode_fact = msgspec.json.Decoder(Fact).decode
 decode_ask = msgspec.json.Decoder(Ask).decode
 decode_look = msgspec.json.Decoder(Look).decode

@@ -76,6 +76,15 @@ class Settings:
     curve_points: int = 240
     """Points kept of one rank's history; when full, neighbours are merged and the spacing doubles."""
 
+    lead_seconds: float = 0.02
+    """How far ahead of the foremost rank a change takes effect: at least one step more than this long."""
+    verdict_seconds: float = 1.0
+    """A rank that reaches the step of a change without a verdict waits at most this long for one."""
+    welcome_seconds: float = 1.0
+    """`attach()` waits at most this long for the values in force, and only if a control plane answers."""
+    pause_orphan_seconds: float = 600.0
+    """A paused rank that has had no link for this long goes on by itself."""
+
     goodbye_seconds: float = 0.5
     """A process that exits waits at most this long for its goodbye to be stored, and only if the link is up."""
     reconnect_seconds: float = 0.5

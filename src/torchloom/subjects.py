@@ -57,6 +57,9 @@ def _subject(template: str, speakers: Iterable[Role], listeners: Iterable[Role],
 BEAT = _subject("loom.beat.{job}.{replica}.{rank}", [T], [W, V, O], "where a rank is, once a second")
 REPORT = _subject("loom.report.{job}.{replica}.{rank}", [T], [W], "hello and goodbye; kept by the inbox stream")
 FACT = _subject("loom.fact.{source}", [A, O], [W], "devices failed, processes exited; kept by the inbox stream")
+REPLY = _subject("loom.reply.{job}.{replica}.{rank}", [T], [W], "what a rank answers to a command")
+COMMIT = _subject("loom.verdict.{job}.{change}.commit", [W], [], "a change is to be taken; kept by the verdict stream")
+ABORT = _subject("loom.verdict.{job}.{change}.abort", [W, T], [], "it is not to be taken; kept by the verdict stream")
 COMMAND = _subject("loom.command.{job}.{replica}.{rank}", [W], [T], "what the weaver tells one rank")
 ASK = _subject("loom.ask", [O], [W], "an operator wants something done")
 LOOK = _subject("loom.look", [O, V, W], [W], "someone wants to see; a starting weaver, whether there is another")
@@ -64,7 +67,7 @@ LOG = _subject("loom.log", [W], [V, O, A], "records, as they are decided; kept b
 SNAPSHOT = _subject("loom.snapshot", [W], [], "the fold of the log up to a sequence; kept by the snapshot stream")
 CURVES = _subject("loom.curves", [W], [V, O], "downsampled history; kept by the curves stream")
 
-SUBJECTS = (BEAT, REPORT, FACT, COMMAND, ASK, LOOK, LOG, SNAPSHOT, CURVES)
+SUBJECTS = (BEAT, REPORT, REPLY, FACT, COMMIT, ABORT, COMMAND, ASK, LOOK, LOG, SNAPSHOT, CURVES)
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,11 @@ INBOX_STREAM = Stream(
 )
 SNAPSHOT_STREAM = Stream("LOOM_SNAPSHOT", (SNAPSHOT,), frozenset(), 256 * _MB, 0, 2, why="so that replay stays short")
 CURVES_STREAM = Stream("LOOM_CURVES", (CURVES,), frozenset(), 64 * _MB, 7 * _DAY, why="so that views can draw the past")
+VERDICT_STREAM = Stream(
+    "LOOM_VERDICT", (COMMIT, ABORT), frozenset([T]), 16 * _MB, _DAY, why="one verdict a change: the first written wins"
+)
 
-STREAMS = (LOG_STREAM, INBOX_STREAM, SNAPSHOT_STREAM, CURVES_STREAM)
+STREAMS = (LOG_STREAM, INBOX_STREAM, SNAPSHOT_STREAM, CURVES_STREAM, VERDICT_STREAM)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from torchloom.core import devices, ranks, sweep
+from torchloom.core import changes, devices, orders, ranks, sweep
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.events import (
     Asked,
@@ -19,21 +19,33 @@ from torchloom.core.events import (
     Heard,
     LinkClosed,
     LinkOpened,
+    Replied,
     Reported,
     RollCalled,
     Tick,
     TookOver,
+    VerdictKnown,
 )
 from torchloom.core.fabric import Fabric
 from torchloom.messages import (
+    Applied,
     DeviceFailed,
     DeviceRecovered,
     Fail,
     Goodbye,
     Hello,
+    Knobs,
+    Ordered,
     RankExited,
+    RankId,
+    Ready,
     Recover,
     Register,
+    Reply,
+    Revert,
+    SetKnobs,
+    Standing,
+    Steer,
     TermBegan,
 )
 
@@ -64,6 +76,20 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
             return devices.recover(fabric, device, operator)
         case Asked(ask=Register() as register):
             return devices.register(fabric, register)
+        case Reported(rank=rank, report=Knobs() as offered):
+            return ranks.offers(fabric, rank, offered)
+        case Asked(ask=SetKnobs() as ask, reply=reply):
+            return changes.set_knobs(fabric, ask, reply, now)
+        case Asked(ask=Revert() as ask, reply=reply):
+            return changes.revert(fabric, ask, reply, now)
+        case Asked(ask=Steer(verb="pause" | "stop" | "checkpoint") as ask, reply=reply):
+            return changes.act(fabric, ask, reply, now)
+        case Asked(ask=Steer() as ask, reply=reply):
+            return orders.give(fabric, ask, reply, now)
+        case Replied(rank=rank, reply=reply):
+            return _replied(fabric, rank, reply, now)
+        case VerdictKnown(change=change, commit=commit, reason=reason):
+            return changes.verdict_known(fabric, change, commit, reason, now)
         case RollCalled():
             return ranks.roll_called(fabric, now)
         case Tick():
@@ -72,3 +98,18 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
             term = fabric.term + 1
             return Decision((TermBegan(term=term, weaver=weaver),), reason=f"{weaver} takes over as term {term}")
     raise AssertionError(f"no rule for {event!r}")
+
+
+def _replied(fabric: Fabric, rank: RankId, reply: Reply, now: float) -> Decision:
+    course = fabric.watch.courses.find(reply.id)
+    if course is None:
+        return NOTHING
+    match reply:
+        case Standing():
+            return changes.standing(fabric, course)
+        case Ready():
+            return changes.ready(fabric, course, rank, now)
+        case Applied():
+            return changes.applied(fabric, course)
+        case Ordered():
+            return orders.ordered(fabric, course)

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from torchloom.core.courses import Note
 from torchloom.messages import Command, Done, No, RankId, Record
+
+
+class WantedVerdict(NamedTuple):
+    """A verdict to be written, if no other has been; what the server let stand comes back as an event."""
+
+    job: str
+    change: str
+    commit: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +28,14 @@ class Decision:
     answer: Done | No | None = None
     """For who asked, once the records are stored."""
     reason: str = ""
+    notes: tuple[Note, ...] = ()
+    """To remember, not to store."""
+    replies: tuple[tuple[str, Done | No], ...] = ()
+    """For those who asked earlier and still wait."""
+    verdicts: tuple[WantedVerdict, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.records or self.commands or self.answer)
+        return bool(self.records or self.commands or self.answer or self.notes or self.replies or self.verdicts)
 
 
 NOTHING = Decision()
@@ -34,4 +50,7 @@ def together(decisions: Iterable[Decision]) -> Decision:
         tuple(record for decision in all_of_them for record in decision.records),
         tuple(command for decision in all_of_them for command in decision.commands),
         reason="; ".join(decision.reason for decision in all_of_them if decision.reason),
+        notes=tuple(note for decision in all_of_them for note in decision.notes),
+        replies=tuple(reply for decision in all_of_them for reply in decision.replies),
+        verdicts=tuple(verdict for decision in all_of_them for verdict in decision.verdicts),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchloom.messages import Ask, Beat, Fact, RankId, Report
+from torchloom.messages import Ask, Beat, Fact, RankId, Reply, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Asked:
     """An operator wants something and waits for the answer."""
 
     ask: Ask
+    reply: str = ""
+    """Where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,23 @@ class Heard:
 
     rank: RankId
     beat: Beat
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """A rank answered a command; the course it belongs to has taken it in."""
+
+    rank: RankId
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictKnown:
+    """The server let this verdict on a change stand."""
+
+    change: str
+    commit: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +88,16 @@ class TookOver:
     weaver: str
 
 
-Event = Reported | FactTold | Asked | Heard | LinkOpened | LinkClosed | RollCalled | Tick | TookOver
+Event = (
+    Reported
+    | FactTold
+    | Asked
+    | Heard
+    | Replied
+    | VerdictKnown
+    | LinkOpened
+    | LinkClosed
+    | RollCalled
+    | Tick
+    | TookOver
+)

@@ -11,10 +11,15 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
+from torchloom.core.courses import Course
 from torchloom.core.drmap import DRMap, Seat
+from torchloom.core.ledger import Change, ChangePhase, Ledger, LedgerState
 from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
 from torchloom.core.watch import Watch
 from torchloom.messages import (
+    ChangeDecided,
+    ChangeProposed,
+    ChangeSettled,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
     DeviceSeated,
@@ -24,6 +29,9 @@ from torchloom.messages import (
     JobBegan,
     JobEnded,
     JobForgotten,
+    KnobsOffered,
+    OrderEnded,
+    OrderGiven,
     RankDied,
     RankForgotten,
     RankFound,
@@ -100,6 +108,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     hand_seats: tuple[Seat, ...] = ()
     incidents: tuple[Incident, ...] = ()
+    ledger: LedgerState = LedgerState()
 
 
 class Fabric:
@@ -107,6 +116,7 @@ class Fabric:
         state = state or State()
         self.settings = settings
         self.watch = Watch(settings)
+        self.ledger = Ledger(state.ledger)
         self.term = state.term
         self.inbox_seq = state.inbox_seq
         self.incident_count = state.incident_count
@@ -126,6 +136,11 @@ class Fabric:
              rank.presence is Presence.LEFT or rank.presence is Presence.FAILED)
             for rank in state.ranks
         )  # fmt: skip
+        for change in self.ledger.changes.values():
+            self._follow_change(change, 0.0)
+        for order in self.ledger.orders.values():
+            if not order.outcome:
+                self.watch.courses.begin(Course(order.request, order.job, dict(order.lives), id=order.id))
 
     def state(self) -> State:
         """The durable part, in a fixed order: equal states compare equal."""
@@ -138,6 +153,7 @@ class Fabric:
             devices=tuple(self.devices[device] for device in sorted(self.devices)),
             hand_seats=tuple(sorted(self.hand_seats, key=lambda seat: (seat.device, seat.replica))),
             incidents=tuple(self.incidents.values()),
+            ledger=self.ledger.state(),
         )
 
     def next_incident(self, offset: int = 0) -> str:
@@ -184,6 +200,7 @@ class Fabric:
                 for rank in list(self.ranks_of_job.get(name, ())):  # what remains of an earlier run
                     if self.ranks[rank].presence not in PRESENT:
                         self._forget(rank)
+                self.ledger.forget(name)
                 began = self.jobs.get(name)
                 phase = JOB_NEXT[(began.phase, JobSign.JOINED)] if began else JobPhase.RUNNING
                 self.jobs[name] = Job(name=name, phase=phase, began=at)
@@ -193,6 +210,7 @@ class Fabric:
                 for rank in list(self.ranks_of_job.get(name, ())):
                     self._forget(rank)
                 self.jobs.pop(name, None)
+                self.ledger.forget(name)
             case DeviceSeated(device=device, replica=replica, node=node):
                 seat = Seat(device, replica, None, node)
                 self.hand_seats.add(seat)
@@ -206,6 +224,51 @@ class Fabric:
                 self._open(record, at)
             case IncidentAmended():
                 self._amend(record, at)
+            case _:
+                self._fold_steering(record, at)
+
+    def _fold_steering(self, record: Record, at: float) -> None:
+        match record:
+            case KnobsOffered():
+                self.ledger.offer(record)
+            case ChangeProposed():
+                self.ledger.propose(record, at)
+                self._follow_change(self.ledger.changes[record.change.id], at)
+            case ChangeDecided(id=id):
+                self.ledger.decide(record)
+                self._follow_change(self.ledger.changes[id], at)
+            case ChangeSettled(id=id):
+                request = self.ledger.changes[id].request
+                self.ledger.settle(record)
+                self.watch.courses.end(request)
+            case OrderGiven(id=id, request=request, job=job, lives=lives):
+                self.ledger.give(record, at)
+                self.watch.courses.begin(Course(request, job, dict(lives), id=id, began=at, sent=at))
+            case OrderEnded(id=id):
+                request = self.ledger.orders[id].request
+                self.ledger.end(record)
+                self.watch.courses.end(request)
+
+    def _follow_change(self, change: Change, at: float) -> None:
+        """Keep the course of a change in step with the ledger, and tell the watch what beats must say from now on."""
+        courses = self.watch.courses
+        if change.phase is ChangePhase.PROPOSED:
+            course = courses.by_request.get(change.request)
+            if course is None or course.id:
+                course = Course(change.request, change.job, dict(change.lives))
+                courses.begin(course)
+            course.id, course.began, course.sent = change.id, at, at
+        elif change.phase is ChangePhase.ABORTED:
+            courses.end(change.request)
+        if change.takes_effect and change.change.action == "set":
+            for rank, life in change.lives:
+                self.watch.expect(rank, life, change.change)
+        if change.phase is ChangePhase.COMMITTED:
+            course = courses.by_request.get(change.request)
+            if course is None:
+                course = Course(change.request, change.job, dict(change.lives), id=change.id)
+                courses.begin(course)
+            course.committed, course.began, course.sent = True, at, at
 
     def _join(self, record: RankJoined, at: float) -> None:
         hello, rank_id = record.hello, record.rank

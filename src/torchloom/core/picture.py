@@ -5,16 +5,21 @@ from __future__ import annotations
 from torchloom.core.fabric import Fabric, Job, Rank
 from torchloom.core.presence import JobPhase, Presence
 from torchloom.messages import (
+    ChangeView,
     CurvesView,
     DeviceView,
     FabricView,
     IncidentView,
     JobView,
+    KnobsView,
+    KnobView,
     LookCurves,
     LookFabric,
+    LookKnobs,
     PlaneView,
     RankView,
     SeatView,
+    Value,
 )
 
 CLOSED_SHOWN = 50
@@ -109,6 +114,50 @@ def _job(fabric: Fabric, job: Job) -> JobView:
         step=min((beat.step for beat in beats), default=None),
         loss=sum(losses) / len(losses) if losses else None,
         samples_per_second=sum(rates) if rates and job.phase is JobPhase.RUNNING else None,
+        paused=bool(live) and any(beat.paused for beat in beats),
+    )
+
+
+def knobs(fabric: Fabric, look: LookKnobs) -> KnobsView:
+    now_there: dict[str, Value] = {}
+    for rank in sorted(fabric.ranks_of_job.get(look.job, ()), reverse=True):
+        pulse = fabric.watch.pulses.get(rank)
+        if pulse is not None and pulse.beat is not None and not pulse.over:
+            now_there |= pulse.beat.knobs
+    changes = fabric.ledger.changes
+    shown = []
+    for name, knob in fabric.ledger.knobs.get(look.job, {}).items():
+        change = changes.get(knob.change)
+        shown.append(
+            KnobView(
+                spec=knob.spec,
+                value=now_there.get(name, knob.value),
+                changed_by=change.operator if change else "",
+                changed=change.asked if change else None,
+                change=knob.change,
+            )
+        )
+    return KnobsView(
+        knobs=tuple(shown),
+        changes=tuple(
+            ChangeView(
+                id=change.id,
+                job=change.job,
+                action=change.change.action,
+                values=change.change.values,
+                before=change.before,
+                step=change.change.step,
+                over=change.change.over,
+                phase=change.phase.value,
+                outcome=change.outcome,
+                operator=change.operator,
+                asked=change.asked,
+                target=change.target,
+                reverted_by=change.reverted_by,
+                ranks=len(change.lives),
+            )
+            for change in reversed(list(fabric.ledger.of_job(look.job)))
+        ),
     )
 
 

@@ -7,6 +7,8 @@ rank, the server, an agent) in any order; core/presence.py says what each sign m
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric, Rank
 from torchloom.core.presence import JobPhase, Presence
@@ -20,6 +22,9 @@ from torchloom.messages import (
     IncidentOpened,
     Introduce,
     JobBegan,
+    Knobs,
+    KnobsOffered,
+    KnobSpec,
     Muted,
     RankDied,
     RankExited,
@@ -47,14 +52,20 @@ def hello(fabric: Fabric, rank: RankId, said: Hello) -> Decision:
             why=f"a newer life of {rank} speaks from pid {known.pid} on {known.node}",
         )
         return Decision(commands=((rank, muted),), reason=f"{rank}: an older life said hello")
-    welcome = Welcome(term=fabric.term, incarnation=said.incarnation, beat_seconds=fabric.beat_seconds())
+    job = fabric.jobs.get(rank.job)
+    same_run = job is not None and job.phase is JobPhase.RUNNING
+    welcome = Welcome(
+        term=fabric.term,
+        incarnation=said.incarnation,
+        beat_seconds=fabric.beat_seconds(),
+        changes=fabric.ledger.in_force(rank) if same_run else (),
+    )
     if known is not None and said.incarnation == known.incarnation:
         return Decision(commands=((rank, welcome),), reason=f"{rank} said hello again")
 
     records: list[Record] = []
     commands: list[tuple[RankId, Command]] = [(rank, welcome)]
-    job = fabric.jobs.get(rank.job)
-    if job is None or job.phase is not JobPhase.RUNNING:
+    if not same_run:
         records.append(JobBegan(job=rank.job))
     if known is not None and known.incident:
         records.append(IncidentAmended(id=known.incident, outcome="a new life of the rank joined", closed=True))
@@ -213,6 +224,8 @@ def heard(fabric: Fabric, rank: RankId, beat: Beat, now: float) -> Decision:
     known = fabric.ranks.get(rank)
     life = (rank, beat.incarnation)
     if known is not None and known.incarnation == beat.incarnation:
+        if fabric.watch.pulses[rank].astray == 2:
+            return _astray(fabric, known, beat)
         if now - known.since < fabric.settings.settle_seconds:
             return NOTHING  # may have been under way when it died
         return _found(known, f"heard at step {beat.step}", now)
@@ -224,6 +237,43 @@ def heard(fabric: Fabric, rank: RankId, beat: Beat, now: float) -> Decision:
         return Decision(commands=((rank, muted),), reason=f"{rank}: an older life still beats")
     introduce = Introduce(term=fabric.term, incarnation=beat.incarnation)
     return Decision(commands=((rank, introduce),), reason=f"{rank}: an unknown life beats")
+
+
+def _astray(fabric: Fabric, known: Rank, beat: Beat) -> Decision:
+    """Two beats in a row say that a change which all ranks took is not in force here: it was cut off at that step."""
+    pulse = fabric.watch.pulses[known.id]
+    opened = IncidentOpened(
+        id=fabric.next_incident(),
+        what=f"rank {known.id} disagrees with its peers",
+        subject=f"{known.id}#c{pulse.due_change}",
+        job=known.id.job,
+        evidence=(
+            f"change c{pulse.due_change} takes effect at step {pulse.due_step} on all ranks",
+            f"at step {beat.step} the newest change in force there is {f'c{beat.change}' if beat.change else 'none'}",
+        ),
+        decision=REPORT_ONLY,
+        reason="it could not reach the server when the step came, and went on unchanged",
+    )
+    return Decision((opened,), reason=opened.what)
+
+
+def offers(fabric: Fabric, rank: RankId, said: Knobs) -> Decision:
+    """A rank says what may be changed; recorded if that is more than, or other than, its job has offered so far."""
+    known = fabric.ranks.get(rank)
+    if known is None or known.incarnation != said.incarnation:
+        return NOTHING
+    offered = fabric.ledger.knobs.get(rank.job, {})
+    news = tuple(spec for spec in said.knobs if spec.name not in offered or _differs(offered[spec.name].spec, spec))
+    saves = said.checkpoints and rank.job not in fabric.ledger.checkpointers
+    if not news and not saves:
+        return NOTHING
+    record = KnobsOffered(job=rank.job, knobs=news, checkpoints=said.checkpoints)
+    return Decision((record,), reason=f"{rank.job} offers {', '.join(spec.name for spec in news) or 'checkpoints'}")
+
+
+def _differs(known: KnobSpec, said: KnobSpec) -> bool:
+    """In what it accepts; the value it has just now is another matter."""
+    return replace(known, value=said.value) != said
 
 
 def _found(known: Rank, why: str, now: float) -> Decision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.core import ranks
+from torchloom.core import changes, orders, ranks
 from torchloom.core.decision import Decision, together
 from torchloom.core.fabric import Fabric, Job
 from torchloom.core.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence
@@ -17,6 +17,9 @@ def tick(fabric: Fabric, now: float) -> Decision:
         if job.phase is JobPhase.RUNNING:
             decisions.append(_job(fabric, job, now))
     decisions.append(_ended_jobs(fabric))
+    for course in fabric.watch.courses.by_request.values():
+        order = course.id in fabric.ledger.orders
+        decisions.append(orders.tend(fabric, course, now) if order else changes.tend(fabric, course, now))
     return together(decisions)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from torchloom.core.courses import Courses
 from torchloom.core.curves import Curve
-from torchloom.messages import Beat, RankId
+from torchloom.messages import Beat, Committed, RankId
 from torchloom.settings import Settings
 
 Life = tuple[RankId, str]
@@ -31,6 +32,11 @@ class Pulse:
     """Lost or presumed dead: its next beat is news."""
     over: bool = False
     """Left or failed: nothing more is expected of this life."""
+    due_step: int = 0
+    due_change: int = 0
+    """From this step on, this change must be in force: what every beat is compared with."""
+    astray: int = 0
+    """Beats in a row that said otherwise."""
 
 
 @dataclass(slots=True)
@@ -47,6 +53,8 @@ class Watch:
     """When an unknown or muted life was last answered, so that a flood gets a trickle back."""
     reunion: bool = False
     """A roll-call is due."""
+    courses: Courses = field(default_factory=Courses)
+    """Changes and orders under way."""
     meanwhile: list[tuple[Life, str, bool]] | None = None
     """While a roll-call is being answered: links that opened (True) or closed since it was asked for."""
 
@@ -59,6 +67,10 @@ class Watch:
             return False
         pulse.beat = beat
         pulse.heard = now
+        if beat.change < pulse.due_change and beat.step >= pulse.due_step:
+            pulse.astray += 1
+            return pulse.astray != 2  # the first may have been under way
+        pulse.astray = 0
         return not pulse.missing
 
     def link_opened(self, life: Life, link: str) -> None:
@@ -102,6 +114,12 @@ class Watch:
         before = self.pulses.get(rank)
         self.pulses[rank] = Pulse(incarnation, now, curve=before.curve if before else None)
         self.deadlines.pop(rank, None)
+
+    def expect(self, rank: RankId, life: str, change: Committed) -> None:
+        """From its step on, this life must have this change in force."""
+        pulse = self.pulses.get(rank)
+        if pulse is not None and pulse.incarnation == life and change.number > pulse.due_change:
+            pulse.due_step, pulse.due_change = change.step, change.number
 
     def lost(self, rank: RankId, patient: bool, now: float) -> None:
         grace = self.settings.frozen_grace_seconds if patient else self.settings.grace_seconds

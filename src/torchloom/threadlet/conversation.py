@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum, auto
 from random import SystemRandom
@@ -14,25 +14,36 @@ from typing import Any
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.errors import APIError
 
+from torchloom.bus.verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
 from torchloom.messages import (
     Beat,
     Command,
+    Committed,
     Farewell,
     Goodbye,
     Hello,
     Introduce,
+    Knobs,
     Muted,
+    Order,
+    Propose,
     RankId,
+    Reply,
     Report,
+    Verdict,
     Welcome,
+    WhereAreYou,
     decode_command,
     encode,
 )
-from torchloom.subjects import BEAT, COMMAND, REPORT
+from torchloom.subjects import ABORT, BEAT, COMMAND, REPLY, REPORT
 from torchloom.threadlet.ending import Ending
+from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.incarnation import new_incarnation
 from torchloom.threadlet.meter import Meter
+from torchloom.threadlet.orders import Orders
 from torchloom.threadlet.probe import device_mb, rss_mb
 from torchloom.threadlet.readings import Reader
 
@@ -40,6 +51,9 @@ logger = logging.getLogger("torchloom")
 HELLO_AGAIN_SECONDS = 0.5
 """Pause before a hello is repeated that nothing has stored: the weaver has not made its inbox yet."""
 ACK_SECONDS = 2.0
+RESOLVE_SECONDS = 0.8
+OFFER_SECONDS = 0.1
+"""How soon a new knob is told."""
 READ_SECONDS = 0.2
 """Longest a beat waits for a device to give up a number."""
 _chance = SystemRandom()
@@ -73,8 +87,16 @@ class Over(Enum):
 
 
 class Conversation:
-    def __init__(self, client: Client, life: Life, meter: Meter, reader: Reader, hello: Callable[[], Hello]) -> None:
+    def __init__(
+        self, client: Client, life: Life, meter: Meter, reader: Reader, hello: Callable[[], Hello], helm: Helm
+    ) -> None:
         self._client = client
+        self._helm = helm
+        self._orders = Orders(helm, life.incarnation)
+        self._offered = 0
+        self._spawned: set[asyncio.Task[None]] = set()
+        self.welcomed: Callable[[], None] = lambda: None
+        """Called at the first welcome of this connection."""
         self._life = life
         self._meter = meter
         self._reader = reader
@@ -93,6 +115,7 @@ class Conversation:
         await self._client.subscribe(COMMAND.for_rank(self._life.rank), cb=self._hear)
         self._introduce()
         beats, shut, left = (asyncio.ensure_future(work) for work in (self._beat_on(), closed.wait(), leaving.wait()))
+        self.spawn(self._offer_on())
         tasks: list[asyncio.Future[Any]] = [beats, shut, left]
         try:
             await asyncio.wait([self._over, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -109,6 +132,7 @@ class Conversation:
         finally:
             if self._introducing is not None:
                 tasks.append(self._introducing)
+            tasks += self._spawned
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -136,6 +160,48 @@ class Conversation:
             logger.debug("torchLoom: %s not stored: %r", what, error)
             return False
         return True
+
+    # ── what may be changed ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _offer_on(self) -> None:
+        """Tell the weaver which knobs there are, now and whenever there are more."""
+        while True:
+            if self._known and self._helm.offers > self._offered:
+                count = self._helm.offers
+                saves = self._helm.save is not None
+                knobs = Knobs(incarnation=self._life.incarnation, knobs=self._helm.specs(), checkpoints=saves)
+                if await self._report(knobs, f"knobs-{count}-{self._life.hellos}"):
+                    self._offered = count
+            await asyncio.sleep(OFFER_SECONDS)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something to do on this connection while it lasts."""
+        task = asyncio.ensure_future(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+
+    async def reply(self, reply: Reply) -> None:
+        with contextlib.suppress(Exception):  # asked again if it does not arrive
+            await self._client.publish(REPLY.for_rank(self._life.rank), encode(reply))
+
+    async def resolve(self, change: Committed) -> None:
+        """The step of a change has come and no verdict: write abort, unless one stands, and obey what stands."""
+        job = self._life.rank.job
+        try:
+            commit = False
+            try:
+                headers = only_verdict(job, change.id)
+                abort = ABORT.to(job=job, change=change.id)
+                await self._client.jetstream().publish(abort, b"", timeout=RESOLVE_SECONDS, headers=headers)
+            except APIError as error:
+                if error.err_code != WRONG_LAST_SEQUENCE:
+                    raise
+                commit = await stands_committed(self._client, job, change.id, RESOLVE_SECONDS)
+        except Exception as error:  # noqa: BLE001  cut off: the training goes on unchanged when its patience ends
+            logger.debug("torchLoom: no verdict on %s: %r", change.id, error)
+            return
+        verdict = Verdict(term=self._life.term, incarnation=self._life.incarnation, id=change.id, commit=commit)
+        self._helm.hear(verdict)
 
     # ── beats ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -169,6 +235,9 @@ class Conversation:
                 rss_mb=rss_mb(),
                 device_mb=device_mb(),
                 dropped=self._meter.dropped + known.dropped,
+                change=self._helm.steering.newest,
+                paused=self._helm.steering.paused,
+                knobs=self._helm.values() if self._life.rank.rank == 0 else {},
             )
             self._complain(self._meter.complaint or known.complaint)
             await self._client.publish(BEAT.for_rank(self._life.rank), encode(beat))
@@ -207,12 +276,20 @@ class Conversation:
         if command.incarnation == self._life.incarnation and command.term >= self._life.term:
             self._life.term = command.term
             self._obey(command)
+            reply = self._steer(command)
+            if reply is not None:
+                await self.reply(reply)
+            if isinstance(command, Order) and command.verb == "kill":
+                await self._client.flush()
+                self._orders.kill()
 
     def _obey(self, command: Command) -> None:
         life = self._life
         match command:
-            case Welcome(beat_seconds=seconds):
+            case Welcome(beat_seconds=seconds, changes=changes):
                 life.welcomed = True
+                self._helm.welcome(changes)
+                self.welcomed()
                 if seconds != life.beat_seconds:
                     life.beat_seconds = seconds
                     self._paced.set()
@@ -229,6 +306,18 @@ class Conversation:
                 else:  # it has just begun, on a machine whose clock is behind
                     life.incarnation = new_incarnation(newer_than=newest)
                     self._end(Over.RENAMED)
+
+    def _steer(self, command: Command) -> Reply | None:
+        match command:
+            case WhereAreYou(id=id):
+                return self._helm.standing(id)
+            case Propose():
+                return self._helm.propose(command)
+            case Verdict():
+                return self._helm.hear(command)
+            case Order():
+                return self._orders.carry_out(command)
+        return None
 
     def _end(self, why: Over) -> None:
         if not self._over.done():

@@ -15,7 +15,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from random import SystemRandom
+from typing import Any
 
 from nats.aio.client import Client
 
@@ -27,6 +29,7 @@ from torchloom.settings import Settings
 from torchloom.subjects import Role
 from torchloom.threadlet.conversation import Conversation, Life, Over
 from torchloom.threadlet.ending import Ending
+from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.loop import LinkLoop
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.names import Names
@@ -43,12 +46,20 @@ THREAD = "torchloom-link"
 
 class Link:
     def __init__(
-        self, names: Names, incarnation: str, meter: Meter, settings: Settings, devices: tuple[str, ...] | None
+        self,
+        names: Names,
+        incarnation: str,
+        meter: Meter,
+        helm: Helm,
+        settings: Settings,
+        devices: tuple[str, ...] | None,
     ) -> None:
         self.life = Life(names.rank, incarnation, settings.beat_seconds)
         self.up = False
         self._names = names
         self._meter = meter
+        self._helm = helm
+        self._talk: Conversation | None = None
         self._settings = settings
         self._devices = devices
         self._reader = Reader()
@@ -62,12 +73,31 @@ class Link:
         self._leave_by = 0.0
         self._ending = Ending()
         self._gone = threading.Event()
+        self._started = threading.Event()
+        """Welcomed, or there is nobody to be welcomed by."""
+        helm.answer = lambda reply: self._soon(lambda talk: talk.reply(reply))
+        helm.resolve = lambda change: self._soon(lambda talk: talk.resolve(change))
+        helm.linked = lambda: self.up
 
     # ── called by the training ───────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
         logging.getLogger("asyncio").addFilter(_worth_telling)  # adding it again changes nothing
         self._thread.start()
+
+    def await_welcome(self) -> None:
+        """Wait a moment for the values in force, so that the first step has them; not where nobody answers."""
+        self._started.wait(self._settings.welcome_seconds)
+
+    def _soon(self, work: Callable[[Conversation], Coroutine[Any, Any, None]]) -> None:
+        """Have the link do something on the connection it has, if it has one."""
+
+        def begin() -> None:
+            if self._talk is not None:
+                self._talk.spawn(work(self._talk))
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no link any more
+            self._loop.call_soon_threadsafe(begin)
 
     def goodbye(self, ending: Ending) -> None:
         """Say how it ended, and wait until that is known, but only briefly, and not at all where nobody listens."""
@@ -102,6 +132,7 @@ class Link:
             self._tried = True
             self._reader.close()
             self._gone.set()
+            self._started.set()
 
     async def _live(self) -> None:
         if self._devices is None:  # here, because a driver may take its time to answer
@@ -114,6 +145,7 @@ class Link:
                 over = await self._meet()
             except Exception as error:  # noqa: BLE001  no server, no right to enter, a damaged file: try again
                 self._tried = True
+                self._started.set()
                 self._told(f"{getattr(error, 'message', '') or repr(error)}; training goes on without torchLoom")
             else:
                 pause = FIRST_PAUSE
@@ -135,13 +167,17 @@ class Link:
             self.up = self._tried = True
             logger.info("torchLoom: the link to %s is %s", address, "back" if self._troubled else "up")
             self._troubled = False
-            talk = Conversation(client, self.life, self._meter, self._reader, self._hello)
+            self.life.term = 0  # of the weaver that speaks on this connection; a stale one cannot any more
+            talk = Conversation(client, self.life, self._meter, self._reader, self._hello, self._helm)
+            talk.welcomed = self._started.set
+            self._talk = talk
             over = await talk.hold(closed, self._leaving, self._how_it_ends)
             if over is Over.LOST:
                 self._told(f"the link to {address} is lost; training goes on and it will be sought again")
             return over
         finally:
             self.up = False
+            self._talk = None
             if self._leaving.is_set():
                 self._gone.set()
             with contextlib.suppress(Exception):

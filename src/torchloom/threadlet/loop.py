@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import encodings.idna  # noqa: F401  looked up by name on the first connect; a fork during an import can hang the child
+import logging
 import os
 import socket
 import threading
@@ -89,6 +90,10 @@ class LinkLoop(asyncio.SelectorEventLoop):
 
         threading.Thread(target=look, name="torchloom-lookup", daemon=True).start()
         return await found
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """What goes wrong here is no business of the training's output."""
+        logging.getLogger("torchloom").debug("torchLoom: %s", context.get("message"), exc_info=context.get("exception"))
 
     def hang_up(self) -> None:
         """End every connection at once. The peer sees it now, whatever a library still waits for."""

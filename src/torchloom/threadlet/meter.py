@@ -50,8 +50,8 @@ class Meter:
     def step_number(self) -> int:
         return self._mark[1]
 
-    def step(self, loss: Any, samples: Any, step: Any, metrics: dict[str, Any]) -> None:
-        """One step was finished. Never raises; this is the path that must stay short."""
+    def step(self, loss: Any, samples: Any, step: Any, metrics: dict[str, Any]) -> int:
+        """One step was finished; its number. Never raises; this is the path that must stay short."""
         try:
             now = self._clock()
             written, number, last, total = self._mark
@@ -69,6 +69,18 @@ class Meter:
                 self._keep(metrics)
         except Exception as error:  # noqa: BLE001  whatever is passed in, training goes on
             self._drop(f"{type(error).__name__} from a value given to step()")
+        return self._mark[1]
+
+    def resume_at(self, step: int) -> None:
+        """So many steps were finished before this life began."""
+        written, _, _, total = self._mark
+        self._mark = (written, self._given(step, self._mark[1]), 0.0, total)
+
+    def typical(self) -> float:
+        """How long a step takes of late, in seconds; 0 before the second one."""
+        written = self._mark[0]
+        durations = sorted(self._ring[i & _MASK] for i in range(max(0, written - 32), written))
+        return durations[len(durations) // 2] if durations else 0.0
 
     def take(self) -> Stretch:
         """The steps since this was last called."""

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -24,10 +24,13 @@ from torchloom.messages import check_name
 from torchloom.settings import Settings
 from torchloom.threadlet import hooks
 from torchloom.threadlet.ending import Ending, ending_of
+from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.incarnation import first_incarnation
+from torchloom.threadlet.knob import Knob, log_level_knob, make_knob
 from torchloom.threadlet.link import Link
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.names import Host, Names, find_names
+from torchloom.threadlet.optimizers import optimizer_knobs
 
 logger = logging.getLogger("torchloom")
 MAX_DEVICES = 64
@@ -36,11 +39,13 @@ MAX_DEVICES = 64
 class Threadlet:
     """A training process's side of torchLoom. Make it with attach()."""
 
-    def __init__(self, names: Names, meter: Meter, link: Link | None) -> None:
+    def __init__(self, names: Names, meter: Meter, helm: Helm, link: Link | None) -> None:
         self.job, self.replica, self.rank = names.rank
         self.world_size = names.world_size
         self._names = names
         self._meter: Meter | None = meter
+        self._helm = helm
+        self._steering = helm.steering
         self._link = link
         if link is None:
             self._meter = None
@@ -52,13 +57,68 @@ class Threadlet:
         `step` sets the step number, for example after a resume, otherwise steps are counted.
         """
         meter = self._meter
-        if meter is not None:
-            meter.step(loss, samples, step, metrics)
+        if meter is not None and (number := meter.step(loss, samples, step, metrics)) >= self._steering.boundary:
+            self._helm.reach(number)
 
     @property
     def stopping(self) -> bool:
         """Whether the training was asked to stop after this step."""
-        return False
+        return self._helm.stopping
+
+    @property
+    def step_number(self) -> int:
+        """Steps finished so far."""
+        return 0 if self._meter is None else self._meter.step_number
+
+    # ── what may be changed ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def knob(self, name: str, value: Any = None, **about: Any) -> Knob:
+        """Let a value be changed while the job runs. Read it as `.value`; it changes only inside step().
+
+        `value` is what it begins with; or `get` and `set` are functions that reach it where it is. `type`, `low`,
+        `high`, `choices`, `unit` and `help` say what it may be; `per="rank"` lets it differ between ranks.
+        """
+        return self._helm.add(make_knob(name, value, **about))
+
+    def watch(self, optimizer: Any, scheduler: Any = None) -> None:
+        """Offer lr, momentum, betas and weight decay of an optimizer. A change of lr survives the scheduler."""
+        for knob in optimizer_knobs(optimizer, scheduler):
+            self._helm.add(knob)
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        return self._helm.knobs
+
+    def clip(self, value: float = 1.0) -> Knob:
+        """A knob for the norm at which gradients are clipped: `clip_grad_norm_(parameters, clip.value)`."""
+        return self.knob("clip", float(value), low=0.0, help="gradient norm to clip at")
+
+    def accumulation(self, value: int = 1) -> Knob:
+        """A knob for how many batches make one optimizer step."""
+        return self.knob("accumulation", int(value), low=1, help="batches for each optimizer step")
+
+    def log_interval(self, value: int = 10) -> Knob:
+        return self.knob("log_interval", int(value), low=1, unit="steps", help="steps between two log lines")
+
+    def checkpoint_interval(self, value: int = 1000) -> Knob:
+        return self.knob("checkpoint_interval", int(value), low=1, unit="steps", help="steps between two checkpoints")
+
+    def on_checkpoint(self, save: Callable[[int], object]) -> Callable[[int], object]:
+        """Call this when someone asks for a checkpoint, on every rank at the same step; it returns the path."""
+        self._helm.save = save
+        self._helm.offers += 1
+        return save
+
+    def resume_at(self, step: int) -> None:
+        """Training goes on after this step of an earlier run: changes made up to it are in force at once."""
+        self._helm.resume_at(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Values in force and the changes behind them, for your checkpoint."""
+        return self._helm.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._helm.load_state_dict(state)
 
     @property
     def connected(self) -> bool:
@@ -119,18 +179,21 @@ def attach(
         logger.warning("torchLoom: %s is attached already; this is the same threadlet", names.rank)
         return known
     meter = Meter()
+    incarnation = first_incarnation(os.environ.get("TORCHLOOM_INCARNATION", ""))
+    helm = Helm(incarnation, meter, settings)
     if settings.off or _is_bystander(names):
-        return Threadlet(names, meter, None)
+        return Threadlet(names, meter, helm, None)
     try:
-        incarnation = first_incarnation(os.environ.get("TORCHLOOM_INCARNATION", ""))
-        link = Link(names, incarnation, meter, settings, given)
+        link = Link(names, incarnation, meter, helm, settings, given)
+        threadlet = Threadlet(names, meter, helm, link)
+        helm.add(log_level_knob())
         link.start()
     except Exception as error:  # noqa: BLE001  no thread, no descriptor left: training starts anyway
         logger.warning("torchLoom: cannot attach, training goes on without it: %r", error)
-        return Threadlet(names, meter, None)
-    threadlet = Threadlet(names, meter, link)
+        return Threadlet(names, meter, helm, None)
     hooks.enter(names.rank, threadlet)
     _announce(names)
+    link.await_welcome()
     return threadlet
 
 

@@ -1,0 +1,451 @@
+"""Changes: all ranks of a job take one at the same step, or none does.
+
+    asked     everyone is asked how far he is                               WhereAreYou → Standing
+    proposed  for a step a little ahead of the foremost; each rank promises
+              not to pass that step without a verdict                       Propose → Ready
+    verdict   commit if all promised, abort if one refused or is missing.
+              The server lets one verdict be written; a rank that reaches
+              the step without one writes abort, and obeys what stands
+    settled   each has taken it, or died before it could say so             Verdict → Applied
+
+Everything is asked again until it is answered, here and after a restart of the weaver, and done once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from torchloom import knobs
+from torchloom.core.courses import (
+    AskedAgain,
+    AskersTold,
+    AskerWaits,
+    Course,
+    CourseBegan,
+    CourseEnded,
+    Lives,
+    VerdictAsked,
+    Wish,
+)
+from torchloom.core.decision import NOTHING, Decision, WantedVerdict
+from torchloom.core.fabric import Fabric, Rank
+from torchloom.core.ledger import Change, ChangePhase
+from torchloom.core.presence import PRESENT
+from torchloom.core.targets import did_you_mean, find_target, names, split_group
+from torchloom.messages import (
+    ChangeDecided,
+    ChangeProposed,
+    ChangeSettled,
+    Command,
+    Committed,
+    Done,
+    No,
+    Propose,
+    RankId,
+    Revert,
+    SetKnobs,
+    Standing,
+    Steer,
+    Verdict,
+    Welcome,
+    WhereAreYou,
+)
+
+AGAIN_SECONDS = 0.25
+"""Between two askings of a rank that has not answered."""
+ANSWER_SECONDS = 5.0
+"""A rank that has not answered for so long ends the change."""
+REPLY_SECONDS = 10.0
+"""Whoever waits for a change to take effect is told after this long that it is certain, if it is not yet done."""
+ATTEMPTS = 4
+"""A change whose step had passed before a rank heard of it is proposed anew, further ahead."""
+
+
+# ── asked ──
+
+
+def set_knobs(fabric: Fabric, ask: SetKnobs, reply: str, now: float) -> Decision:
+    again = _asked_before(fabric, ask.request, reply)
+    if again is not None:
+        return again
+    lives = find_target(fabric, ask.job, ask.replica, ask.rank)
+    if isinstance(lives, No):
+        return Decision(answer=lives)
+    refusal = _check_values(fabric, ask)
+    if refusal is not None:
+        return Decision(answer=refusal)
+    if ask.dry_run:
+        return Decision(answer=Done(text=f"would set {_told(fabric, ask)} on {len(lives)} rank{_s(lives)}"))
+    return _inquire(fabric, Wish(ask), lives, reply, now)
+
+
+def revert(fabric: Fabric, ask: Revert, reply: str, now: float) -> Decision:
+    again = _asked_before(fabric, ask.request, reply)
+    if again is not None:
+        return again
+    change = fabric.ledger.changes.get(ask.change)
+    if change is None or change.job != ask.job:
+        known = [c.id for c in fabric.ledger.of_job(ask.job)]
+        hint = did_you_mean(ask.change, known, f"`loom changes {ask.job}` lists them")
+        return Decision(answer=No(why=f"job {ask.job} has no change {ask.change}", hint=hint))
+    if change.change.action != "set" or not change.takes_effect:
+        return Decision(answer=No(why=f"{ask.change} did not change any value: {change.outcome or change.phase}"))
+    if change.reverted_by:
+        return Decision(answer=No(why=f"{ask.change} was reverted by {change.reverted_by} already"))
+    wanted = SetKnobs(
+        request=ask.request,
+        job=ask.job,
+        replica=change.replica,
+        rank=change.rank,
+        values=change.before,
+        operator=ask.operator,
+    )
+    lives = find_target(fabric, ask.job, change.replica, change.rank)
+    if isinstance(lives, No):
+        return Decision(answer=lives)
+    return _inquire(fabric, Wish(wanted, reverts=change.id), lives, reply, now)
+
+
+def act(fabric: Fabric, ask: Steer, reply: str, now: float) -> Decision:
+    """Pause, stop or save: things done by all ranks at one step."""
+    again = _asked_before(fabric, ask.request, reply)
+    if again is not None:
+        return again
+    lives = find_target(fabric, ask.job, ask.replica, ask.rank)
+    if isinstance(lives, No):
+        return Decision(answer=lives)
+    alone = split_group(fabric, lives, ask.replica, ask.rank)
+    if alone is not None:
+        return Decision(answer=alone)
+    if ask.verb == "checkpoint" and ask.job not in fabric.ledger.checkpointers:
+        return Decision(
+            answer=No(
+                why=f"job {ask.job} has registered no function that saves a checkpoint",
+                hint="in the script: loom.on_checkpoint(save), with save(step) returning the path",
+            )
+        )
+    wanted = SetKnobs(
+        request=ask.request, job=ask.job, replica=ask.replica, rank=ask.rank, values={}, operator=ask.operator
+    )
+    assert ask.verb in {"pause", "stop", "checkpoint"}
+    return _inquire(fabric, Wish(wanted, action=ask.verb), lives, reply, now)
+
+
+def _asked_before(fabric: Fabric, request: str, reply: str) -> Decision | None:
+    """The same request once more: whoever asks waits with the others, or is told how it ended."""
+    if request in fabric.watch.courses.by_request:
+        return Decision(notes=(AskerWaits(request, reply),))
+    change = fabric.ledger.change_of(request)
+    if change is None:
+        return None
+    if change.phase is ChangePhase.ABORTED:
+        return Decision(answer=No(why=f"{change.id} was not made: {change.outcome}"))
+    return Decision(answer=_done(change))
+
+
+def _check_values(fabric: Fabric, ask: SetKnobs) -> No | None:
+    offered = {name: knob.spec for name, knob in fabric.ledger.knobs.get(ask.job, {}).items()}
+    if not ask.values:
+        return No(why="there is nothing to set", hint=f"loom set {ask.job} NAME=VALUE")
+    for name in ask.values:
+        if name not in offered:
+            hint = did_you_mean(name, offered, f"`loom knobs {ask.job}` lists what may be changed")
+            return No(why=f"job {ask.job} has no knob {name}", hint=hint)
+        if ask.rank is not None and offered[name].per != "rank":
+            return No(
+                why=f"{name} is a knob of the whole job: it changes on all ranks or on none",
+                hint=f"loom set {ask.job} {name}=…",
+            )
+        if ask.over and not knobs.can_ramp(offered[name]):
+            return No(why=f"{name} is not a number: it cannot change little by little", hint="leave --over out")
+    try:
+        knobs.check_all(offered, ask.values)
+    except knobs.BadValue as error:
+        return No(why=error.message, hint=f"`loom knobs {ask.job}` shows the bounds")
+    return None
+
+
+def _inquire(fabric: Fabric, wish: Wish, lives: Lives, reply: str, now: float) -> Decision:
+    ask = wish.ask
+    busy = fabric.ledger.under_way(ask.job)
+    asked = fabric.watch.courses.inquiring(ask.job)
+    if busy or asked:
+        who = busy.operator if busy else asked.wish.ask.operator if asked and asked.wish else ""
+        name = f"change {busy.id}" if busy else "another change"
+        return Decision(
+            answer=No(why=f"{name} of {who or 'someone'} is under way in {ask.job}", hint="try again in a moment")
+        )
+    course = Course(ask.request, ask.job, dict(lives), wish, began=now, sent=now, waiters=[reply] if reply else [])
+    commands = _ask_where(fabric, course, lives)
+    return Decision(commands=commands, notes=(CourseBegan(course),), reason=f"{ask.job}: how far is everyone?")
+
+
+def _ask_where(fabric: Fabric, course: Course, lives: Lives) -> tuple[tuple[RankId, Command], ...]:
+    return tuple((rank, WhereAreYou(term=fabric.term, incarnation=life, id=course.request)) for rank, life in lives)
+
+
+# ── proposed ──
+
+
+def standing(fabric: Fabric, course: Course) -> Decision:
+    """Someone said how far he is; once all have, the step is chosen."""
+    wish = course.wish
+    if course.id or wish is None or len(course.standings) < len(course.lives):
+        return NOTHING
+    step = choose_step(fabric, wish, list(course.standings.values()))
+    if step is None:
+        front = max(course.standings.values(), key=lambda s: s.step)
+        who = next(rank for rank, s in course.standings.items() if s is front)
+        past = No(why=f"step {wish.ask.at_step} is past: {who} has finished {front.step}", hint="choose a later one")
+        return _give_up(course, past)
+    number = fabric.ledger.change_count + 1
+    ask = wish.ask
+    change = Committed(
+        id=f"c{number}", number=number, step=step, action=wish.action, values=ask.values, over=ask.over
+    )
+    known = fabric.ledger.knobs.get(ask.job, {})
+    record = ChangeProposed(
+        change=change,
+        job=ask.job,
+        lives=tuple(course.lives.items()),
+        request=course.request,
+        operator=ask.operator,
+        before={name: known[name].value for name in ask.values if name in known},
+        replica=ask.replica,
+        rank=ask.rank,
+        reverts=wish.reverts,
+    )
+    commands = _propose(fabric, course, change)
+    return Decision((record,), commands, reason=f"{change.id}: {_what(record)} at step {step}")
+
+
+def choose_step(fabric: Fabric, wish: Wish, standings: list[Standing]) -> int | None:
+    """A step a little ahead of the foremost rank: near, but not before the news can be everywhere. None: it is past."""
+    front = max(standing.step for standing in standings)
+    if all(standing.paused and standing.step == front for standing in standings):
+        near = front  # they stand at that very boundary
+    else:
+        fastest = min((s.step_seconds for s in standings if s.step_seconds > 0), default=0.1)
+        lead = fabric.settings.lead_seconds * 2 ** (wish.attempt - 1)
+        near = front + 1 + math.ceil(lead / max(fastest, 1e-4))
+    wanted = wish.ask.at_step
+    if wanted is None:
+        return near
+    return wanted if wanted > front or (wanted == near == front) else None
+
+
+def _propose(fabric: Fabric, course: Course, change: Committed) -> tuple[tuple[RankId, Command], ...]:
+    return tuple(
+        (rank, Propose(term=fabric.term, incarnation=life, job=course.job, change=change))
+        for rank, life in course.lives.items()
+        if rank not in course.ready
+    )
+
+
+def ready(fabric: Fabric, course: Course, rank: RankId, now: float) -> Decision:
+    """Someone promised, or refused."""
+    if course.committed or course.verdict_asked is not None or not course.id:
+        return NOTHING
+    answer = course.ready[rank]
+    if not answer.ok:
+        late = "late: " if answer.late else ""
+        return _want(course, False, f"{late}{rank} refuses: {answer.why}", now)
+    if len(course.ready) < len(course.lives):
+        return NOTHING
+    stranger = _others(fabric, course)
+    if stranger:
+        return _want(course, False, f"{names(stranger)} joined meanwhile", now)
+    return _want(course, True, "all ranks are ready", now)
+
+
+def _others(fabric: Fabric, course: Course) -> list[RankId]:
+    """Ranks the change is for that were not asked, or live another life than they did then."""
+    return [rank.id for rank in _joined(fabric, fabric.ledger.changes[course.id])]
+
+
+def _joined(fabric: Fabric, change: Change) -> list[Rank]:
+    asked = dict(change.lives)
+    members = [fabric.ranks[rank] for rank in fabric.ranks_of_job.get(change.job, ()) if change.is_for(rank)]
+    return [m for m in members if m.presence in PRESENT and asked.get(m.id) != m.incarnation]
+
+
+def _want(course: Course, commit: bool, reason: str, now: float) -> Decision:
+    return Decision(
+        notes=(VerdictAsked(course.request, now),),
+        verdicts=(WantedVerdict(course.job, course.id, commit, reason),),
+    )
+
+
+# ── verdict ──
+
+
+def verdict_known(fabric: Fabric, id: str, commit: bool, reason: str, now: float) -> Decision:
+    """The server let this verdict stand."""
+    change = fabric.ledger.changes.get(id)
+    if change is None or change.phase is not ChangePhase.PROPOSED:
+        return NOTHING
+    course = fabric.watch.courses.find(id)
+    record = ChangeDecided(id=id, commit=commit, reason=reason)
+    told: list[tuple[RankId, Command]] = [
+        (rank, Verdict(term=fabric.term, incarnation=life, id=id, commit=commit)) for rank, life in change.lives
+    ]
+    if commit:
+        told += _welcome_others(fabric, change)
+        replies: tuple[tuple[str, Done | No], ...] = ()
+        if course and course.wish and not course.wish.ask.wait:
+            replies = tuple((waiter, _done(change)) for waiter in course.waiters)
+        notes = (AskersTold(course.request),) if replies and course else ()
+        return Decision((record,), tuple(told), replies=replies, notes=notes, reason=f"{id}: {reason}")
+    if course and course.wish and course.wish.attempt < ATTEMPTS and _may_try_again(course, reason):
+        wish = replace(course.wish, attempt=course.wish.attempt + 1)
+        again = Course(course.request, course.job, course.lives, wish, began=now, sent=now, waiters=course.waiters)
+        told += _ask_where(fabric, again, tuple(course.lives.items()))
+        return Decision((record,), tuple(told), notes=(CourseBegan(again),), reason=f"{id}: {reason}; once more")
+    refused = No(why=f"{id} was not made: {reason}", hint="nothing was changed on any rank")
+    replies = tuple((waiter, refused) for waiter in course.waiters) if course else ()
+    return Decision((record,), tuple(told), replies=replies, reason=f"{id}: {reason}")
+
+
+def _may_try_again(course: Course, reason: str) -> bool:
+    """The step came too early for someone; further ahead it may do. A step that was asked for cannot be moved."""
+    early = reason.startswith(("late:", "a rank reached"))
+    return early and course.wish is not None and course.wish.ask.at_step is None
+
+
+def _welcome_others(fabric: Fabric, change: Change) -> list[tuple[RankId, Command]]:
+    """Ranks that joined between the question and the verdict learn of it with a new welcome."""
+    return [
+        (
+            rank.id,
+            Welcome(
+                term=fabric.term,
+                incarnation=rank.incarnation,
+                beat_seconds=fabric.beat_seconds(),
+                changes=(*fabric.ledger.in_force(rank.id), change.change),
+            ),
+        )
+        for rank in _joined(fabric, change)
+    ]
+
+
+# ── settled ──
+
+
+def applied(fabric: Fabric, course: Course) -> Decision:
+    """Someone took it; once all have, or are gone, it is settled."""
+    change = fabric.ledger.changes.get(course.id)
+    if change is None or change.phase is not ChangePhase.COMMITTED:
+        return NOTHING
+    gone = [r for r, life in course.lives.items() if r not in course.applied and not _same_life(fabric, r, life)]
+    if len(course.applied) + len(gone) < len(course.lives):
+        return NOTHING
+    failed = [rank for rank, answer in course.applied.items() if not answer.ok]
+    taken = len(course.applied) - len(failed)
+    outcome = f"applied at step {change.change.step} on {taken} rank{'s' if taken != 1 else ''}"
+    if failed:
+        outcome += f"; {names(failed)} failed: {course.applied[failed[0]].result}"
+    if gone:
+        outcome += f"; unknown for {names(gone)}, gone in between"
+    record = ChangeSettled(id=course.id, applied=taken, outcome=outcome, unknown=tuple(gone))
+    results = tuple((rank, answer.result) for rank, answer in sorted(course.applied.items()) if answer.result)
+    answer: Done | No = Done(text=f"{course.id}: {outcome}", change=course.id, step=change.change.step, results=results)
+    if failed:
+        answer = No(why=f"{course.id}: {outcome}")
+    replies = tuple((waiter, answer) for waiter in course.waiters)
+    return Decision((record,), replies=replies, reason=f"{course.id}: {outcome}")
+
+
+def _same_life(fabric: Fabric, rank: RankId, life: str) -> bool:
+    known = fabric.ranks.get(rank)
+    return known is not None and known.incarnation == life and known.presence in PRESENT
+
+
+# ── time ──
+
+
+def tend(fabric: Fabric, course: Course, now: float) -> Decision:
+    """Ask again who has not answered; end what takes too long."""
+    change = fabric.ledger.changes.get(course.id) if course.id else None
+    if course.id and change is None:
+        return Decision(notes=(CourseEnded(course.request),))  # its job was forgotten
+    gone = [rank for rank, life in course.lives.items() if not _same_life(fabric, rank, life)]
+    if change is None:
+        return _tend_inquiry(fabric, course, gone, now)
+    if change.phase is ChangePhase.PROPOSED:
+        return _tend_proposal(fabric, course, change, gone, now)
+    settled = applied(fabric, course)
+    if settled:
+        return settled
+    if now - course.sent < 4 * AGAIN_SECONDS:
+        return NOTHING
+    again = tuple(
+        (rank, Verdict(term=fabric.term, incarnation=life, id=course.id, commit=True))
+        for rank, life in course.lives.items()
+        if rank not in course.applied and rank not in gone
+    )
+    replies: tuple[tuple[str, Done], ...] = ()
+    notes: tuple[AskedAgain | AskersTold, ...] = (AskedAgain(course.request, now),)
+    if course.waiters and now - course.began > REPLY_SECONDS:
+        replies = tuple((waiter, _done(change, course)) for waiter in course.waiters)
+        notes = (*notes, AskersTold(course.request))
+    return Decision(commands=again, notes=notes, replies=replies)
+
+
+def _tend_inquiry(fabric: Fabric, course: Course, gone: list[RankId], now: float) -> Decision:
+    silent = [rank for rank in course.lives if rank not in course.standings]
+    if gone:
+        return _give_up(course, No(why=f"{names(gone)} went away meanwhile", hint="nothing was changed"))
+    if now - course.began > ANSWER_SECONDS:
+        return _give_up(course, No(why=f"expired: {names(silent)} does not answer", hint="nothing was changed"))
+    if now - course.sent < AGAIN_SECONDS:
+        return NOTHING
+    lives = tuple((rank, course.lives[rank]) for rank in silent)
+    return Decision(commands=_ask_where(fabric, course, lives), notes=(AskedAgain(course.request, now),))
+
+
+def _tend_proposal(fabric: Fabric, course: Course, change: Change, gone: list[RankId], now: float) -> Decision:
+    if course.verdict_asked is not None and now - course.verdict_asked < ANSWER_SECONDS:
+        return NOTHING
+    silent = [rank for rank in course.lives if rank not in course.ready]
+    if gone:
+        return _want(course, False, f"{names(gone)} went away", now)
+    if now - course.began > ANSWER_SECONDS:
+        return _want(course, False, f"expired: {names(silent)} did not answer", now)
+    if not silent:
+        return _want(course, True, "all ranks are ready", now)
+    if now - course.sent < AGAIN_SECONDS:
+        return NOTHING
+    return Decision(commands=_propose(fabric, course, change.change), notes=(AskedAgain(course.request, now),))
+
+
+def _give_up(course: Course, why: No) -> Decision:
+    replies = tuple((waiter, why) for waiter in course.waiters)
+    return Decision(replies=replies, notes=(CourseEnded(course.request),), reason=f"{course.job}: {why.why}")
+
+
+# ── words ──
+
+
+def _done(change: Change, course: Course | None = None) -> Done:
+    if change.phase is ChangePhase.SETTLED:
+        text = f"{change.id}: {change.outcome}"
+    else:
+        reached = f"; {len(course.applied)} of {len(course.lives)} ranks have reached it" if course else ""
+        text = f"{change.id}: takes effect at step {change.change.step} on all {len(change.lives)} ranks{reached}"
+    return Done(text=text, change=change.id, step=change.change.step)
+
+
+def _told(fabric: Fabric, ask: SetKnobs) -> str:
+    known = fabric.ledger.knobs.get(ask.job, {})
+    return ", ".join(f"{name} {known[name].value} → {value}" for name, value in ask.values.items())
+
+
+def _what(record: ChangeProposed) -> str:
+    if record.change.action != "set":
+        return f"{record.change.action} {record.job}"
+    return ", ".join(f"{name} {record.before.get(name)} → {value}" for name, value in record.change.values.items())
+
+
+def _s(things: Lives) -> str:
+    return "" if len(things) == 1 else "s"

@@ -1,0 +1,134 @@
+"""Knobs: what may be changed while a job runs, and the one rule by which a value is accepted.
+
+The command line, the weaver and the rank all ask here, so a value that one accepts is accepted by all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torchloom.errors import BadInput
+from torchloom.messages import KnobSpec, Value
+
+MAX_TEXT = 1000
+"""Characters of a text value."""
+_YES = frozenset({"true", "yes", "on", "1"})
+_NO = frozenset({"false", "no", "off", "0"})
+
+
+class BadValue(BadInput):
+    """A value that a knob cannot take."""
+
+    def __init__(self, knob: str, value: object, why: str) -> None:
+        shown = f"{value!r}"
+        super().__init__(f"{knob}={shown if len(shown) <= 60 else shown[:57] + '...'}: {why}")
+        self.knob = knob
+
+
+def check(spec: KnobSpec, value: Value) -> Value:
+    """The value as the knob takes it (a whole number becomes a float where one is wanted), or BadValue."""
+    match spec.kind:
+        case "bool":
+            if not isinstance(value, bool):
+                raise BadValue(spec.name, value, "expected true or false")
+            return value
+        case "int":
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise BadValue(spec.name, value, "expected a whole number")
+            return _within(spec, value)
+        case "float":
+            return _within(spec, _number(spec, value))
+        case "floats":
+            if not isinstance(value, tuple) or (isinstance(spec.value, tuple) and len(value) != len(spec.value)):
+                count = len(spec.value) if isinstance(spec.value, tuple) else 0
+                raise BadValue(spec.name, value, f"expected {count} numbers, separated by commas")
+            return tuple(_within(spec, _number(spec, part)) for part in value)
+        case "enum":
+            if value not in spec.choices:
+                raise BadValue(spec.name, value, f"expected one of {', '.join(spec.choices)}")
+            return value
+        case "text":
+            if not isinstance(value, str):
+                raise BadValue(spec.name, value, "expected a text")
+            if len(value) > MAX_TEXT:
+                raise BadValue(spec.name, value, f"{len(value)} characters are more than {MAX_TEXT}")
+            return value
+    raise AssertionError(f"no rule for a knob of kind {spec.kind}")
+
+
+def parse(spec: KnobSpec, text: str) -> Value:
+    """The value that a person typed."""
+    match spec.kind:
+        case "bool":
+            word = text.strip().lower()
+            if word not in _YES | _NO:
+                raise BadValue(spec.name, text, "expected true or false")
+            return word in _YES
+        case "int":
+            try:
+                return check(spec, int(text))
+            except ValueError as error:
+                raise _said(spec, text, error, "expected a whole number") from None
+        case "float":
+            try:
+                return check(spec, float(text))
+            except ValueError as error:
+                raise _said(spec, text, error, "expected a number") from None
+        case "floats":
+            try:
+                return check(spec, tuple(float(part) for part in text.split(",")))
+            except ValueError as error:
+                raise _said(spec, text, error, "expected numbers, separated by commas") from None
+    return check(spec, text)
+
+
+def _said(spec: KnobSpec, text: str, error: ValueError, otherwise: str) -> BadValue:
+    return error if isinstance(error, BadValue) else BadValue(spec.name, text, otherwise)
+
+
+def _number(spec: KnobSpec, value: Value) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BadValue(spec.name, value, "expected a number")
+    return float(value)
+
+
+def _within(spec: KnobSpec, number: float) -> float:
+    if not math.isfinite(number):
+        raise BadValue(spec.name, number, "expected a finite number")
+    if spec.low is not None and number < spec.low:
+        raise BadValue(spec.name, number, f"below {spec.low:g}, the least it may be")
+    if spec.high is not None and number > spec.high:
+        raise BadValue(spec.name, number, f"above {spec.high:g}, the most it may be")
+    return number
+
+
+def ramp(before: Value, after: Value, share: float) -> Value:
+    """Part of the way from one value to the other; whole numbers stay whole."""
+    if share >= 1:
+        return after
+    match before, after:
+        case (tuple(), tuple()):
+            return tuple(b + (a - b) * share for b, a in zip(before, after, strict=True))
+        case (int() | float(), int() | float()) if not isinstance(after, bool):
+            mixed = before + (after - before) * share
+            return round(mixed) if isinstance(after, int) else mixed
+    return before
+
+
+def can_ramp(spec: KnobSpec) -> bool:
+    return spec.kind in {"float", "int", "floats"}
+
+
+def describe(spec: KnobSpec) -> str:
+    """Its bounds or choices, for people."""
+    if spec.kind == "enum":
+        return " | ".join(spec.choices)
+    low = "" if spec.low is None else f"{spec.low:g}"
+    high = "" if spec.high is None else f"{spec.high:g}"
+    return f"{low}..{high}" if low or high else spec.kind
+
+
+def check_all(specs: Mapping[str, KnobSpec], values: Mapping[str, Value]) -> dict[str, Value]:
+    """Every value checked; the first that is refused is said. Unknown names are the caller's to find."""
+    return {name: check(specs[name], value) for name, value in values.items()}

@@ -1,0 +1,250 @@
+"""The helm: where what the link hears meets what the training does at a step boundary.
+
+The training compares one number at each step (`steering.boundary`). Only when something is due does it come here. It
+waits here in two cases: while a change that it promised to obey has no verdict yet, briefly; and while it is paused.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchloom.knobs import BadValue, check, ramp
+from torchloom.messages import Applied, Committed, KnobSpec, Propose, Ready, Reply, Standing, Value, Verdict
+from torchloom.settings import Settings
+from torchloom.threadlet.knob import Knob
+from torchloom.threadlet.meter import Meter
+from torchloom.threadlet.steering import Steering
+
+logger = logging.getLogger("torchloom")
+PATIENCE = 0.1
+"""Seconds to wait for a verdict that is probably on its way before asking the server for one."""
+
+
+class Helm:
+    def __init__(self, incarnation: str, meter: Meter, settings: Settings) -> None:
+        self.steering = Steering(incarnation, self._accept)
+        self.knobs: dict[str, Knob] = {}
+        self.stopping = False
+        self.save: Callable[[int], object] | None = None
+        self.answer: Callable[[Reply], None] = lambda _: None
+        """Sends a reply; set by the link."""
+        self.resolve: Callable[[Committed], None] = lambda _: None
+        """Has the server decide on a change that has no verdict; set by the link."""
+        self.offers = 0
+        """Counts up with every knob: the link tells the weaver when it has."""
+        self.linked: Callable[[], bool] = lambda: False
+        self._meter = meter
+        self._settings = settings
+        self._values: dict[str, Value] = {}
+        """In force for knobs that the script has not made yet."""
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._inside = False
+
+    # ── called by the training ───────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, knob: Knob) -> Knob:
+        name = knob.spec.name
+        known = self.knobs.get(name)
+        self.knobs[name] = knob
+        if name in self._values:
+            self._turn(knob, self._values[name])
+        elif known is not None:
+            self._turn(knob, known.read())
+        self.offers += 1
+        return knob
+
+    def reach(self, step: int) -> None:
+        """A boundary: settle what is undecided, take what is due, wait while paused. Never raises."""
+        if self._inside:
+            return  # the user's own function called step()
+        self._inside = True
+        try:
+            self._attend(step)
+            orphaned: float | None = None
+            while self.steering.paused and not self.stopping:
+                self._news.wait(0.5)
+                self._news.clear()
+                self._attend(step)
+                orphaned = self._orphaned(orphaned)
+        except Exception as error:  # noqa: BLE001  training goes on
+            logger.warning("torchLoom: steering failed at step %d, training goes on: %r", step, error)
+        finally:
+            self._inside = False
+
+    def _attend(self, step: int) -> None:
+        self._settle(step)
+        with self._lock:
+            due = self.steering.due(step)
+        for change in due:
+            self._take(change, step)
+        self._move_ramps(step)
+
+    def _settle(self, step: int) -> None:
+        """Wait for verdicts on what is due; after a moment have the server decide; in the end go on unchanged."""
+        began = time.monotonic()
+        asked = False
+        while True:
+            with self._lock:
+                waiting = self.steering.undecided(step)
+            elapsed = time.monotonic() - began
+            if not waiting:
+                return
+            if elapsed > self._settings.verdict_seconds:
+                with self._lock:
+                    for change in waiting:
+                        self.steering.skip(change)
+                logger.warning("torchLoom: cut off at step %d; %s is not taken here", step, waiting[0].id)
+                return
+            if elapsed > PATIENCE and not asked:
+                asked = True
+                for change in waiting:
+                    self.resolve(change)
+            self._news.wait(PATIENCE / 2 if not asked else 0.25)
+            self._news.clear()
+
+    def _take(self, change: Committed, step: int) -> None:
+        ok, result = True, ""
+        try:
+            match change.action:
+                case "set":
+                    self._set(change, step)
+                case "pause":
+                    with self._lock:
+                        self.steering.set_paused(True)
+                    logger.warning("torchLoom: paused at step %d by %s", step, change.id)
+                case "stop":
+                    self.stopping = True
+                    logger.warning("torchLoom: asked to stop at step %d by %s", step, change.id)
+                case "checkpoint":
+                    result = "" if self.save is None else str(self.save(step) or "")
+        except Exception as error:  # noqa: BLE001  the user's setter or saver
+            ok, result = False, f"{type(error).__name__}: {error}"[:500]
+            logger.warning("torchLoom: %s failed at step %d: %s", change.id, step, result)
+        with self._lock:
+            answer = self.steering.done(change, step, ok, result)
+        self.answer(answer)
+
+    def _set(self, change: Committed, step: int) -> None:
+        before = {name: self._now(name) for name in change.values}
+        with self._lock:
+            self.steering.begin_ramp(change, before)
+        if not change.over or step >= change.step + change.over:
+            for name, value in change.values.items():
+                self._give(name, value)
+
+    def _move_ramps(self, step: int) -> None:
+        if not self.steering.ramps:
+            return
+        with self._lock:
+            ramps = list(self.steering.ramps)
+            self.steering.end_ramps(step)
+        for moving in ramps:
+            share = (step - moving.change.step) / moving.change.over
+            for name, value in moving.change.values.items():
+                self._give(name, ramp(moving.before[name], value, share))
+
+    def _now(self, name: str) -> Value:
+        return self.knobs[name].read() if name in self.knobs else self._values.get(name, 0.0)
+
+    def _give(self, name: str, value: Value) -> None:
+        self._values[name] = value
+        if name in self.knobs:
+            self.knobs[name].turn(value)
+
+    def _turn(self, knob: Knob, value: Value) -> None:
+        try:
+            knob.turn(check(knob.spec, value))
+        except Exception as error:  # noqa: BLE001  a value of an earlier script, a user's setter
+            logger.warning("torchLoom: %s keeps %r: %s", knob.spec.name, knob.value, error)
+
+    def _orphaned(self, since: float | None) -> float | None:
+        """A pause that nobody can end any more ends by itself."""
+        if self.linked():
+            return None
+        now = time.monotonic()
+        since = now if since is None else since
+        if now - since > self._settings.pause_orphan_seconds:
+            logger.warning("torchLoom: paused without a link for %.0f s; going on", now - since)
+            self.set_paused(False)
+        return since
+
+    # ── the script's checkpoint ──────────────────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._lock:
+            taken = list(self.steering.journal)
+        return {
+            "step": self._meter.step_number,
+            "knobs": {name: knob.read() for name, knob in self.knobs.items()},
+            "change": self.steering.newest,
+            "taken": taken,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Values as they were; changes taken before are not taken again."""
+        step = int(state["step"])
+        for name, value in state["knobs"].items():
+            self._values[name] = plain_value = tuple(value) if isinstance(value, list) else value
+            if name in self.knobs:
+                self._turn(self.knobs[name], plain_value)
+        with self._lock:
+            self.steering.newest = max(self.steering.newest, int(state["change"]))
+            for id in state["taken"]:
+                self.steering.pending.pop(id, None)
+                self.steering.journal.setdefault(id, Applied(incarnation=self.steering.incarnation, id=id, step=step))
+        self.resume_at(step)
+
+    def resume_at(self, step: int) -> None:
+        """The training goes on after this step: what was changed up to it is in force now."""
+        self._meter.resume_at(step)
+        self.reach(step)
+
+    # ── called by the link ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _accept(self, change: Committed) -> None:
+        for name, value in change.values.items():
+            if name not in self.knobs:
+                raise BadValue(name, value, "this rank has no such knob")
+            check(self.knobs[name].spec, value)
+        if change.action == "checkpoint" and self.save is None:
+            raise BadValue("checkpoint", True, "this rank has registered no function that saves one")
+
+    def propose(self, proposal: Propose) -> Ready:
+        with self._lock:
+            return self.steering.propose(proposal, lambda: self._meter.step_number)
+
+    def hear(self, verdict: Verdict) -> Applied | None:
+        with self._lock:
+            answer = self.steering.hear(verdict)
+        self._news.set()
+        return answer
+
+    def welcome(self, changes: tuple[Committed, ...]) -> None:
+        with self._lock:
+            self.steering.welcome(changes)
+        self._news.set()
+
+    def standing(self, id: str) -> Standing:
+        return Standing(
+            incarnation=self.steering.incarnation,
+            id=id,
+            step=self._meter.step_number,
+            step_seconds=self._meter.typical(),
+            paused=self.steering.paused,
+        )
+
+    def set_paused(self, paused: bool) -> None:
+        with self._lock:
+            self.steering.set_paused(paused)
+        self._news.set()
+
+    def specs(self) -> tuple[KnobSpec, ...]:
+        return tuple(knob.spec for knob in list(self.knobs.values())[:128])
+
+    def values(self) -> dict[str, Value]:
+        return {name: knob.read() for name, knob in list(self.knobs.items())[:64]}

@@ -1,0 +1,119 @@
+"""A knob in the script: a value that the loop reads and that may be changed from outside, at a step boundary."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from torchloom.errors import BadInput
+from torchloom.knobs import check
+from torchloom.messages import NAME, KnobSpec, Value
+
+KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
+
+
+class Knob:
+    """Read `knob.value` in the loop: an attribute, and nothing else happens."""
+
+    __slots__ = ("_get", "_set", "spec", "value")
+
+    def __init__(
+        self, spec: KnobSpec, get: Callable[[], Any] | None = None, set: Callable[[Any], object] | None = None
+    ) -> None:
+        self.spec = spec
+        self.value: Any = spec.value
+        self._get = get
+        self._set = set
+
+    def read(self) -> Value:
+        """The value it has now, wherever that is kept."""
+        if self._get is not None:
+            with contextlib.suppress(Exception):  # a user's function, called from another thread
+                return cast("Value", plain(self._get()))
+        return cast("Value", self.value)
+
+    def turn(self, value: Value) -> None:
+        """Give it a value. May raise what the user's function raises."""
+        if self._set is not None:
+            self._set(value)
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"<Knob {self.spec.name}={self.read()!r}>"
+
+
+def make_knob(
+    name: str,
+    value: Any = None,
+    *,
+    get: Callable[[], Any] | None = None,
+    set: Callable[[Any], object] | None = None,
+    type: type | str | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] = (),
+    unit: str = "",
+    help: str = "",
+    per: str = "job",
+) -> Knob:
+    """A knob from what a script says about it, or BadInput: this is the one moment at which it may complain."""
+    if not isinstance(name, str) or not NAME.fullmatch(name) or not name[0].isalpha() or len(name) > 64:
+        raise BadInput(
+            f"{name!r} cannot be the name of a knob", hint="a letter, then up to 63 letters, digits or _ : -"
+        )
+    if value is None and get is None:
+        raise BadInput(f"knob {name} has neither a value nor a get function", hint=f"loom.knob({name!r}, 0.1)")
+    if per not in {"job", "rank"}:
+        raise BadInput(f"knob {name}: per={per!r} is neither 'job' nor 'rank'")
+    value = plain(get() if value is None and get is not None else value)
+    kind = type if isinstance(type, str) else KINDS.get(type) if type is not None else _kind(value, choices)
+    if kind not in {"float", "int", "bool", "enum", "text", "floats"}:
+        what = type or value.__class__.__name__
+        raise BadInput(f"knob {name}: a {what} cannot be changed from outside", hint="use a number or a text")
+    if kind == "float" and value.__class__ is int:
+        value = float(value)
+    spec = KnobSpec(
+        name=name,
+        kind=kind,  # type: ignore[arg-type]
+        value=value,
+        low=low,
+        high=high,
+        choices=tuple(choices),
+        unit=unit,
+        help=help[:500],
+        per=per,  # type: ignore[arg-type]
+    )
+    check(spec, value)
+    return Knob(spec, get, set)
+
+
+def log_level_knob() -> Knob:
+    """What the root logger of the process lets through."""
+    levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    root = logging.getLogger()
+
+    def level() -> str:
+        name = logging.getLevelName(root.level)
+        return name if name in levels else "WARNING"
+
+    return make_knob("log_level", get=level, set=root.setLevel, choices=levels, help="of the root logger")
+
+
+def plain(value: Any) -> Any:
+    """numpy's and torch's numbers as Python's, lists as tuples."""
+    if isinstance(value, (list, tuple)):
+        return tuple(float(part) for part in value)
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    item = getattr(value, "item", None)
+    return value if item is None else item()
+
+
+def _kind(value: Any, choices: Sequence[str]) -> str:
+    if isinstance(value, tuple):
+        return "floats"
+    if isinstance(value, str):
+        return "enum" if choices else "text"
+    return KINDS.get(value.__class__, "")

@@ -1,0 +1,146 @@
+"""A rank's side of a change: pure, so that it can be simulated together with the weaver's side.
+
+A change is proposed for a step S ahead. The rank promises (`Ready`) not to pass S without a verdict. At S it takes the
+change if the verdict is commit, and goes on unchanged if it is abort. Without a verdict it may write one, only abort,
+and the server lets one verdict win. `boundary` is the next step at which anything is due: all the training loop
+compares with at every step.
+
+Two threads use this, never at once (helm.py): the link tells what was heard, the training asks what is due.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torchloom.knobs import BadValue
+from torchloom.messages import Applied, Committed, Propose, Ready, Value, Verdict
+
+NEVER = sys.maxsize
+JOURNAL = 256
+"""Answers remembered, so that what is asked again is answered again and done once."""
+
+
+@dataclass
+class Pending:
+    """A change that is to take effect at a step."""
+
+    change: Committed
+    verdict: bool | None = None
+
+
+@dataclass
+class Ramp:
+    """A change that takes effect bit by bit."""
+
+    change: Committed
+    before: dict[str, Value]
+
+
+@dataclass
+class Steering:
+    incarnation: str
+    accept: Callable[[Committed], None]
+    """Raises BadInput if this rank cannot take such a change."""
+    pending: dict[str, Pending] = field(default_factory=dict)
+    ramps: list[Ramp] = field(default_factory=list)
+    newest: int = 0
+    """The number of the newest change of values in force here: what beats carry."""
+    paused: bool = False
+    boundary: int = NEVER
+    journal: dict[str, Applied] = field(default_factory=dict)
+    skipped: set[str] = field(default_factory=set)
+    """Changes whose step was passed without a verdict: this rank was cut off."""
+
+    # ── what is heard ──
+
+    def propose(self, proposal: Propose, step: Callable[[], int]) -> Ready:
+        """Promise to stop at the change's step, or say why not. `step` is read after the promise is in force."""
+        change = proposal.change
+        if change.id in self.journal or change.id in self.skipped:
+            return self._ready(change, step(), why="it is over already")
+        try:
+            self.accept(change)
+        except BadValue as error:
+            return self._ready(change, step(), why=error.message)
+        self.pending.setdefault(change.id, Pending(change))
+        self._look_ahead()
+        # The training counts a step, then looks at the boundary; we set the boundary, then look at the count. One of
+        # the two sees the other.
+        now = step()
+        if now > change.step or (now == change.step and not self.paused):
+            del self.pending[change.id]
+            self._look_ahead()
+            return self._ready(change, now, why=f"step {change.step} is past", late=True)
+        return self._ready(change, now)
+
+    def _ready(self, change: Committed, step: int, why: str = "", late: bool = False) -> Ready:
+        return Ready(incarnation=self.incarnation, id=change.id, ok=not why, why=why, step=step, late=late)
+
+    def hear(self, verdict: Verdict) -> Applied | None:
+        """Learn a verdict; what was done already is answered again."""
+        known = self.pending.get(verdict.id)
+        if known is not None:
+            known.verdict = verdict.commit
+            if not verdict.commit:
+                del self.pending[verdict.id]
+                self._look_ahead()
+            return None
+        if verdict.commit and verdict.id in self.skipped:
+            return Applied(incarnation=self.incarnation, id=verdict.id, step=0, ok=False, result="its step had passed")
+        return self.journal.get(verdict.id)
+
+    def welcome(self, changes: tuple[Committed, ...]) -> None:
+        """Changes of the job so far: those of past steps are in force, the others take effect at theirs."""
+        for change in changes:
+            if change.id not in self.journal and change.id not in self.skipped:
+                self.pending.setdefault(change.id, Pending(change)).verdict = True
+        self._look_ahead()
+
+    # ── what is due ──
+
+    def undecided(self, step: int) -> list[Committed]:
+        """Changes whose step has come and whose verdict has not."""
+        return [p.change for p in self.pending.values() if p.change.step <= step and p.verdict is None]
+
+    def due(self, step: int) -> list[Committed]:
+        """Changes to take now, oldest first. Each is given once."""
+        ready = [p.change for p in self.pending.values() if p.change.step <= step and p.verdict]
+        for change in ready:
+            del self.pending[change.id]
+        self._look_ahead()
+        return sorted(ready, key=lambda change: (change.step, change.number))
+
+    def skip(self, change: Committed) -> None:
+        """Its step has come, no verdict could be had: go on unchanged."""
+        self.pending.pop(change.id, None)
+        self.skipped.add(change.id)
+        self._look_ahead()
+
+    def done(self, change: Committed, step: int, ok: bool = True, result: str = "") -> Applied:
+        answer = Applied(incarnation=self.incarnation, id=change.id, step=step, ok=ok, result=result)
+        self.journal[change.id] = answer
+        while len(self.journal) > JOURNAL:
+            del self.journal[next(iter(self.journal))]
+        if change.action == "set":
+            self.newest = max(self.newest, change.number)
+        return answer
+
+    def begin_ramp(self, change: Committed, before: dict[str, Value]) -> None:
+        self.ramps = [r for r in self.ramps if not set(r.change.values) & set(change.values)]
+        if change.over:
+            self.ramps.append(Ramp(change, before))
+        self._look_ahead()
+
+    def end_ramps(self, step: int) -> None:
+        self.ramps = [ramp for ramp in self.ramps if step < ramp.change.step + ramp.change.over]
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        ahead = [p.change.step for p in self.pending.values()]
+        self.boundary = 0 if self.ramps or self.paused else min(ahead, default=NEVER)
+
+    def set_paused(self, paused: bool) -> None:
+        self.paused = paused
+        self._look_ahead()
