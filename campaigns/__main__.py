@@ -7,9 +7,9 @@ import random
 import sys
 import time
 
-from campaigns import spine
+from campaigns import control, protocol, spine
 
-CAMPAIGNS = {"spine": spine.run}
+CAMPAIGNS = {"spine": spine.run, "protocol": protocol.run, "control": control.run}
 
 
 def main() -> int:

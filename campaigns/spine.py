@@ -227,7 +227,10 @@ async def _run(seed: int, seconds: float) -> list[str]:
                     await asyncio.sleep(chance.uniform(0, 1.5))
                 await storm.calm()
                 storms += 1
-                print(f"  storm {storms}: {sum(storm.faults.values())} faults, {len(storm.incidents)} incidents", flush=True)
+                print(
+                    f"  storm {storms}: {sum(storm.faults.values())} faults, {len(storm.incidents)} incidents",
+                    flush=True,
+                )
         finally:
             storm.clear()
         print(f"  {dict(storm.faults)}", flush=True)

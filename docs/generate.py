@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from torchloom.bus.authority import Authority, _allowed
+from torchloom.bus.authority import Authority
 from torchloom.cli.parser import EXIT_CODES, build, verbs_of
 from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
 from torchloom.messages import RankId
@@ -216,10 +216,9 @@ def subjects() -> list[str]:
 
 
 def system_permissions() -> Permissions:
-    """What the weaver's second credential says, read from one made for the purpose."""
+    """What the weaver's second credential says, of an authority made for the purpose."""
     authority = Authority.create()
-    found = _allowed(authority.mint_system())
-    assert found is not None
+    found = authority.system_permissions()
     return Permissions(
         tuple(s.replace(authority.account_key, "ACCOUNT") for s in found.publish),
         tuple(s.replace(authority.account_key, "ACCOUNT") for s in found.subscribe),

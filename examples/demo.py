@@ -113,6 +113,11 @@ async def show(stage: Stage) -> None:
     tell("Which device carries which replica, both ways:")
     loom("map")
 
+    tell("A value is changed while they train: on all ranks at the same step, or on none.")
+    loom("knobs", "demo")
+    loom("set", "demo", "lr=5e-4")
+    loom("changes", "demo")
+
     tell("Now one of them is killed: SIGKILL, no last word.")
     async with listening(stage) as next_loss:
         killed = time.perf_counter()

@@ -81,6 +81,8 @@ optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
 # From here on this process is seen. An exception that leaves this block is reported as the reason of its end.
 with torchloom.attach(args.job, args.replica_id) as loom:
+    loom.watch(optimizer)  # lr, betas and weight decay may now be changed while it trains: `loom set JOB lr=5e-4`
+    log_interval = loom.log_interval(args.log_interval)
     accuracy = 0.0
     for epoch in range(1, args.epochs + 1):
         model.train()
@@ -91,7 +93,7 @@ with torchloom.attach(args.job, args.replica_id) as loom:
             optimizer.step()
             # The loss stays a tensor: .item() here would make this loop wait for the GPU at every step.
             loom.step(loss=loss, samples=len(images), epoch=epoch, accuracy=accuracy)
-            if batch % args.log_interval == 0:
+            if batch % log_interval.value == 0:
                 print(f"epoch {epoch}  step {batch:4d}/{len(train_data)}  loss {loss.item():.4f}", flush=True)
             if args.dry_run or loom.stopping:
                 break

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from torchloom.client import AsyncClient, Client
     from torchloom.errors import TorchLoomError
     from torchloom.threadlet.threadlet import Threadlet, attach
 
-__all__ = ["Threadlet", "TorchLoomError", "__version__", "attach"]
+__all__ = ["AsyncClient", "Client", "Threadlet", "TorchLoomError", "__version__", "attach"]
 
 _HOME = {
+    "AsyncClient": "torchloom.client",
+    "Client": "torchloom.client",
     "attach": "torchloom.threadlet.threadlet",
     "Threadlet": "torchloom.threadlet.threadlet",
     "TorchLoomError": "torchloom.errors",

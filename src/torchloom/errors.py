@@ -1,15 +1,15 @@
 """Every error torchLoom raises on purpose: what happened, what to do next, and the exit code that says it.
 
-    TorchLoomError            1  something went wrong
-    ├── BadInput              2  what was typed or passed cannot be meant        (also a ValueError)
-    │   ├── BadName              a job, replica or device name with a character no subject can carry
-    │   └── BadSetting           an environment variable or option with an impossible value
-    ├── Unreachable           3  no control plane answers there
-    ├── Refused               4  the weaver understood, and said no
-    ├── AlreadyUp             5  someone else is doing this already
-    │   └── PortInUse            another program listens there
-    ├── BadState              6  the state folder or a credential cannot be used
-    └── Fenced                7  a newer weaver has taken over; this one must stop
+TorchLoomError            1  something went wrong
+├── BadInput              2  what was typed or passed cannot be meant        (also a ValueError)
+│   ├── BadName              a job, replica or device name with a character no subject can carry
+│   └── BadSetting           an environment variable or option with an impossible value
+├── Unreachable           3  no control plane answers there
+├── Refused               4  the weaver understood, and said no
+├── AlreadyUp             5  someone else is doing this already
+│   └── PortInUse            another program listens there
+├── BadState              6  the state folder or a credential cannot be used
+└── Fenced                7  a newer weaver has taken over; this one must stop
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from torchloom.errors import BadInput
 from torchloom.messages import KnobSpec, Value
 
+MAX_INT = 2**53
+"""Whole numbers beyond this are not exact in every reader of JSON."""
 MAX_TEXT = 1000
 """Characters of a text value."""
 _YES = frozenset({"true", "yes", "on", "1"})
@@ -36,6 +38,8 @@ def check(spec: KnobSpec, value: Value) -> Value:
         case "int":
             if isinstance(value, bool) or not isinstance(value, int):
                 raise BadValue(spec.name, value, "expected a whole number")
+            if abs(value) > MAX_INT:
+                raise BadValue(spec.name, "…", f"more than {MAX_INT:g}, or less than its negative")
             return _within(spec, value)
         case "float":
             return _within(spec, _number(spec, value))
@@ -90,7 +94,10 @@ def _said(spec: KnobSpec, text: str, error: ValueError, otherwise: str) -> BadVa
 def _number(spec: KnobSpec, value: Value) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadValue(spec.name, value, "expected a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise BadValue(spec.name, "…", "too large for a number") from None
 
 
 def _within(spec: KnobSpec, number: float) -> float:

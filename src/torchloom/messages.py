@@ -595,6 +595,7 @@ class ChangeSettled(Message, frozen=True):
     id: str
     applied: int
     outcome: str
+    failed: int = 0
     unknown: tuple[RankId, ...] = ()
     """Died in between: whether they took it is not known."""
 
@@ -612,6 +613,8 @@ class OrderEnded(Message, frozen=True):
     id: str
     outcome: str
     applied: int = 0
+    ok: bool = True
+    """Every rank it was for has done it."""
 
 
 class InboxRead(Message, frozen=True):

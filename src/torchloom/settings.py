@@ -76,7 +76,7 @@ class Settings:
     curve_points: int = 240
     """Points kept of one rank's history; when full, neighbours are merged and the spacing doubles."""
 
-    lead_seconds: float = 0.02
+    lead_seconds: float = 0.015
     """How far ahead of the foremost rank a change takes effect: at least one step more than this long."""
     verdict_seconds: float = 1.0
     """A rank that reaches the step of a change without a verdict waits at most this long for one."""

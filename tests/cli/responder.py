@@ -10,6 +10,7 @@ from typing import Self
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from torchloom import messages as m
 from torchloom.bus.client import connect, find
@@ -24,12 +25,16 @@ class Responder:
         self.settings = settings
         self.view = view
         self.curves: tuple[tuple[m.RankId, tuple[m.Point, ...]], ...] = ()
+        self.knobs = m.KnobsView()
         self.answer: m.Done | m.No = m.Done(text="done")
+        self.deaf = 0
+        """So many asks to come are heard, but not answered: as if the weaver were killed over them."""
         self.asked: list[m.Ask] = []
         self.looked: list[m.Look] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._client: Client
+        self._ears: list[Subscription] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -57,22 +62,48 @@ class Responder:
     async def _start(self) -> None:
         self._client = await connect(find(self.settings, Role.WEAVER), name="stand-in", keep_trying=True)
         await self._client.jetstream().add_stream(name=LOG_STREAM.name, subjects=[LOG.to()], allow_direct=True)
-        await self._client.subscribe(LOOK.to(), cb=self._look)
-        await self._client.subscribe(ASK.to(), cb=self._ask)
-        await self._client.flush()
+        await self._listen()
         await self._client.request(LOOK.to(), m.encode(m.LookFabric(limit=0)), timeout=5)  # answered: it is up
         self.looked.clear()
+
+    def leave(self) -> None:
+        """Nobody answers any more, as when the weaver is killed."""
+        self.do(self._leave())
+
+    def come_back(self) -> None:
+        self.do(self._listen())
+
+    async def _listen(self) -> None:
+        self._ears = [
+            await self._client.subscribe(LOOK.to(), cb=self._look),
+            await self._client.subscribe(ASK.to(), cb=self._ask),
+        ]
+        await self._client.flush()
+
+    async def _leave(self) -> None:
+        for ear in self._ears:
+            await ear.unsubscribe()
+        await self._client.flush()
 
     async def _look(self, message: Msg) -> None:
         look = m.decode_look(message.data)
         self.looked.append(look)
+        if isinstance(look, m.LookKnobs):
+            known = any(job.job == look.job for job in self.view.jobs)
+            await message.respond(m.encode(self.knobs if known else m.KnobsView()))
+            return
         end = look.offset + look.limit
         if isinstance(look, m.LookCurves):
             await message.respond(m.encode(m.CurvesView(curves=self.curves[look.offset : end], total=len(self.curves))))
         else:
-            page = msgspec.structs.replace(self.view, ranks=self.view.ranks[look.offset : end])
+            jobs = tuple(job for job in self.view.jobs if look.job in {None, job.job})
+            ranks = tuple(rank for rank in self.view.ranks if look.job in {None, rank.rank.job})
+            page = msgspec.structs.replace(self.view, jobs=jobs, ranks=ranks[look.offset : end])
             await message.respond(m.encode(page))
 
     async def _ask(self, message: Msg) -> None:
         self.asked.append(m.decode_ask(message.data))
+        if self.deaf:
+            self.deaf -= 1
+            return
         await message.respond(m.encode(self.answer))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import torchloom
 from torchloom import errors
 from torchloom.cli.parser import EXIT_CODES, build, options_of, verbs_of
 
 EVERYWHERE = {"-h", "--help", "--state", "--no-color"}
 LISTING = {"-o", "--output"}
+STEERING = LISTING | {"--timeout"}
 VERBS: dict[str, tuple[list[str], set[str]]] = {
     "up": ([], {"--port", "--listen", "--tls-cert", "--tls-key", "--detach"}),
     "down": ([], {"-y", "--yes"}),
@@ -19,6 +22,20 @@ VERBS: dict[str, tuple[list[str], set[str]]] = {
     "incidents": ([], LISTING | {"--job", "--open"}),
     "curves": (["job"], LISTING | {"--replica"}),
     "events": ([], LISTING | {"-f", "--follow", "--job", "--last"}),
+    "set": (
+        ["target", "values"],
+        STEERING | {"--at-step", "--replica", "--over", "--dry-run", "--no-wait"},
+    ),
+    "knobs": (["job"], LISTING),
+    "changes": (["job"], LISTING),
+    "revert": (["job", "change"], STEERING),
+    "log-level": (["target", "level"], STEERING),
+    "pause": (["target"], STEERING),
+    "resume": (["target"], STEERING),
+    "checkpoint": (["target"], STEERING),
+    "stop": (["target"], STEERING | {"-y", "--yes"}),
+    "kill": (["target"], STEERING | {"-y", "--yes"}),
+    "stacks": (["target"], STEERING),
     "fail": (["device"], LISTING | {"--cause"}),
     "recover": (["device"], LISTING),
     "register": (["device", "replica"], LISTING | {"--job"}),
@@ -50,8 +67,26 @@ def test_every_verb_has_a_summary_and_an_example() -> None:
 
 
 def test_public_names() -> None:
-    assert sorted(torchloom.__all__) == ["Threadlet", "TorchLoomError", "__version__", "attach"]
+    assert sorted(torchloom.__all__) == [
+        "AsyncClient",
+        "Client",
+        "Threadlet",
+        "TorchLoomError",
+        "__version__",
+        "attach",
+    ]
     assert dir(torchloom) == sorted(torchloom.__all__)
+
+
+def test_the_two_clients_have_the_same_methods() -> None:
+    def methods(kind: type) -> dict[str, str]:
+        return {name: str(signature(method)) for name, method in vars(kind).items() if not name.startswith("_")}
+
+    assert methods(torchloom.Client) == methods(torchloom.AsyncClient)
+    assert sorted(methods(torchloom.Client)) == [
+        "changes", "checkpoint", "close", "fail", "jobs", "kill", "knobs", "parse", "pause", "recover", "register",
+        "resume", "revert", "set", "stacks", "status", "stop",
+    ]  # fmt: skip
 
 
 def test_exit_codes_are_documented() -> None:

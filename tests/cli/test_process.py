@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import device, fabric, job, plane, rank
+from tests.views.made import device, fabric, job, knobs, plane, rank
 from torchloom.messages import JobBegan
 from torchloom.settings import Settings
 
@@ -132,7 +132,7 @@ def complete(line: str, **more: str) -> list[str]:
 
 
 def test_verbs_and_options_complete() -> None:
-    assert complete("loom sta") == ["status"]
+    assert complete("loom stat") == ["status"]
     assert complete("loom events --fo") == ["--follow"]
     assert set(complete("loom completion ")) >= {"bash", "zsh", "fish"}
 
@@ -147,6 +147,16 @@ def test_names_complete_from_the_live_weaver(weaver: Responder, settings: Settin
     assert complete("loom events --job m", **state) == ["mnist"]
     assert complete("loom register GPU-1 h", **state) == ["hi"]
     assert complete("loom map --rank m", **state) == ["mnist/hi/0"]
+
+
+def test_targets_knobs_and_changes_complete(weaver: Responder, settings: Settings) -> None:
+    weaver.view = fabric(jobs=(job("mnist"),), ranks=(rank("mnist", "hi", 0),), seats=())
+    weaver.knobs = knobs()
+    state = {"TORCHLOOM_STATE": settings.state}
+    assert complete("loom pause m", **state) == ["mnist", "mnist/hi", "mnist/hi/0"]
+    assert complete("loom set mnist l", **state) == ["lr=", "log_level="]
+    assert complete("loom set mnist/hi lr=1 a", **state) == ["accumulate="]
+    assert complete("loom revert mnist c", **state) == ["c3"]
 
 
 def test_nobody_to_ask_offers_nothing_and_says_nothing(tmp_path: Path) -> None:
@@ -172,6 +182,16 @@ def test_down_asks_where_ranks_are_live(weaver: Responder, settings: Settings) -
         assert "nothing was stopped" in shown
         assert keeper.poll() is None
         keeper.kill()
+
+
+def test_kill_asks_at_a_terminal(weaver: Responder, settings: Settings) -> None:
+    code, shown = on_terminal("--state", settings.state, "kill", "mnist", type_in=b"n\n")
+    assert code == 0
+    assert "this will kill mnist: 2 ranks, at step 1,500" in shown
+    assert "nothing was done" in shown
+    assert not weaver.asked
+    assert on_terminal("--state", settings.state, "kill", "mnist", type_in=b"y\n")[0] == 0
+    assert len(weaver.asked) == 1
 
 
 def test_down_does_not_ask_for_a_control_plane_of_another_machine(weaver: Responder, settings: Settings) -> None:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from torchloom.core.decide import decide
-from torchloom.core.decision import Decision
-from torchloom.core.events import Asked, Event, FactTold, Heard, LinkClosed, LinkOpened, Reported, RollCalled, Tick
+from torchloom.core.decision import Decision, WantedVerdict
+from torchloom.core.events import (
+    Asked,
+    Event,
+    FactTold,
+    Heard,
+    LinkClosed,
+    LinkOpened,
+    Replied,
+    Reported,
+    RollCalled,
+    Tick,
+)
 from torchloom.core.fabric import Fabric, State
-from torchloom.messages import Ask, Beat, Command, Fact, Goodbye, Hello, RankId, Record
+from torchloom.messages import Ask, Beat, Command, Done, Fact, Goodbye, Hello, No, RankId, Record
 from torchloom.settings import Settings
 
 SETTINGS = Settings()
@@ -18,8 +29,14 @@ def life(number: int) -> str:
     return f"{number:024x}"
 
 
-def a_hello(number: int = 1, devices: tuple[str, ...] = ("GPU-1",), node: str = "node1", pid: int = 100) -> Hello:
-    return Hello(incarnation=life(number), node=node, pid=pid, devices=devices)
+def a_hello(
+    number: int = 1,
+    devices: tuple[str, ...] = ("GPU-1",),
+    node: str = "node1",
+    pid: int = 100,
+    world_size: int = 1,
+) -> Hello:
+    return Hello(incarnation=life(number), node=node, pid=pid, devices=devices, world_size=world_size)
 
 
 class Loom:
@@ -27,6 +44,8 @@ class Loom:
         self.fabric = Fabric(settings, state)
         self.log: list[tuple[float, tuple[Record, ...]]] = []
         self.sent: list[tuple[RankId, Command]] = []
+        self.replies: list[tuple[str, Done | No]] = []
+        self.verdicts: list[WantedVerdict] = []
         self.now = 1000.0
 
     def happen(self, event: Event) -> Decision:
@@ -37,13 +56,21 @@ class Loom:
             watch.link_closed((event.rank, event.incarnation), event.link)
         elif isinstance(event, Heard) and watch.hear(event.rank, event.beat, self.now):
             return Decision()
+        if isinstance(event, Replied) and watch.courses.take(event.rank, event.reply) is None:
+            return Decision()
         decision = decide(self.fabric, event, self.now)
         self.fabric.fold(decision.records, self.now)
+        for note in decision.notes:
+            watch.courses.note(note)
         if decision.records:
             self.log.append((self.now, decision.records))
         for rank, command in decision.commands:
             watch.has_told((rank, command.incarnation), self.now)
         self.sent += decision.commands
+        self.replies += decision.replies
+        if isinstance(event, Asked) and decision.answer is not None:
+            self.replies.append((event.reply, decision.answer))
+        self.verdicts += decision.verdicts
         return decision
 
     def wait(self, seconds: float, heartbeat: tuple[RankId, ...] = ()) -> list[Record]:
@@ -70,14 +97,17 @@ class Loom:
     def leave(self, rank: RankId = HI, number: int = 1, how: str = "finished", error: str = "") -> Decision:
         return self.happen(Reported(rank, Goodbye(incarnation=life(number), how=how, error=error)))  # type: ignore[arg-type]
 
-    def beat(self, rank: RankId = HI, number: int = 1, step: int = 1) -> Decision:
-        return self.happen(Heard(rank, Beat(incarnation=life(number), step=step)))
+    def beat(self, rank: RankId = HI, number: int = 1, step: int = 1, change: int = 0) -> Decision:
+        return self.happen(Heard(rank, Beat(incarnation=life(number), step=step, change=change)))
 
     def tell(self, fact: Fact) -> Decision:
         return self.happen(FactTold(fact))
 
-    def ask(self, ask: Ask) -> Decision:
-        return self.happen(Asked(ask))
+    def ask(self, ask: Ask, reply: str = "") -> Decision:
+        return self.happen(Asked(ask, reply))
+
+    def answers(self, reply: str) -> list[Done | No]:
+        return [answer for to, answer in self.replies if to == reply]
 
     def call_roll(self, *present: tuple[RankId, int]) -> Decision:
         self.fabric.watch.call_roll({(rank, life(number)): {f"s:{number}"} for rank, number in present})

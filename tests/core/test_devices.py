@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.core.loom import HI, Loom
-
 from torchloom.messages import DeviceFailed, Done, Fail, No, RankId, Recover, Register
 
 

@@ -10,9 +10,7 @@ from torchloom.messages import RankId, ReplicaId
 
 devices = st.sampled_from(["GPU-1", "GPU-2", "CPU-a"])
 replicas = st.builds(ReplicaId, st.sampled_from(["a", "b"]), st.sampled_from(["r0", "r1:uuid"]))
-seats = st.builds(
-    Seat, devices, replicas, st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["node1", "node2"])
-)
+seats = st.builds(Seat, devices, replicas, st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["node1", "node2"]))
 moves = st.lists(st.tuples(st.sampled_from(["add", "remove", "remove_rank"]), seats), max_size=40)
 
 
@@ -31,7 +29,7 @@ def test_every_direction_tells_the_same_story(moves: list[tuple[str, Seat]]) -> 
             truth = {s for s in truth if (s.replica, s.rank) != (seat.replica, seat.rank)}
     assert set(drmap) == truth
     assert len(drmap) == len(truth)
-    for device in {"GPU-1", "GPU-2", "CPU-a", "unknown"}:
+    for device in ("GPU-1", "GPU-2", "CPU-a", "unknown"):
         assert set(drmap.replicas_on(device)) == {s.replica for s in truth if s.device == device}
         ranks = {RankId(*s.replica, s.rank) for s in truth if s.device == device and s.rank is not None}
         assert set(drmap.ranks_on(device)) == ranks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.core.loom import HI, Loom, a_hello, life
-
 from torchloom.core.events import Reported
 from torchloom.messages import (
     Farewell,

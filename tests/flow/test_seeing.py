@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
 from tests.flow.plane import plane
+from tests.flow.proxy import Proxy
 from torchloom.messages import Done, Fail, No, RankDied, RankLost
 
 TORCH_RANK = """
@@ -142,54 +141,6 @@ async def test_a_rank_id_used_twice_is_told_and_training_goes_on_in_both(tmp_pat
         assert rank.pid == second.pid
         assert first.poll() is None
         assert second.poll() is None
-
-
-class Proxy:
-    """A TCP relay whose connections can be reset like a network would."""
-
-    def __init__(self, target: int) -> None:
-        self.target = target
-        self.port = 0
-        self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        self.reset()
-        for task in self._tasks:
-            task.cancel()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, out = await asyncio.open_connection("127.0.0.1", self.target)
-        self._pairs.append((writer, out))
-        for source, sink in ((reader, out), (there, writer)):
-            task = asyncio.create_task(self._relay(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _relay(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(65536):
-                sink.write(data)
-                await sink.drain()
-        except OSError:
-            pass
-        finally:
-            sink.close()
-
-    def reset(self) -> None:
-        for pair in self._pairs:
-            for writer in pair:
-                sock: socket.socket | None = writer.get_extra_info("socket")
-                if sock is not None and sock.fileno() >= 0:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-                writer.transport.abort()
-        self._pairs.clear()
 
 
 async def test_loss_comes_long_before_any_heartbeat_could_tell(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.messages import Beat, Command, RankId, Report, decode_beat, decode_report, encode
+from torchloom.messages import Beat, Command, Goodbye, Hello, Knobs, RankId, Report, decode_beat, decode_report, encode
 from torchloom.subjects import BEAT, COMMAND, INBOX_STREAM
 
 RANK = RankId("job", "hi", 0)
@@ -51,8 +51,12 @@ class PlayedWeaver:
         await self.client.subscribe(BEAT.pattern(), cb=hear)
         await self.client.flush()
 
-    async def reports(self) -> list[Report]:
-        """Every report stored so far."""
+    async def reports(self) -> list[Hello | Goodbye]:
+        """Every hello and goodbye stored so far."""
+        return [report for report in await self.letters() if not isinstance(report, Knobs)]
+
+    async def letters(self) -> list[Report]:
+        """Everything stored so far."""
         js = self.client.jetstream(timeout=0.5)
         count = (await js.stream_info(INBOX_STREAM.name)).state.last_seq
         stored = [await js.get_msg(INBOX_STREAM.name, seq) for seq in range(1, count + 1)]
@@ -63,7 +67,7 @@ class PlayedWeaver:
 
         async def found() -> T | None:
             try:
-                matching = [report for report in await self.reports() if isinstance(report, kind)]
+                matching = [report for report in await self.letters() if isinstance(report, kind)]
             except nats.errors.Error:  # the server is just being restarted
                 return None
             return matching[which] if len(matching) > which else None

@@ -6,10 +6,14 @@ from typing import Any
 
 from torchloom.messages import (
     Beat,
+    ChangeView,
     DeviceView,
     FabricView,
     IncidentView,
     JobView,
+    KnobSpec,
+    KnobsView,
+    KnobView,
     PlaneView,
     RankId,
     RankView,
@@ -62,6 +66,36 @@ def incident(id: str = "i7", **more: Any) -> IncidentView:
         "decision": "reported", "reason": "no policy",
     }  # fmt: skip
     return IncidentView(**known | more)
+
+
+def knob(name: str = "lr", **more: Any) -> KnobView:
+    """A knob as it is seen; `spec` has what is to be different in its description."""
+    known: dict[str, Any] = {"kind": "float", "value": 0.1, "low": 0.0, "high": 1.0, "help": "step size"}
+    spec = KnobSpec(**{"name": name} | known | more.pop("spec", {}))
+    return KnobView(**{"spec": spec, "value": spec.value} | more)
+
+
+def change(id: str = "c3", **more: Any) -> ChangeView:
+    known: dict[str, Any] = {
+        "id": id, "job": "mnist", "action": "set", "values": {"lr": 0.01}, "before": {"lr": 0.1}, "step": 1520,
+        "over": 0, "phase": "settled", "outcome": "applied at step 1520 on 2 ranks", "operator": "ann@box",
+        "asked": NOW - 30, "target": "mnist", "ranks": 2,
+    }  # fmt: skip
+    return ChangeView(**known | more)
+
+
+def knobs() -> KnobsView:
+    """One of each kind, and a change."""
+    return KnobsView(
+        knobs=(
+            knob("lr", value=0.01, changed_by="ann@box", changed=NOW - 30, change="c3"),
+            knob("accumulate", spec={"kind": "int", "value": 4, "low": 1, "high": 64}),
+            knob("betas", spec={"kind": "floats", "value": (0.9, 0.999), "help": ""}),
+            knob("shuffle", spec={"kind": "bool", "value": True, "low": None, "high": None, "per": "rank"}),
+            knob("log_level", spec={"kind": "enum", "value": "INFO", "choices": ("DEBUG", "INFO"), "help": "root"}),
+        ),
+        changes=(change(),),
+    )
 
 
 def fabric(**more: Any) -> FabricView:

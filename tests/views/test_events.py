@@ -58,6 +58,46 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         m.IncidentAmended(id="i1", evidence=("c",), outcome="found", closed=True),
         ["Incident i1 closed: c; outcome: found"],
     ),
+    (
+        m.KnobsOffered(
+            job="mnist",
+            knobs=(m.KnobSpec(name="lr", kind="float", value=0.1), m.KnobSpec(name="clip", kind="float", value=1.0)),
+            checkpoints=True,
+        ),
+        ["Job mnist offers knobs: lr, clip; it saves checkpoints when asked"],
+    ),
+    (
+        m.ChangeProposed(
+            change=m.Committed(id="c3", number=3, step=1520, values={"lr": 0.01, "clip": 2.0}, over=100),
+            job="mnist",
+            lives=((RANK, LIFE), (OTHER, LIFE)),
+            request="r",
+            operator="ann@box",
+            before={"lr": 0.1, "clip": 1.0},
+        ),
+        ["Change c3 asked by ann@box: lr 0.1 → 0.01, clip 1 → 2 over 100 steps on mnist at step 1,520 (2 ranks)"],
+    ),
+    (
+        m.ChangeProposed(
+            change=m.Committed(id="c4", number=4, step=9, values={"lr": 0.1}),
+            job="mnist",
+            lives=((RANK, LIFE),),
+            request="r",
+            before={"lr": 0.01},
+            replica="hi",
+            rank=1,
+            reverts="c3",
+        ),
+        ["Change c4 asked by someone: lr 0.01 → 0.1 on mnist/hi/1 at step 9 (1 rank), reverting c3"],
+    ),
+    (m.ChangeDecided(id="c3", commit=True, reason="all ready"), ["Change c3 decided: all ready"]),
+    (m.ChangeDecided(id="c3", commit=False, reason="hi/0 refuses"), ["Change c3 was not made: hi/0 refuses"]),
+    (m.ChangeSettled(id="c3", applied=2, outcome="applied on 2"), ["Change c3 settled: applied on 2"]),
+    (
+        m.OrderGiven(id="o1", request="r", verb="kill", job="other", lives=((OTHER, LIFE),), operator="ann@box"),
+        ["Order o1 given by ann@box: kill other/hi/0"],
+    ),
+    (m.OrderEnded(id="o1", outcome="applied on 1 rank"), ["Order o1 ended: applied on 1 rank"]),
     (m.InboxRead(seq=4), ["Inbox read up to 4"]),
 ]
 
@@ -102,6 +142,30 @@ def test_one_job_only_with_its_incidents_to_the_end() -> None:
     assert [type(e.record).__name__ for e in told] == ["RankForgotten", "DeviceMarkedFailed", "IncidentOpened"]
     later = list(teller.events(10, entry(m.IncidentAmended(id="i2"), m.IncidentAmended(id="i1", closed=True))))
     assert [e.record.id for e in later] == ["i1"]  # type: ignore[union-attr]
+
+
+def test_one_job_only_with_its_changes_and_orders_to_the_end() -> None:
+    teller = Teller("mnist")
+
+    def proposed(id: str, job: str) -> m.ChangeProposed:
+        return m.ChangeProposed(change=m.Committed(id=id, number=1, step=1), job=job, lives=(), request="r")
+
+    def given(id: str, job: str) -> m.OrderGiven:
+        return m.OrderGiven(id=id, request="r", verb="kill", job=job, lives=())
+
+    began = entry(proposed("c1", "mnist"), proposed("c2", "other"), given("o1", "mnist"), given("o2", "other"))
+    assert len(list(teller.events(1, began))) == 2
+    assert [type(e.record) for e in teller.events(2, entry(m.KnobsOffered(job="mnist", knobs=())))] == [m.KnobsOffered]
+    ends = [
+        record
+        for n in (1, 2)
+        for record in (
+            m.ChangeDecided(id=f"c{n}", commit=True),
+            m.ChangeSettled(id=f"c{n}", applied=1, outcome=""),
+            m.OrderEnded(id=f"o{n}", outcome=""),
+        )
+    ]
+    assert [e.record.id for e in teller.events(3, entry(*ends))] == ["c1", "c1", "o1"]  # type: ignore[union-attr]
 
 
 def test_json_has_every_key_always() -> None:

@@ -24,6 +24,12 @@ def test_everything_that_matters_is_on_it() -> None:
         assert part in shown, part
 
 
+def test_a_paused_job_is_shown_as_paused_while_it_runs() -> None:
+    assert "paused" in text(jobs=(job(paused=True),))
+    assert "paused" not in text()
+    assert "paused" not in text(jobs=(job(paused=True, phase="failed"),))
+
+
 def test_trouble_and_refusals_of_the_control_plane_are_said() -> None:
     shown = text(plane=plane(trouble="the log cannot be written", refused={"garbage": 2, "oversized": 3}))
     assert "control plane in trouble" in shown

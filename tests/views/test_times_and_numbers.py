@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import pytest
 
-from torchloom.views.numbers import number, sparkline
+from torchloom.views.numbers import number, sparkline, value
 from torchloom.views.times import ago, clock, duration, stamp
 
 
@@ -36,6 +37,15 @@ def test_the_date_is_shown_where_it_is_not_today() -> None:
 )  # fmt: skip
 def test_numbers_have_few_digits(value: float | None, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("held", "text"),
+    [(True, "true"), (False, "false"), (3, "3"), (0.1, "0.1"), (3e-4, "0.0003"), (1e-9, "1e-09"), ("INFO", "INFO"),
+     ((0.9, 0.999), "0.9,0.999")],
+)  # fmt: skip
+def test_a_knobs_value_reads_as_it_is_typed(held: Any, text: str) -> None:
+    assert value(held) == text
 
 
 def test_a_sparkline_shows_the_course_and_leaves_gaps() -> None:

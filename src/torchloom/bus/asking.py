@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import msgspec
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import NO_RESPONDERS_STATUS, Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import Header
 
 from torchloom import messages
 from torchloom.bus.client import connect, find
 from torchloom.errors import Refused, TorchLoomError, Unreachable
-from torchloom.messages import Ask, CurvesView, Done, FabricView, Look, LookCurves, LookFabric, No
+from torchloom.messages import Ask, CurvesView, Done, FabricView, KnobsView, Look, LookCurves, LookFabric, LookKnobs, No
 from torchloom.settings import Settings
 from torchloom.subjects import ASK, LOOK, Role
 
 PAGE = 1000
 """Ranks in one picture; the weaver gives no more at once."""
+AGAIN_SECONDS = 2.0
+"""Between two sendings of what has not been answered."""
+ABSENT_SECONDS = 0.2
+"""The same while there is nobody to hear it."""
 
 
 class Asking:
@@ -25,26 +35,41 @@ class Asking:
 
     client: Client
 
-    def __init__(self, settings: Settings, role: Role, *, timeout: float = 5.0, connect_timeout: float = 2.0) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        role: Role,
+        *,
+        timeout: float = 5.0,
+        connect_timeout: float = 2.0,
+        patience: float = 0.0,
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:
+        """With `patience`, looks too are sent again for so many seconds, and a lost connection is made anew."""
         self._settings = settings
         self._role = role
         self._timeout = timeout
         self._connect_timeout = connect_timeout
+        self._patience = patience
+        self._on_wait = on_wait
 
     async def __aenter__(self) -> Self:
         address = find(self._settings, self._role)
-        self.client = await connect(address, name=f"loom {self._role}", timeout=self._connect_timeout)
+        name = f"loom {self._role}"
+        patient = self._patience > 0
+        self.client = await connect(address, name=name, timeout=self._connect_timeout, keep_trying=patient)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.client.close()
+        with contextlib.suppress(nats.errors.Error, OSError):  # the server may be gone already
+            await self.client.close()
 
     async def fabric(self, job: str | None = None, most: int | None = None) -> FabricView:
         """The whole picture, its ranks gathered from as many pages as they fill, up to `most`."""
         view = await self._page(job, 0, most)
-        ranks, seats = list(view.ranks), list(view.seats)
+        ranks, seats, devices = list(view.ranks), list(view.seats), list(view.devices)
         wanted = view.total_ranks if most is None else min(most, view.total_ranks)
         while len(ranks) < wanted:
             page = await self._page(job, len(ranks), wanted - len(ranks))
@@ -52,7 +77,13 @@ class Asking:
                 break  # some left while we were reading
             ranks += page.ranks
             seats += page.seats
-        return msgspec.structs.replace(view, ranks=tuple(ranks), seats=tuple(dict.fromkeys(seats)))
+            devices += page.devices
+        return msgspec.structs.replace(
+            view,
+            ranks=tuple(ranks),
+            seats=tuple(dict.fromkeys(seats)),
+            devices=tuple({device.device: device for device in devices}.values()),
+        )
 
     async def curves(self, job: str, replica: str | None = None, most: int | None = None) -> CurvesView:
         """The history of each rank of a job, from as many pages as it fills."""
@@ -69,12 +100,23 @@ class Asking:
             gathered += answer.curves
         return CurvesView(curves=tuple(gathered), total=total if gathered else 0)  # type: ignore[arg-type]
 
+    async def knobs(self, job: str) -> KnobsView:
+        """What may be changed in a job, and what was."""
+        answer = await self.look(LookKnobs(job=job))
+        if isinstance(answer, KnobsView):
+            return answer
+        raise _unexpected(answer)
+
     async def look(self, look: Look) -> object:
-        return await self._request(LOOK.to(), look)
+        return await self._request(LOOK.to(), look, self._patience)
 
     async def ask(self, ask: Ask) -> Done:
         """Have it done; Refused if the weaver says no."""
-        answer = await self._request(ASK.to(), ask)
+        return await self.ask_until(ask, 0.0)
+
+    async def ask_until(self, ask: Ask, timeout: float) -> Done:
+        """The same, sent again until it is answered or the time is over. The weaver does one request once."""
+        answer = await self._request(ASK.to(), ask, timeout)
         if isinstance(answer, Done):
             return answer
         raise _unexpected(answer)
@@ -86,18 +128,10 @@ class Asking:
             return answer
         raise _unexpected(answer)
 
-    async def _request(self, subject: str, message: Ask | Look) -> object:
+    async def _request(self, subject: str, message: Ask | Look, until: float) -> object:
+        data = messages.encode(message)
         try:
-            reply = await self.client.request(subject, messages.encode(message), timeout=self._timeout)
-        except nats.errors.NoRespondersError:
-            raise Unreachable(
-                "NATS is up, but the weaver does not answer", hint="start it with `loom up`, or `loom weaver` alone"
-            ) from None
-        except nats.errors.TimeoutError:
-            raise Unreachable(
-                f"the weaver does not answer within {self._timeout:g} s",
-                hint="look at logs/weaver.log in the state folder; `loom doctor` checks the rest",
-            ) from None
+            reply = await (self._send_until(subject, data, until) if until else self._send(subject, data))
         except (nats.errors.Error, OSError) as error:
             raise Unreachable(f"the connection was lost while asking: {error}", hint="try again") from error
         try:
@@ -109,6 +143,65 @@ class Asking:
         if isinstance(answer, No):
             raise Refused(answer.why, hint=answer.hint)
         return answer
+
+    async def _send(self, subject: str, data: bytes) -> Msg:
+        try:
+            return await self.client.request(subject, data, timeout=self._timeout)
+        except nats.errors.NoRespondersError:
+            raise _absent() from None
+        except nats.errors.TimeoutError:
+            raise _silent(self._timeout) from None
+
+    async def _send_until(self, subject: str, data: bytes, seconds: float) -> Msg:
+        """Send it again and again, always to be answered at the same place: a late answer to the first counts."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        inbox = self.client.new_inbox()
+        answers = await self.client.subscribe(inbox)
+        heard = waiting = False
+        try:
+            while (left := deadline - loop.time()) > 0:
+                connected = self.client.is_connected
+                if connected:  # what is published without a link would all be sent when it is back
+                    await self.client.publish(subject, data, reply=inbox)
+                answer = await _next(answers, min(left, AGAIN_SECONDS if connected else ABSENT_SECONDS))
+                if answer is not None and not _nobody(answer):
+                    return answer
+                heard = heard or (connected and answer is None)
+                if not waiting and self._on_wait is not None:
+                    self._on_wait()
+                waiting = True
+                if answer is not None:
+                    await asyncio.sleep(min(left, ABSENT_SECONDS))
+        finally:
+            if not self.client.is_closed:
+                await answers.unsubscribe()
+        raise _silent(seconds) if heard or not self.client.is_connected else _absent()
+
+
+async def _next(answers: Subscription, seconds: float) -> Msg | None:
+    try:
+        return await answers.next_msg(timeout=seconds)
+    except nats.errors.TimeoutError:
+        return None
+
+
+def _nobody(answer: Msg) -> bool:
+    """The server itself answers where nobody listens."""
+    return bool(answer.headers) and answer.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS
+
+
+def _absent() -> Unreachable:
+    return Unreachable(
+        "NATS is up, but the weaver does not answer", hint="start it with `loom up`, or `loom weaver` alone"
+    )
+
+
+def _silent(seconds: float) -> Unreachable:
+    return Unreachable(
+        f"the weaver does not answer within {seconds:g} s",
+        hint="look at logs/weaver.log in the state folder; `loom doctor` checks the rest",
+    )
 
 
 def _unexpected(answer: object) -> TorchLoomError:

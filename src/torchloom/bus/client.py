@@ -50,7 +50,7 @@ def find(settings: Settings, role: Role, rank: RankId | None = None) -> Address:
     else:
         urls = (endpoint.url if endpoint else DEFAULT_ADDRESS,)
     # What the folder knows of its own server (keys, authority, account) says nothing about another one.
-    ours = endpoint is not None and urls == (endpoint.url,)
+    ours = endpoint is not None and endpoint.url in urls
     own = folder.creds(role) if ours else None
     creds = _given("TORCHLOOM_CREDS", settings.creds) or (own if own and own.exists() else None)
     if ours and creds is None:

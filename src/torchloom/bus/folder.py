@@ -1,12 +1,12 @@
 """The state folder: where the control plane of one user on one machine keeps its files, private to that user.
 
-    lock              held by the one `loom up`; its text says who
-    endpoint.json     where the server listens: what every other command reads
-    authority.json    the keys that sign credentials
-    creds/ROLE.creds  one secret per role
-    tls/              authority, certificate and key, where the server listens beyond loopback
-    nats/             the server's configuration, ports file and JetStream store
-    logs/             nats.log, weaver.log, up.log
+lock              held by the one `loom up`; its text says who
+endpoint.json     where the server listens: what every other command reads
+authority.json    the keys that sign credentials
+creds/ROLE.creds  one secret per role
+tls/              authority, certificate and key, where the server listens beyond loopback
+nats/             the server's configuration, ports file and JetStream store
+logs/             nats.log, weaver.log, up.log
 """
 
 from __future__ import annotations

@@ -96,6 +96,7 @@ def config_text(folder: Folder, listen: Listen, trust: str) -> str:
         f"log_file: {quoted(str(folder.logs / 'nats.log'))}\nlogfile_size_limit: 10MB\nlogfile_max_num: 3\n"
         f"max_connections: 65536\n"
         f'ping_interval: "2s"\nping_max: 2\n'  # a peer that vanished is noticed in about 5 s
+        f"authorization {{ timeout: 20 }}\n"  # when a whole fleet comes at once, signatures take their time
         f"{tls}"
         f"jetstream {{\n"
         f"  store_dir: {quoted(str(folder.nats))}\n"

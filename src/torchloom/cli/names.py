@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from torchloom.cli.guess import did_you_mean
 from torchloom.errors import BadInput, Refused
+from torchloom.guess import unknown
 
 if TYPE_CHECKING:
     from argparse import Action, Namespace
 
+    from torchloom.bus.asking import Asking
     from torchloom.messages import FabricView, RankId, ReplicaId
 
 MANUAL_JOB = "manual"
 """The job of a replica registered by hand that no job has."""
 _COMPLETION_SECONDS = 0.7
-
-
-def unknown(what: str, name: str, known: Sequence[str]) -> Refused:
-    return Refused(f"there is no {what} {name!r}", hint=did_you_mean(name, sorted(known)) or f"no {what} is known yet")
 
 
 def known_job(view: FabricView, name: str) -> str:
@@ -88,39 +85,67 @@ def parse_rank(text: str) -> RankId:
     return RankId(check_name("job", job), check_name("replica", replica), int(number))
 
 
-def completer(what: Callable[[FabricView], Sequence[object]]) -> Callable[..., list[str]]:
+Finder = Callable[["Asking", "Namespace"], Awaitable[Iterable[object]]]
+
+
+def completer(find: Finder) -> Callable[..., list[str]]:
     """For argcomplete: names asked from the live weaver, or nothing if it does not answer at once."""
 
     def complete(prefix: str, parsed_args: Namespace, **_: Any) -> list[str]:
         with contextlib.suppress(Exception):
-            view = _look(getattr(parsed_args, "state", None))
-            return [name for name in map(str, what(view)) if name.startswith(prefix)]
+            return [name for name in map(str, _find(find, parsed_args)) if name.startswith(prefix)]
         return []
 
     return complete
 
 
-complete_device = completer(devices)
-complete_job = completer(lambda view: [job.job for job in view.jobs])
-complete_replica = completer(lambda view: [r.replica for r in replicas(view)] + [str(r) for r in replicas(view)])
-complete_rank = completer(lambda view: [rank.rank for rank in view.ranks])
-complete_node = completer(lambda view: sorted({rank.node for rank in view.ranks}))
+def _seen(what: Callable[[FabricView], Iterable[object]]) -> Callable[..., list[str]]:
+    """A completer of what is on the picture."""
+
+    async def find(weaver: Asking, _typed: Namespace) -> Iterable[object]:
+        return what(await weaver.fabric(most=1000))
+
+    return completer(find)
+
+
+async def _knobs(weaver: Asking, typed: Namespace) -> Iterable[object]:
+    job = typed.target.partition("/")[0]
+    return [f"{knob.spec.name}=" for knob in (await weaver.knobs(job)).knobs]
+
+
+async def _changes(weaver: Asking, typed: Namespace) -> Iterable[object]:
+    return [change.id for change in (await weaver.knobs(typed.job)).changes]
+
+
+def targets(view: FabricView) -> list[object]:
+    """Whatever a command can be given to: jobs, their replicas, their ranks."""
+    return [*(job.job for job in view.jobs), *replicas(view), *(rank.rank for rank in view.ranks)]
+
+
+complete_device = _seen(devices)
+complete_job = _seen(lambda view: [job.job for job in view.jobs])
+complete_replica = _seen(lambda view: [r.replica for r in replicas(view)] + [str(r) for r in replicas(view)])
+complete_rank = _seen(lambda view: [rank.rank for rank in view.ranks])
+complete_node = _seen(lambda view: sorted({rank.node for rank in view.ranks}))
+complete_target = _seen(targets)
+complete_knob = completer(_knobs)
+complete_change = completer(_changes)
 
 
 def with_names(action: Action, complete: Callable[..., list[str]]) -> None:
     action.completer = complete  # type: ignore[attr-defined]  # where argcomplete looks
 
 
-def _look(state: str | None) -> FabricView:
+def _find(find: Finder, typed: Namespace) -> Iterable[object]:
     import asyncio
 
     from torchloom.bus.asking import Asking
     from torchloom.settings import Settings
     from torchloom.subjects import Role
 
-    async def look() -> FabricView:
-        settings = Settings.from_env().with_state(state)
+    async def look() -> Iterable[object]:
+        settings = Settings.from_env().with_state(getattr(typed, "state", None))
         async with Asking(settings, Role.VIEWER, timeout=_COMPLETION_SECONDS, connect_timeout=0.5) as weaver:
-            return await weaver.fabric(most=1000)
+            return await find(weaver, typed)
 
     return asyncio.run(asyncio.wait_for(look(), _COMPLETION_SECONDS))

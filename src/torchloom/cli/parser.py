@@ -7,13 +7,25 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from torchloom import __version__
-from torchloom.cli import completion, control, doctor, events, joining, looking, settings, shell, telling
+from torchloom.cli import (
+    completion,
+    control,
+    doctor,
+    events,
+    joining,
+    knobs,
+    looking,
+    settings,
+    shell,
+    steering,
+    telling,
+)
 from torchloom.cli.call import Call
-from torchloom.cli.guess import did_you_mean
 from torchloom.cli.verbs import Verbs, common
 from torchloom.errors import BadInput
+from torchloom.guess import did_you_mean
 
-GROUPS = (control, looking, events, telling, joining, doctor, settings, shell, completion)
+GROUPS = (control, looking, events, knobs, steering, telling, joining, doctor, settings, shell, completion)
 EXIT_CODES = """\
 exit codes:
   0  done

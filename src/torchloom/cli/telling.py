@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchloom.cli import names
+from torchloom.cli.answer import show
 from torchloom.errors import Refused
 
 if TYPE_CHECKING:
@@ -40,19 +41,8 @@ def add(verbs: Verbs) -> None:
     )
 
 
-def operator() -> str:
-    """Who asks, as the log will say."""
-    import getpass
-    import socket
-
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"
-
-
 def fail(call: Call) -> int:
+    from torchloom.client import operator
     from torchloom.messages import Fail, check_name
 
     device = check_name("device", call.args.device)
@@ -60,12 +50,14 @@ def fail(call: Call) -> int:
 
 
 def recover(call: Call) -> int:
+    from torchloom.client import operator
     from torchloom.messages import Recover, check_name
 
     return _tell(call, Recover(device=check_name("device", call.args.device), operator=operator()))
 
 
 def register(call: Call) -> int:
+    from torchloom.client import operator
     from torchloom.messages import Register, check_name
 
     device = check_name("device", call.args.device)
@@ -80,7 +72,7 @@ def register(call: Call) -> int:
                 Register(device=device, job=replica.job, replica=replica.replica, operator=operator())
             )
 
-    return _show(call, call.wait(work()))
+    return show(call, call.wait(work()))
 
 
 async def _replica(weaver: Asking, text: str, job: str | None) -> ReplicaId:
@@ -107,15 +99,4 @@ def _tell(call: Call, ask: Ask) -> int:
         async with Asking(call.settings, Role.OPERATOR) as weaver:
             return await weaver.ask(ask)
 
-    return _show(call, call.wait(work()))
-
-
-def _show(call: Call, done: Done) -> int:
-    from torchloom.views.tables import clean
-
-    if call.json:
-        call.print_json(done)
-        return 0
-    call.print([clean(done.text)])
-    call.print(f"  {clean(str(replica))}" for replica in done.replicas)
-    return 0
+    return show(call, call.wait(work()))

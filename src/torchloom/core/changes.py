@@ -32,6 +32,7 @@ from torchloom.core.decision import NOTHING, Decision, WantedVerdict
 from torchloom.core.fabric import Fabric, Rank
 from torchloom.core.ledger import Change, ChangePhase
 from torchloom.core.presence import PRESENT
+from torchloom.core.ranks import REPORT_ONLY
 from torchloom.core.targets import did_you_mean, find_target, names, split_group
 from torchloom.messages import (
     ChangeDecided,
@@ -40,9 +41,11 @@ from torchloom.messages import (
     Command,
     Committed,
     Done,
+    IncidentOpened,
     No,
     Propose,
     RankId,
+    Record,
     Revert,
     SetKnobs,
     Standing,
@@ -141,6 +144,8 @@ def _asked_before(fabric: Fabric, request: str, reply: str) -> Decision | None:
         return None
     if change.phase is ChangePhase.ABORTED:
         return Decision(answer=No(why=f"{change.id} was not made: {change.outcome}"))
+    if change.phase is ChangePhase.SETTLED and (change.failed or not change.applied):
+        return Decision(answer=No(why=f"{change.id}: {change.outcome}"))
     return Decision(answer=_done(change))
 
 
@@ -201,17 +206,14 @@ def standing(fabric: Fabric, course: Course) -> Decision:
         return _give_up(course, past)
     number = fabric.ledger.change_count + 1
     ask = wish.ask
-    change = Committed(
-        id=f"c{number}", number=number, step=step, action=wish.action, values=ask.values, over=ask.over
-    )
-    known = fabric.ledger.knobs.get(ask.job, {})
+    change = Committed(id=f"c{number}", number=number, step=step, action=wish.action, values=ask.values, over=ask.over)
     record = ChangeProposed(
         change=change,
         job=ask.job,
         lives=tuple(course.lives.items()),
         request=course.request,
         operator=ask.operator,
-        before={name: known[name].value for name in ask.values if name in known},
+        before={name: fabric.ledger.value_of(ask.job, ask.replica, ask.rank, name) for name in ask.values},
         replica=ask.replica,
         rank=ask.rank,
         reverts=wish.reverts,
@@ -229,6 +231,8 @@ def choose_step(fabric: Fabric, wish: Wish, standings: list[Standing]) -> int | 
         fastest = min((s.step_seconds for s in standings if s.step_seconds > 0), default=0.1)
         lead = fabric.settings.lead_seconds * 2 ** (wish.attempt - 1)
         near = front + 1 + math.ceil(lead / max(fastest, 1e-4))
+    if wish.reverts in fabric.ledger.changes:
+        near = max(near, fabric.ledger.changes[wish.reverts].change.step)  # what lies ahead is undone when it comes
     wanted = wish.ask.at_step
     if wanted is None:
         return near
@@ -243,14 +247,18 @@ def _propose(fabric: Fabric, course: Course, change: Committed) -> tuple[tuple[R
     )
 
 
-def ready(fabric: Fabric, course: Course, rank: RankId, now: float) -> Decision:
-    """Someone promised, or refused."""
+def ready(fabric: Fabric, course: Course, now: float) -> Decision:
+    """Someone promised, or refused; once all have promised, or one will not, a verdict is wanted."""
     if course.committed or course.verdict_asked is not None or not course.id:
         return NOTHING
-    answer = course.ready[rank]
-    if not answer.ok:
-        late = "late: " if answer.late else ""
-        return _want(course, False, f"{late}{rank} refuses: {answer.why}", now)
+    return _judge(fabric, course, now)
+
+
+def _judge(fabric: Fabric, course: Course, now: float) -> Decision:
+    for rank, answer in course.ready.items():
+        if not answer.ok:
+            late = "late: " if answer.late else ""
+            return _want(course, False, f"{late}{rank} refuses: {answer.why}", now)
     if len(course.ready) < len(course.lives):
         return NOTHING
     stranger = _others(fabric, course)
@@ -342,18 +350,39 @@ def applied(fabric: Fabric, course: Course) -> Decision:
         return NOTHING
     failed = [rank for rank, answer in course.applied.items() if not answer.ok]
     taken = len(course.applied) - len(failed)
-    outcome = f"applied at step {change.change.step} on {taken} rank{'s' if taken != 1 else ''}"
+    parts = [f"applied at step {change.change.step} on {taken} rank{'s' if taken != 1 else ''}"] if taken else []
     if failed:
-        outcome += f"; {names(failed)} failed: {course.applied[failed[0]].result}"
+        parts.append(f"{names(failed)} failed: {course.applied[failed[0]].result}")
     if gone:
-        outcome += f"; unknown for {names(gone)}, gone in between"
-    record = ChangeSettled(id=course.id, applied=taken, outcome=outcome, unknown=tuple(gone))
+        parts.append(f"unknown for {names(gone)}, gone in between")
+    outcome = "; ".join(parts)
+    record = ChangeSettled(id=course.id, applied=taken, outcome=outcome, failed=len(failed), unknown=tuple(gone))
+    astray = [rank for rank in failed if change.change.action == "set"]
     results = tuple((rank, answer.result) for rank, answer in sorted(course.applied.items()) if answer.result)
     answer: Done | No = Done(text=f"{course.id}: {outcome}", change=course.id, step=change.change.step, results=results)
-    if failed:
+    if failed or not taken:
         answer = No(why=f"{course.id}: {outcome}")
     replies = tuple((waiter, answer) for waiter in course.waiters)
-    return Decision((record,), replies=replies, reason=f"{course.id}: {outcome}")
+    records = (record, *_disagree(fabric, course, astray))
+    return Decision(records, replies=replies, reason=f"{course.id}: {outcome}")
+
+
+def _disagree(fabric: Fabric, course: Course, astray: list[RankId]) -> list[Record]:
+    """Ranks that say themselves that they have not what their peers have; their beats may have said so before."""
+    told = {incident.subject for incident in fabric.incidents.values()}
+    news = [rank for rank in sorted(astray) if f"{rank}#{course.id}" not in told]
+    return [
+        IncidentOpened(
+            id=fabric.next_incident(offset),
+            what=f"rank {rank} disagrees with its peers",
+            subject=f"{rank}#{course.id}",
+            job=course.job,
+            evidence=(f"change {course.id} failed there: {course.applied[rank].result}",),
+            decision=REPORT_ONLY,
+            reason="its peers took the change and it did not",
+        )
+        for offset, rank in enumerate(news)
+    ]
 
 
 def _same_life(fabric: Fabric, rank: RankId, life: str) -> bool:
@@ -368,7 +397,7 @@ def tend(fabric: Fabric, course: Course, now: float) -> Decision:
     """Ask again who has not answered; end what takes too long."""
     change = fabric.ledger.changes.get(course.id) if course.id else None
     if course.id and change is None:
-        return Decision(notes=(CourseEnded(course.request),))  # its job was forgotten
+        return _give_up(course, No(why=f"{course.id}: the run of {course.job} that it was for is over"))
     gone = [rank for rank, life in course.lives.items() if not _same_life(fabric, rank, life)]
     if change is None:
         return _tend_inquiry(fabric, course, gone, now)
@@ -407,13 +436,14 @@ def _tend_inquiry(fabric: Fabric, course: Course, gone: list[RankId], now: float
 def _tend_proposal(fabric: Fabric, course: Course, change: Change, gone: list[RankId], now: float) -> Decision:
     if course.verdict_asked is not None and now - course.verdict_asked < ANSWER_SECONDS:
         return NOTHING
-    silent = [rank for rank in course.lives if rank not in course.ready]
     if gone:
         return _want(course, False, f"{names(gone)} went away", now)
+    judged = _judge(fabric, course, now)
+    if judged:
+        return judged
     if now - course.began > ANSWER_SECONDS:
+        silent = [rank for rank in course.lives if rank not in course.ready]
         return _want(course, False, f"expired: {names(silent)} did not answer", now)
-    if not silent:
-        return _want(course, True, "all ranks are ready", now)
     if now - course.sent < AGAIN_SECONDS:
         return NOTHING
     return Decision(commands=_propose(fabric, course, change.change), notes=(AskedAgain(course.request, now),))
@@ -437,8 +467,8 @@ def _done(change: Change, course: Course | None = None) -> Done:
 
 
 def _told(fabric: Fabric, ask: SetKnobs) -> str:
-    known = fabric.ledger.knobs.get(ask.job, {})
-    return ", ".join(f"{name} {known[name].value} → {value}" for name, value in ask.values.items())
+    before = {name: fabric.ledger.value_of(ask.job, ask.replica, ask.rank, name) for name in ask.values}
+    return ", ".join(f"{name} {before[name]} → {value}" for name, value in ask.values.items())
 
 
 def _what(record: ChangeProposed) -> str:

@@ -37,7 +37,6 @@ from torchloom.messages import (
     Knobs,
     Ordered,
     RankExited,
-    RankId,
     Ready,
     Recover,
     Register,
@@ -86,21 +85,21 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
             return changes.act(fabric, ask, reply, now)
         case Asked(ask=Steer() as ask, reply=reply):
             return orders.give(fabric, ask, reply, now)
-        case Replied(rank=rank, reply=reply):
-            return _replied(fabric, rank, reply, now)
+        case Replied(reply=reply):
+            return _replied(fabric, reply, now)
         case VerdictKnown(change=change, commit=commit, reason=reason):
             return changes.verdict_known(fabric, change, commit, reason, now)
         case RollCalled():
             return ranks.roll_called(fabric, now)
-        case Tick():
-            return sweep.tick(fabric, now)
+        case Tick(thorough=thorough):
+            return sweep.tick(fabric, now, thorough)
         case TookOver(weaver=weaver):
             term = fabric.term + 1
             return Decision((TermBegan(term=term, weaver=weaver),), reason=f"{weaver} takes over as term {term}")
     raise AssertionError(f"no rule for {event!r}")
 
 
-def _replied(fabric: Fabric, rank: RankId, reply: Reply, now: float) -> Decision:
+def _replied(fabric: Fabric, reply: Reply, now: float) -> Decision:
     course = fabric.watch.courses.find(reply.id)
     if course is None:
         return NOTHING
@@ -108,7 +107,7 @@ def _replied(fabric: Fabric, rank: RankId, reply: Reply, now: float) -> Decision
         case Standing():
             return changes.standing(fabric, course)
         case Ready():
-            return changes.ready(fabric, course, rank, now)
+            return changes.ready(fabric, course, now)
         case Applied():
             return changes.applied(fabric, course)
         case Ordered():

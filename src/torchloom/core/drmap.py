@@ -27,6 +27,7 @@ class DRMap:
         self._by_device: dict[str, set[Seat]] = {}
         self._by_replica: dict[ReplicaId, set[Seat]] = {}
         self._by_node: dict[str, set[Seat]] = {}
+        self._by_rank: dict[tuple[ReplicaId, int | None], set[Seat]] = {}
         for seat in seats:
             self.add(seat)
 
@@ -34,14 +35,16 @@ class DRMap:
         self._by_device.setdefault(seat.device, set()).add(seat)
         self._by_replica.setdefault(seat.replica, set()).add(seat)
         self._by_node.setdefault(seat.node, set()).add(seat)
+        self._by_rank.setdefault((seat.replica, seat.rank), set()).add(seat)
 
     def remove(self, seat: Seat) -> None:
         _discard(self._by_device, seat.device, seat)
         _discard(self._by_replica, seat.replica, seat)
         _discard(self._by_node, seat.node, seat)
+        _discard(self._by_rank, (seat.replica, seat.rank), seat)
 
     def remove_rank(self, rank: RankId) -> None:
-        for seat in [seat for seat in self._by_replica.get(rank.of, ()) if seat.rank == rank.rank]:
+        for seat in list(self._by_rank.get((rank.of, rank.rank), ())):
             self.remove(seat)
 
     def replicas_on(self, device: str) -> tuple[ReplicaId, ...]:
@@ -54,7 +57,10 @@ class DRMap:
         return tuple(sorted({seat.device for seat in self._by_replica.get(replica, ())}))
 
     def devices_of_rank(self, rank: RankId) -> tuple[str, ...]:
-        return tuple(sorted({s.device for s in self._by_replica.get(rank.of, ()) if s.rank == rank.rank}))
+        return tuple(sorted({seat.device for seat in self._by_rank.get((rank.of, rank.rank), ())}))
+
+    def seats_of_rank(self, rank: RankId) -> tuple[Seat, ...]:
+        return tuple(sorted(self._by_rank.get((rank.of, rank.rank), ()), key=_order))
 
     def seats_of(self, replica: ReplicaId) -> tuple[Seat, ...]:
         return tuple(sorted(self._by_replica.get(replica, ()), key=_order))

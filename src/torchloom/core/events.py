@@ -80,6 +80,9 @@ class RollCalled:
 class Tick:
     """Time passed."""
 
+    thorough: bool = True
+    """Look at everyone, not only at those whose time is up."""
+
 
 @dataclass(frozen=True, slots=True)
 class TookOver:

@@ -126,6 +126,7 @@ class Fabric:
         self.incidents = {incident.id: incident for incident in state.incidents}
         self.hand_seats = set(state.hand_seats)
         self.drmap = DRMap(self.hand_seats)
+        self._order: list[RankId] | None = None
         self.ranks_of_job: dict[str, set[RankId]] = {}
         for rank in state.ranks:
             self.ranks_of_job.setdefault(rank.id.job, set()).add(rank.id)
@@ -155,6 +156,12 @@ class Fabric:
             incidents=tuple(self.incidents.values()),
             ledger=self.ledger.state(),
         )
+
+    def order(self) -> list[RankId]:
+        """All ranks, sorted; sorted anew only when there are others."""
+        if self._order is None:
+            self._order = sorted(self.ranks)
+        return self._order
 
     def next_incident(self, offset: int = 0) -> str:
         return f"i{self.incident_count + 1 + offset}"
@@ -284,6 +291,7 @@ class Fabric:
             launcher=hello.launcher,
         )
         self.ranks[rank_id] = rank
+        self._order = None
         self.ranks_of_job.setdefault(rank_id.job, set()).add(rank_id)
         for device in hello.devices:
             self._know_device(device, hello.node, at)
@@ -313,6 +321,7 @@ class Fabric:
 
     def _forget(self, rank: RankId) -> None:
         self.ranks.pop(rank, None)
+        self._order = None
         self.ranks_of_job.get(rank.job, set()).discard(rank)
         if not self.ranks_of_job.get(rank.job):
             self.ranks_of_job.pop(rank.job, None)

@@ -1,7 +1,7 @@
 """The ledger: what may be changed in each job, every change and order, and what became of it. The durable part.
 
-    proposed ──verdict──> committed ──all have answered──> settled
-        └────verdict──> aborted
+proposed ──verdict──> committed ──all have answered──> settled
+    └────verdict──> aborted
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     phase: ChangePhase = ChangePhase.PROPOSED
     outcome: str = ""
     applied: int = 0
+    failed: int = 0
     reverted_by: str = ""
 
     @property
@@ -86,6 +87,7 @@ class GivenOrder(msgspec.Struct, frozen=True, kw_only=True):
     asked: float = 0.0
     outcome: str = ""
     """Empty while answers are awaited."""
+    ok: bool = True
 
 
 class KnobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +133,14 @@ class Ledger:
     def of_job(self, job: str) -> Iterable[Change]:
         return (change for change in self.changes.values() if change.job == job)
 
+    def value_of(self, job: str, replica: str | None, rank: int | None, name: str) -> Value:
+        """What a knob is set to for a target: by the latest change that reaches all of it, else as it was offered."""
+        for change in reversed(self.changes.values()):
+            wide = change.job == job and change.replica in {None, replica} and change.rank in {None, rank}
+            if wide and change.takes_effect and not change.reverted_by and name in change.change.values:
+                return change.change.values[name]
+        return self.knobs[job][name].spec.value
+
     def under_way(self, job: str) -> Change | None:
         """The change of a job that has no verdict yet; there is one at most."""
         return next((change for change in self.of_job(job) if change.phase is ChangePhase.PROPOSED), None)
@@ -140,7 +150,7 @@ class Ledger:
         return next((change for change in reversed(self.changes.values()) if change.request == request), None)
 
     def order_of(self, request: str) -> GivenOrder | None:
-        return next((order for order in self.orders.values() if order.request == request), None)
+        return next((order for order in reversed(self.orders.values()) if order.request == request), None)
 
     def in_force(self, rank: RankId) -> tuple[Committed, ...]:
         """Changes of values that a rank has, or will have at their steps, oldest first; what was reverted is not."""
@@ -192,7 +202,9 @@ class Ledger:
     def settle(self, record: ChangeSettled) -> None:
         change = self.changes[record.id]
         phase = CHANGE_NEXT[(change.phase, "settle")]
-        self.changes[record.id] = replace(change, phase=phase, outcome=record.outcome, applied=record.applied)
+        self.changes[record.id] = replace(
+            change, phase=phase, outcome=record.outcome, applied=record.applied, failed=record.failed
+        )
         self._trim(change.job)
 
     def give(self, record: OrderGiven, at: float) -> None:
@@ -209,7 +221,7 @@ class Ledger:
 
     def end(self, record: OrderEnded) -> None:
         order = self.orders[record.id]
-        self.orders[record.id] = replace(order, outcome=record.outcome)
+        self.orders[record.id] = replace(order, outcome=record.outcome, ok=record.ok)
         ended = [o.id for o in self.orders.values() if o.job == order.job and o.outcome]
         for old in ended[: max(0, len(ended) - KEEP_CHANGES)]:
             del self.orders[old]
@@ -224,5 +236,5 @@ class Ledger:
     def _trim(self, job: str) -> None:
         ended = [c for c in self.of_job(job) if c.phase in {ChangePhase.ABORTED, ChangePhase.SETTLED}]
         idle = [c for c in ended if c.phase is ChangePhase.ABORTED or c.change.action != "set" or c.reverted_by]
-        for old in idle[: max(0, len(ended) - KEEP_CHANGES)]:
+        for old in idle[: max(0, len(idle) - KEEP_CHANGES)]:
             del self.changes[old.id]

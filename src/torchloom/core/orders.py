@@ -17,8 +17,9 @@ def give(fabric: Fabric, ask: Steer, reply: str, now: float) -> Decision:
     if ask.request in fabric.watch.courses.by_request:
         return Decision(notes=(AskerWaits(ask.request, reply),))
     before = fabric.ledger.order_of(ask.request)
-    if before is not None and before.outcome:
-        return Decision(answer=Done(text=f"{before.id}: {before.outcome}"))
+    if before is not None and before.outcome and ask.verb != "stacks":  # stacks are not kept: they are taken again
+        text = f"{before.id}: {before.outcome}"
+        return Decision(answer=Done(text=text) if before.ok else No(why=text))
     lives = find_target(fabric, ask.job, ask.replica, ask.rank)
     if isinstance(lives, No):
         return Decision(answer=lives)
@@ -68,7 +69,7 @@ def ordered(fabric: Fabric, course: Course, over: bool = False) -> Decision:
     text = f"{order.id}: {outcome}"
     answer: Done | No = Done(text=text, results=results) if good else No(why=text)
     return Decision(
-        (OrderEnded(id=order.id, outcome=outcome, applied=len(done)),),
+        (OrderEnded(id=order.id, outcome=outcome, applied=len(done), ok=bool(good)),),
         replies=tuple((waiter, answer) for waiter in course.waiters),
         reason=f"{order.id}: {outcome}",
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torchloom.core.fabric import Fabric, Job, Rank
+from msgspec.structs import replace
+
+from torchloom.core.fabric import Device, Fabric, Incident, Job, Rank
 from torchloom.core.presence import JobPhase, Presence
 from torchloom.messages import (
     ChangeView,
@@ -24,57 +26,76 @@ from torchloom.messages import (
 
 CLOSED_SHOWN = 50
 """Closed incidents in a picture; the log has all."""
+INCIDENTS_SHOWN = 200
+UNUSED_SHOWN = 1000
+"""Devices in a picture that no rank has."""
 
 
 def picture(fabric: Fabric, plane: PlaneView, look: LookFabric) -> FabricView:
-    """Everything but the ranks in full; of the ranks one page, the whole picture being too large for a message."""
-    ranks = sorted(rank for rank in fabric.ranks if look.job is None or rank.job == look.job)
+    """Ranks, their devices and seats in pages, since the whole is too large for a message; the rest on the first."""
+    ranks = fabric.order() if look.job is None else sorted(fabric.ranks_of_job.get(look.job, ()))
     page = ranks[look.offset : look.offset + look.limit]
-    shown = {rank.of for rank in page}
-    first = look.offset == 0
-    # Seats follow the ranks of the page; those registered by hand and the rest of the fabric stand on the first.
-    seats = [seat for replica in sorted(shown) for seat in fabric.drmap.seats_of(replica) if seat.rank is not None]
-    seats += sorted(fabric.hand_seats, key=lambda s: (s.device, s.replica)) if first else []
-    closed = [i for i in fabric.incidents.values() if i.closed is not None][-CLOSED_SHOWN:]
-    incidents = [i for i in fabric.incidents.values() if i.closed is None] + closed
-    incidents = [i for i in incidents if look.job is None or i.job in {"", look.job}]
-    jobs = [job for name, job in sorted(fabric.jobs.items()) if look.job is None or name == look.job]
-    return FabricView(
+    seats = [seat for rank in page for seat in fabric.drmap.seats_of_rank(rank)]
+    devices = {seat.device for seat in seats} | {device for rank in page for device in fabric.ranks[rank].devices}
+    view = FabricView(
         plane=plane,
-        jobs=tuple(_job(fabric, job) for job in jobs) if first else (),
         ranks=tuple(_rank(fabric, fabric.ranks[rank]) for rank in page),
         total_ranks=len(ranks),
-        devices=tuple(
-            DeviceView(
-                device=device.id,
-                node=device.node,
-                health="failed" if device.failed else "ok",
-                since=device.since,
-                cause=device.cause,
-                replicas=fabric.drmap.replicas_on(device.id),
-            )
-            for _, device in sorted(fabric.devices.items())
+    )
+    if look.offset == 0:
+        by_hand = sorted(fabric.hand_seats, key=lambda seat: (seat.device, seat.replica))
+        seats += by_hand[:UNUSED_SHOWN]
+        devices |= {seat.device for seat in by_hand[:UNUSED_SHOWN]} | _unused(fabric)
+        jobs = [job for name, job in sorted(fabric.jobs.items()) if look.job in {None, name}]
+        view = replace(
+            view,
+            jobs=tuple(_job(fabric, job) for job in jobs),
+            incidents=tuple(_incident(incident) for incident in _incidents(fabric, look.job)),
         )
-        if first
-        else (),
+    return replace(
+        view,
         seats=tuple(SeatView(device=s.device, replica=s.replica, rank=s.rank, node=s.node) for s in seats),
-        incidents=tuple(
-            IncidentView(
-                id=i.id,
-                opened=i.opened,
-                what=i.what,
-                subject=i.subject,
-                job=i.job,
-                evidence=i.evidence,
-                decision=i.decision,
-                reason=i.reason,
-                outcome=i.outcome,
-                closed=i.closed,
-            )
-            for i in sorted(incidents, key=lambda i: -i.opened)[:200]
-        )
-        if first
-        else (),
+        devices=tuple(_device(fabric, fabric.devices[name]) for name in sorted(devices) if name in fabric.devices),
+    )
+
+
+def _unused(fabric: Fabric) -> set[str]:
+    """Devices that no rank we know of has: failed ones first, for they matter most."""
+    used = {device for rank in fabric.ranks.values() for device in rank.devices}
+    unused = [device for device in fabric.devices.values() if device.id not in used]
+    return {device.id for device in sorted(unused, key=lambda d: (not d.failed, d.id))[:UNUSED_SHOWN]}
+
+
+def _incidents(fabric: Fabric, job: str | None) -> list[Incident]:
+    closed = [i for i in fabric.incidents.values() if i.closed is not None][-CLOSED_SHOWN:]
+    shown = [i for i in fabric.incidents.values() if i.closed is None] + closed
+    shown = [i for i in shown if job is None or i.job in {"", job}]
+    return sorted(shown, key=lambda incident: -incident.opened)[:INCIDENTS_SHOWN]
+
+
+def _incident(incident: Incident) -> IncidentView:
+    return IncidentView(
+        id=incident.id,
+        opened=incident.opened,
+        what=incident.what,
+        subject=incident.subject,
+        job=incident.job,
+        evidence=incident.evidence,
+        decision=incident.decision,
+        reason=incident.reason,
+        outcome=incident.outcome,
+        closed=incident.closed,
+    )
+
+
+def _device(fabric: Fabric, device: Device) -> DeviceView:
+    return DeviceView(
+        device=device.id,
+        node=device.node,
+        health="failed" if device.failed else "ok",
+        since=device.since,
+        cause=device.cause,
+        replicas=fabric.drmap.replicas_on(device.id),
     )
 
 

@@ -224,11 +224,10 @@ def heard(fabric: Fabric, rank: RankId, beat: Beat, now: float) -> Decision:
     known = fabric.ranks.get(rank)
     life = (rank, beat.incarnation)
     if known is not None and known.incarnation == beat.incarnation:
-        if fabric.watch.pulses[rank].astray == 2:
-            return _astray(fabric, known, beat)
+        astray = _astray(fabric, known, beat) if fabric.watch.pulses[rank].astray == 2 else NOTHING
         if now - known.since < fabric.settings.settle_seconds:
-            return NOTHING  # may have been under way when it died
-        return _found(known, f"heard at step {beat.step}", now)
+            return astray  # may have been under way when it died
+        return together((astray, _found(known, f"heard at step {beat.step}", now)))
     if not fabric.watch.may_tell(life, now):
         return NOTHING
     if known is not None and beat.incarnation < known.incarnation:
@@ -315,4 +314,3 @@ def grace_over(known: Rank) -> Decision:
             )
         )
     return Decision(tuple(records), reason=f"{known.id}: {why}")
-

@@ -9,14 +9,14 @@ from torchloom.core.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presen
 from torchloom.messages import JobEnded, JobForgotten, RankForgotten, Record
 
 
-def tick(fabric: Fabric, now: float) -> Decision:
+def tick(fabric: Fabric, now: float, thorough: bool) -> Decision:
     decisions = [ranks.grace_over(fabric.ranks[rank]) for rank in fabric.watch.expired(now)]
-    quiet = fabric.watch.silent(now, fabric.beat_seconds())
-    decisions += [ranks.silent(fabric, rank, now, offset) for offset, rank in enumerate(quiet)]
-    for job in fabric.jobs.values():
-        if job.phase is JobPhase.RUNNING:
-            decisions.append(_job(fabric, job, now))
-    decisions.append(_ended_jobs(fabric))
+    if thorough:
+        quiet = fabric.watch.silent(now, fabric.beat_seconds())
+        decisions += [ranks.silent(fabric, rank, now, offset) for offset, rank in enumerate(quiet)]
+        running = [job for job in fabric.jobs.values() if job.phase is JobPhase.RUNNING]
+        decisions += [_job(fabric, job, now) for job in running]
+        decisions.append(_ended_jobs(fabric))
     for course in fabric.watch.courses.by_request.values():
         order = course.id in fabric.ledger.orders
         decisions.append(orders.tend(fabric, course, now) if order else changes.tend(fabric, course, now))

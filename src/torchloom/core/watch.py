@@ -35,6 +35,8 @@ class Pulse:
     due_step: int = 0
     due_change: int = 0
     """From this step on, this change must be in force: what every beat is compared with."""
+    due_later: list[tuple[int, int]] = field(default_factory=list)
+    """(step, number) of changes that must be in force after that one."""
     astray: int = 0
     """Beats in a row that said otherwise."""
 
@@ -69,7 +71,9 @@ class Watch:
         pulse.heard = now
         if beat.change < pulse.due_change and beat.step >= pulse.due_step:
             pulse.astray += 1
-            return pulse.astray != 2  # the first may have been under way
+            return pulse.astray != 2 and not pulse.missing  # the first may have been under way
+        if pulse.due_later and beat.step >= pulse.due_later[0][0]:
+            pulse.due_step, pulse.due_change = pulse.due_later.pop(0)
         pulse.astray = 0
         return not pulse.missing
 
@@ -119,7 +123,10 @@ class Watch:
         """From its step on, this life must have this change in force."""
         pulse = self.pulses.get(rank)
         if pulse is not None and pulse.incarnation == life and change.number > pulse.due_change:
-            pulse.due_step, pulse.due_change = change.step, change.number
+            pulse.due_later.append((change.step, change.number))
+            pulse.due_later.sort()
+            if not pulse.due_change:
+                pulse.due_step, pulse.due_change = pulse.due_later.pop(0)
 
     def lost(self, rank: RankId, patient: bool, now: float) -> None:
         grace = self.settings.frozen_grace_seconds if patient else self.settings.grace_seconds
@@ -155,6 +162,8 @@ class Watch:
         self.reunion = True
         for rank, patient in lost.items():
             self.lost(rank, patient, self.blind_until)
+        for course in self.courses.by_request.values():
+            course.began = now
 
     def silent(self, now: float, beat_seconds: float) -> list[RankId]:
         """Who has not been heard for longer than anyone should be quiet."""

@@ -50,10 +50,17 @@ from torchloom.threadlet.readings import Reader
 logger = logging.getLogger("torchloom")
 HELLO_AGAIN_SECONDS = 0.5
 """Pause before a hello is repeated that nothing has stored: the weaver has not made its inbox yet."""
+WELCOME_SECONDS = 1.0
+"""Without a welcome for so long the hello is said again, then more and more rarely."""
+LONGEST_PAUSE = 30.0
 ACK_SECONDS = 2.0
 RESOLVE_SECONDS = 0.8
 OFFER_SECONDS = 0.1
 """How soon a new knob is told."""
+NAP_SECONDS = 5.0
+"""A process that stood still for so long begins a new connection: what waits in the old one may have expired."""
+KILL_SECONDS = 0.5
+"""Longest an order to die waits for its answer to be on its way."""
 READ_SECONDS = 0.2
 """Longest a beat waits for a device to give up a number."""
 _chance = SystemRandom()
@@ -88,11 +95,18 @@ class Over(Enum):
 
 class Conversation:
     def __init__(
-        self, client: Client, life: Life, meter: Meter, reader: Reader, hello: Callable[[], Hello], helm: Helm
+        self,
+        client: Client,
+        life: Life,
+        meter: Meter,
+        reader: Reader,
+        hello: Callable[[], Hello],
+        helm: Helm,
+        orders: Orders,
     ) -> None:
         self._client = client
         self._helm = helm
-        self._orders = Orders(helm, life.incarnation)
+        self._orders = orders
         self._offered = 0
         self._spawned: set[asyncio.Task[None]] = set()
         self.welcomed: Callable[[], None] = lambda: None
@@ -105,6 +119,8 @@ class Conversation:
         self._paced = asyncio.Event()
         self._farewell = asyncio.Event()
         self._introducing: asyncio.Task[None] | None = None
+        self._greeted = False
+        """Welcomed on this connection."""
         self._known = False
         """The hello of this connection is stored."""
 
@@ -116,6 +132,7 @@ class Conversation:
         self._introduce()
         beats, shut, left = (asyncio.ensure_future(work) for work in (self._beat_on(), closed.wait(), leaving.wait()))
         self.spawn(self._offer_on())
+        self.spawn(self._notice_naps())
         tasks: list[asyncio.Future[Any]] = [beats, shut, left]
         try:
             await asyncio.wait([self._over, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -150,6 +167,14 @@ class Conversation:
         while not await self._report(hello, f"hello-{number}"):
             await asyncio.sleep(HELLO_AGAIN_SECONDS)
         self._known = True
+        # A weaver that died between storing it and answering would owe us the values in force for ever.
+        pause = WELCOME_SECONDS
+        while not self._greeted:
+            await asyncio.sleep(pause * _chance.uniform(0.8, 1.2))
+            pause = min(2 * pause, LONGEST_PAUSE)
+            if not self._greeted:
+                self._life.hellos += 1
+                await self._report(self._hello(), f"hello-{self._life.hellos}")
 
     async def _report(self, report: Report, what: str) -> bool:
         headers = {"Nats-Msg-Id": f"{report.incarnation}-{what}"}
@@ -161,10 +186,21 @@ class Conversation:
             return False
         return True
 
+    async def _notice_naps(self) -> None:
+        """Frozen, then thawed: an order found in the socket now may long be given up. This is seen before it is."""
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        while loop.time() - before < NAP_SECONDS:
+            before = loop.time()
+            await asyncio.sleep(NAP_SECONDS / 10)
+        self._end(Over.LOST)
+
     # ── what may be changed ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def _offer_on(self) -> None:
         """Tell the weaver which knobs there are, now and whenever there are more."""
+        if self._life.rank.rank != 0:
+            self._offered = 1  # that the log level may be changed is told by rank 0 for all
         while True:
             if self._known and self._helm.offers > self._offered:
                 count = self._helm.offers
@@ -235,7 +271,7 @@ class Conversation:
                 rss_mb=rss_mb(),
                 device_mb=device_mb(),
                 dropped=self._meter.dropped + known.dropped,
-                change=self._helm.steering.newest,
+                change=self._helm.steering.in_force,
                 paused=self._helm.steering.paused,
                 knobs=self._helm.values() if self._life.rank.rank == 0 else {},
             )
@@ -268,6 +304,8 @@ class Conversation:
     # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _hear(self, message: Msg) -> None:
+        if self._over.done():
+            return
         try:
             command = decode_command(message.data)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -280,14 +318,15 @@ class Conversation:
             if reply is not None:
                 await self.reply(reply)
             if isinstance(command, Order) and command.verb == "kill":
-                await self._client.flush()
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(self._client.flush(), KILL_SECONDS)
                 self._orders.kill()
 
     def _obey(self, command: Command) -> None:
         life = self._life
         match command:
             case Welcome(beat_seconds=seconds, changes=changes):
-                life.welcomed = True
+                life.welcomed = self._greeted = True
                 self._helm.welcome(changes)
                 self.welcomed()
                 if seconds != life.beat_seconds:
@@ -305,6 +344,7 @@ class Conversation:
                     self._end(Over.SILENCED)
                 else:  # it has just begun, on a machine whose clock is behind
                     life.incarnation = new_incarnation(newer_than=newest)
+                    self._helm.rename(life.incarnation)
                     self._end(Over.RENAMED)
 
     def _steer(self, command: Command) -> Reply | None:

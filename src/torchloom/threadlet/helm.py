@@ -22,6 +22,8 @@ from torchloom.threadlet.steering import Steering
 logger = logging.getLogger("torchloom")
 PATIENCE = 0.1
 """Seconds to wait for a verdict that is probably on its way before asking the server for one."""
+ASK_AGAIN = 0.25
+"""Seconds between two such questions: the first may have met a link that was just lost."""
 
 
 class Helm:
@@ -49,12 +51,11 @@ class Helm:
 
     def add(self, knob: Knob) -> Knob:
         name = knob.spec.name
-        known = self.knobs.get(name)
+        if name in self.knobs:
+            logger.warning("torchLoom: there are two knobs %s; the newer one counts", name)
         self.knobs[name] = knob
         if name in self._values:
             self._turn(knob, self._values[name])
-        elif known is not None:
-            self._turn(knob, known.read())
         self.offers += 1
         return knob
 
@@ -66,7 +67,7 @@ class Helm:
         try:
             self._attend(step)
             orphaned: float | None = None
-            while self.steering.paused and not self.stopping:
+            while self._holds(step):
                 self._news.wait(0.5)
                 self._news.clear()
                 self._attend(step)
@@ -75,6 +76,11 @@ class Helm:
             logger.warning("torchLoom: steering failed at step %d, training goes on: %r", step, error)
         finally:
             self._inside = False
+
+    def _holds(self, step: int) -> bool:
+        """Whether to stay: paused, or a change was promised here while it was paused and a resume overtook it."""
+        with self._lock:
+            return self.steering.holds(step) and not self.stopping
 
     def _attend(self, step: int) -> None:
         self._settle(step)
@@ -87,25 +93,25 @@ class Helm:
     def _settle(self, step: int) -> None:
         """Wait for verdicts on what is due; after a moment have the server decide; in the end go on unchanged."""
         began = time.monotonic()
-        asked = False
-        while True:
-            with self._lock:
-                waiting = self.steering.undecided(step)
-            elapsed = time.monotonic() - began
-            if not waiting:
-                return
-            if elapsed > self._settings.verdict_seconds:
+        end, ask = began + self._settings.verdict_seconds, began + PATIENCE
+        while waiting := self._undecided(step):
+            now = time.monotonic()
+            if now >= end:
                 with self._lock:
                     for change in waiting:
                         self.steering.skip(change)
                 logger.warning("torchLoom: cut off at step %d; %s is not taken here", step, waiting[0].id)
                 return
-            if elapsed > PATIENCE and not asked:
-                asked = True
+            if now >= ask:
+                ask = now + ASK_AGAIN
                 for change in waiting:
                     self.resolve(change)
-            self._news.wait(PATIENCE / 2 if not asked else 0.25)
+            self._news.wait(min(ask, end) - now)
             self._news.clear()
+
+    def _undecided(self, step: int) -> list[Committed]:
+        with self._lock:
+            return self.steering.undecided(step)
 
     def _take(self, change: Committed, step: int) -> None:
         ok, result = True, ""
@@ -177,27 +183,19 @@ class Helm:
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
-            taken = list(self.steering.journal)
-        return {
-            "step": self._meter.step_number,
-            "knobs": {name: knob.read() for name, knob in self.knobs.items()},
-            "change": self.steering.newest,
-            "taken": taken,
-        }
+            newest, taken = self.steering.newest, dict(self.steering.taken)
+        values = {name: knob.read() for name, knob in self.knobs.items()}
+        return {"step": self._meter.step_number, "knobs": values, "change": newest, "taken": taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Values as they were; changes taken before are not taken again."""
-        step = int(state["step"])
         for name, value in state["knobs"].items():
-            self._values[name] = plain_value = tuple(value) if isinstance(value, list) else value
+            self._values[name] = kept = tuple(value) if isinstance(value, list) else value
             if name in self.knobs:
-                self._turn(self.knobs[name], plain_value)
+                self._turn(self.knobs[name], kept)
         with self._lock:
-            self.steering.newest = max(self.steering.newest, int(state["change"]))
-            for id in state["taken"]:
-                self.steering.pending.pop(id, None)
-                self.steering.journal.setdefault(id, Applied(incarnation=self.steering.incarnation, id=id, step=step))
-        self.resume_at(step)
+            self.steering.remember(state["taken"])
+        self.resume_at(int(state["step"]))
 
     def resume_at(self, step: int) -> None:
         """The training goes on after this step: what was changed up to it is in force now."""
@@ -237,6 +235,11 @@ class Helm:
             step_seconds=self._meter.typical(),
             paused=self.steering.paused,
         )
+
+    def rename(self, incarnation: str) -> None:
+        """The rank goes on as a newer life."""
+        with self._lock:
+            self.steering.incarnation = incarnation
 
     def set_paused(self, paused: bool) -> None:
         with self._lock:

@@ -12,6 +12,8 @@ from torchloom.knobs import check
 from torchloom.messages import NAME, KnobSpec, Value
 
 KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
+MAX_CHOICES = 64
+MAX_UNIT = 32
 
 
 class Knob:
@@ -65,6 +67,8 @@ def make_knob(
         )
     if value is None and get is None:
         raise BadInput(f"knob {name} has neither a value nor a get function", hint=f"loom.knob({name!r}, 0.1)")
+    if len(choices) > MAX_CHOICES or not all(isinstance(choice, str) for choice in choices):
+        raise BadInput(f"knob {name}: choices={choices!r}", hint=f"up to {MAX_CHOICES} texts")
     if per not in {"job", "rank"}:
         raise BadInput(f"knob {name}: per={per!r} is neither 'job' nor 'rank'")
     value = plain(get() if value is None and get is not None else value)
@@ -78,10 +82,10 @@ def make_knob(
         name=name,
         kind=kind,  # type: ignore[arg-type]
         value=value,
-        low=low,
-        high=high,
+        low=None if low is None else float(low),
+        high=None if high is None else float(high),
         choices=tuple(choices),
-        unit=unit,
+        unit=unit[:MAX_UNIT],
         help=help[:500],
         per=per,  # type: ignore[arg-type]
     )
@@ -105,9 +109,7 @@ def plain(value: Any) -> Any:
     """numpy's and torch's numbers as Python's, lists as tuples."""
     if isinstance(value, (list, tuple)):
         return tuple(float(part) for part in value)
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    item = getattr(value, "item", None)
+    item = getattr(value, "item", None)  # numpy's float64 is a float, too, but not one that can be sent
     return value if item is None else item()
 
 

@@ -33,6 +33,7 @@ from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.loop import LinkLoop
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.names import Names
+from torchloom.threadlet.orders import Orders
 from torchloom.threadlet.probe import find_devices
 from torchloom.threadlet.readings import Reader
 
@@ -59,6 +60,7 @@ class Link:
         self._names = names
         self._meter = meter
         self._helm = helm
+        self._orders = Orders(helm)
         self._talk: Conversation | None = None
         self._settings = settings
         self._devices = devices
@@ -168,7 +170,7 @@ class Link:
             logger.info("torchLoom: the link to %s is %s", address, "back" if self._troubled else "up")
             self._troubled = False
             self.life.term = 0  # of the weaver that speaks on this connection; a stale one cannot any more
-            talk = Conversation(client, self.life, self._meter, self._reader, self._hello, self._helm)
+            talk = Conversation(client, self.life, self._meter, self._reader, self._hello, self._helm, self._orders)
             talk.welcomed = self._started.set
             self._talk = talk
             over = await talk.hold(closed, self._leaving, self._how_it_ends)

@@ -1,7 +1,8 @@
 """Knobs for what an optimizer holds: lr, momentum, betas, weight decay, for each of its parameter groups.
 
-A learning-rate scheduler computes the rate anew at every step, most from a base value that it keeps. So a change of lr
-moves the base values of the scheduler by the same factor, and those of the schedulers inside it.
+A learning-rate scheduler computes the rate anew at every step, from the rate before or from a base value that it keeps.
+So a change of lr moves the base values of the scheduler by the same factor, and those of the schedulers inside it: the
+rest of the schedule is scaled. A floor that the schedule runs towards (`eta_min`, `min_lr`) stays where it is.
 """
 
 from __future__ import annotations
@@ -12,27 +13,32 @@ from typing import Any
 from torchloom.threadlet.knob import Knob, make_knob
 
 OFFERED = ("lr", "momentum", "betas", "weight_decay")
+_CYCLED = ("momentum", "betas")
+"""What OneCycleLR and CyclicLR set anew at every step, if they were not told to leave it."""
 _RATES = ("initial_lr", "max_lr", "min_lr")
 """What schedulers keep in a parameter group, in the unit of lr."""
-_BASES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")
+_BASES = ("base_lrs", "max_lrs")
+"""What they keep themselves, one for each group."""
 _BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "lr": (0.0, None), "momentum": (0.0, 1.0), "betas": (0.0, 1.0), "weight_decay": (0.0, None),
+    "lr": (0.0, None), "momentum": (0.0, 1.0), "betas": (0.0, 0.999999), "weight_decay": (0.0, None),
 }  # fmt: skip
+"""A beta of 1 would divide by zero."""
 
 
-def optimizer_knobs(optimizer: Any, scheduler: Any = None) -> Iterator[Knob]:
+def optimizer_knobs(optimizer: Any, scheduler: Any = None, prefix: str = "") -> Iterator[Knob]:
     """`lr` and the like; with several parameter groups `lr:0`, `lr:1`, …"""
     groups = optimizer.param_groups
+    cycled = any(getattr(inner, "cycle_momentum", False) for inner in _schedulers(scheduler))
     for index, group in enumerate(groups):
         for name in OFFERED:
-            if name not in group or group[name] is None:
+            if group.get(name) is None or (cycled and name in _CYCLED):
                 continue
             low, high = _BOUNDS[name]
             yield make_knob(
-                name if len(groups) == 1 else f"{name}:{index}",
+                (f"{prefix}:" if prefix else "") + (name if len(groups) == 1 else f"{name}:{index}"),
                 get=_getter(groups, index, name),
                 set=_lr_setter(groups, index, scheduler) if name == "lr" else _setter(groups, index, name),
-                type=None if name == "betas" else "float",
+                type="floats" if name == "betas" else "float",
                 low=low,
                 high=high,
                 help=f"{name} of {type(optimizer).__name__}" + (f", group {index}" if len(groups) > 1 else ""),
@@ -44,10 +50,7 @@ def _getter(groups: list[dict[str, Any]], index: int, name: str) -> Callable[[],
 
 
 def _setter(groups: list[dict[str, Any]], index: int, name: str) -> Callable[[Any], None]:
-    def set_value(value: Any) -> None:
-        _store(groups[index], name, value)
-
-    return set_value
+    return lambda value: _store(groups[index], name, value)
 
 
 def _lr_setter(groups: list[dict[str, Any]], index: int, scheduler: Any) -> Callable[[float], None]:
@@ -55,30 +58,35 @@ def _lr_setter(groups: list[dict[str, Any]], index: int, scheduler: Any) -> Call
         group = groups[index]
         before = float(group["lr"])
         for inner in _schedulers(scheduler):
+            floor = float(getattr(inner, "eta_min", 0.0))
             for name in _BASES:
                 rates = getattr(inner, name, None)
-                if isinstance(rates, list) and index < len(rates) and isinstance(rates[index], (int, float)):
-                    rates[index] = _moved(rates[index], before, value)
+                if isinstance(rates, list) and index < len(rates):
+                    _store(rates, index, _moved(float(rates[index]), before, value, floor))
+            if index < len(getattr(inner, "_last_lr", ())):
+                _store(inner._last_lr, index, value)  # a list that SequentialLR shares with the one inside
         for name in _RATES if scheduler is not None else ():
-            if isinstance(group.get(name), (int, float)):
-                group[name] = _moved(group[name], before, value)
+            if group.get(name) is not None:
+                _store(group, name, _moved(float(group[name]), before, value))
         _store(group, "lr", value)
 
     return set_lr
 
 
-def _moved(rate: float, before: float, after: float) -> float:
-    """By the factor by which the rate in force moves; from zero there is no factor, so to the new rate itself."""
-    return rate * after / before if before else after
+def _moved(rate: float, before: float, after: float, floor: float = 0.0) -> float:
+    """By the factor by which the rate in force moves above the floor; from zero there is none, so to the new rate."""
+    if not floor < min(before, after):
+        floor = 0.0
+    return floor + (rate - floor) * (after - floor) / (before - floor) if before else after
 
 
-def _store(group: dict[str, Any], name: str, value: Any) -> None:
-    kept = group[name]
+def _store(place: Any, key: Any, value: Any) -> None:
+    kept = place[key]
     fill = getattr(kept, "fill_", None)  # a capturable optimizer keeps its lr as a tensor, which graphs refer to
     if fill is not None:
         fill(value)
     else:
-        group[name] = value
+        place[key] = value
 
 
 def _schedulers(scheduler: Any) -> Iterator[Any]:

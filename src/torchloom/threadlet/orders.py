@@ -16,9 +16,10 @@ JOURNAL = 256
 
 
 class Orders:
-    def __init__(self, helm: Helm, incarnation: str) -> None:
+    """One for the whole life of a rank: an order heard again on another connection is still the same order."""
+
+    def __init__(self, helm: Helm) -> None:
         self._helm = helm
-        self._incarnation = incarnation
         self._journal: dict[str, Ordered] = {}
 
     def carry_out(self, order: Order) -> Ordered:
@@ -32,7 +33,7 @@ class Orders:
             self._helm.set_paused(False)
         elif order.verb == "stacks":
             text = stacks()
-        answer = Ordered(incarnation=self._incarnation, id=order.id, outcome="applied", text=text)
+        answer = Ordered(incarnation=order.incarnation, id=order.id, outcome="applied", text=text)
         self._journal[order.id] = answer
         while len(self._journal) > JOURNAL:
             del self._journal[next(iter(self._journal))]

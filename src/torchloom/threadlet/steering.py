@@ -11,8 +11,10 @@ Two threads use this, never at once (helm.py): the link tells what was heard, th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from torchloom.knobs import BadValue
 from torchloom.messages import Applied, Committed, Propose, Ready, Value, Verdict
@@ -46,25 +48,35 @@ class Steering:
     pending: dict[str, Pending] = field(default_factory=dict)
     ramps: list[Ramp] = field(default_factory=list)
     newest: int = 0
-    """The number of the newest change of values in force here: what beats carry."""
+    """The number of the newest change of values taken here."""
     paused: bool = False
     boundary: int = NEVER
     journal: dict[str, Applied] = field(default_factory=dict)
-    skipped: set[str] = field(default_factory=set)
+    taken: dict[str, int] = field(default_factory=dict)
+    """Every change taken, with its step: a welcome lists it again, a checkpoint brings it along. An id alone would not
+    do: a control plane that was set up anew counts from one again."""
+    skipped: dict[str, Committed] = field(default_factory=dict)
     """Changes whose step was passed without a verdict: this rank was cut off."""
+    missed: set[int] = field(default_factory=set)
+    """Numbers of those among them that others did take."""
+    given: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Step and number of the change that gave each knob its value: an earlier one, heard of late, does not undo it."""
 
     # ── what is heard ──
 
     def propose(self, proposal: Propose, step: Callable[[], int]) -> Ready:
         """Promise to stop at the change's step, or say why not. `step` is read after the promise is in force."""
         change = proposal.change
-        if change.id in self.journal or change.id in self.skipped:
+        if self._is_over(change):
             return self._ready(change, step(), why="it is over already")
+        promised = self.pending.get(change.id)
+        if promised is not None and promised.change == change:
+            return self._ready(change, step())  # the promise holds, also while the training waits at that very step
         try:
             self.accept(change)
         except BadValue as error:
             return self._ready(change, step(), why=error.message)
-        self.pending.setdefault(change.id, Pending(change))
+        self.pending[change.id] = Pending(change)
         self._look_ahead()
         # The training counts a step, then looks at the boundary; we set the boundary, then look at the count. One of
         # the two sees the other.
@@ -88,15 +100,42 @@ class Steering:
                 self._look_ahead()
             return None
         if verdict.commit and verdict.id in self.skipped:
+            self._miss(self.skipped[verdict.id])
             return Applied(incarnation=self.incarnation, id=verdict.id, step=0, ok=False, result="its step had passed")
         return self.journal.get(verdict.id)
 
     def welcome(self, changes: tuple[Committed, ...]) -> None:
         """Changes of the job so far: those of past steps are in force, the others take effect at theirs."""
         for change in changes:
-            if change.id not in self.journal and change.id not in self.skipped:
+            if not self._is_over(change):
                 self.pending.setdefault(change.id, Pending(change)).verdict = True
+            elif change.id in self.skipped:
+                self._miss(change)
+            else:
+                self.newest = max(self.newest, change.number)
         self._look_ahead()
+
+    def remember(self, taken: Mapping[str, int]) -> None:
+        """Changes taken before this life began, from a checkpoint."""
+        self.taken |= taken
+        over = tuple(p.change for p in self.pending.values() if self._is_over(p.change))
+        for change in over:
+            del self.pending[change.id]
+        self.welcome(over)
+
+    def _is_over(self, change: Committed) -> bool:
+        """Whether its step has been dealt with here, in one way or the other."""
+        passed = self.skipped.get(change.id)
+        return self.taken.get(change.id) == change.step or (passed is not None and passed.step == change.step)
+
+    def _miss(self, change: Committed) -> None:
+        if change.action == "set":
+            self.missed.add(change.number)
+
+    @property
+    def in_force(self) -> int:
+        """The number of the newest change up to which none is missing here: what beats carry."""
+        return min(self.newest, min(self.missed, default=NEVER) - 1)
 
     # ── what is due ──
 
@@ -110,21 +149,35 @@ class Steering:
         for change in ready:
             del self.pending[change.id]
         self._look_ahead()
-        return sorted(ready, key=lambda change: (change.step, change.number))
+        return [self._unreplaced(change) for change in sorted(ready, key=_place)]
+
+    def _unreplaced(self, change: Committed) -> Committed:
+        """The change without what a later one has set here already."""
+        values = {name: value for name, value in change.values.items() if self.given.get(name, (0, 0)) < _place(change)}
+        return replace(change, values=values)
 
     def skip(self, change: Committed) -> None:
         """Its step has come, no verdict could be had: go on unchanged."""
         self.pending.pop(change.id, None)
-        self.skipped.add(change.id)
+        self.skipped[change.id] = change
         self._look_ahead()
+
+    def holds(self, step: int) -> bool:
+        """Whether the training must not leave this step yet."""
+        return self.paused or any(p.change.step <= step for p in self.pending.values())
 
     def done(self, change: Committed, step: int, ok: bool = True, result: str = "") -> Applied:
         answer = Applied(incarnation=self.incarnation, id=change.id, step=step, ok=ok, result=result)
         self.journal[change.id] = answer
+        self.taken[change.id] = change.step
         while len(self.journal) > JOURNAL:
             del self.journal[next(iter(self.journal))]
         if change.action == "set":
             self.newest = max(self.newest, change.number)
+            self.given |= dict.fromkeys(change.values, _place(change))
+            for old in self.skipped.values():
+                if old.values.keys() <= change.values.keys():
+                    self.missed.discard(old.number)  # its values would have been replaced by now
         return answer
 
     def begin_ramp(self, change: Committed, before: dict[str, Value]) -> None:
@@ -144,3 +197,8 @@ class Steering:
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
         self._look_ahead()
+
+
+def _place(change: Committed) -> tuple[int, int]:
+    """In the order in which changes take effect."""
+    return change.step, change.number

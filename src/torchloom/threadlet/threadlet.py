@@ -80,9 +80,12 @@ class Threadlet:
         """
         return self._helm.add(make_knob(name, value, **about))
 
-    def watch(self, optimizer: Any, scheduler: Any = None) -> None:
-        """Offer lr, momentum, betas and weight decay of an optimizer. A change of lr survives the scheduler."""
-        for knob in optimizer_knobs(optimizer, scheduler):
+    def watch(self, optimizer: Any, scheduler: Any = None, name: str = "") -> None:
+        """Offer lr, momentum, betas and weight decay of an optimizer. A change of lr survives the scheduler.
+
+        Where there are several optimizers, `name` tells their knobs apart: with "critic" it is `critic:lr`.
+        """
+        for knob in optimizer_knobs(optimizer, scheduler, name):
             self._helm.add(knob)
 
     @property

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torchloom.messages import (
+    ChangeDecided,
+    ChangeProposed,
+    ChangeSettled,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
     DeviceSeated,
@@ -19,6 +22,9 @@ from torchloom.messages import (
     JobBegan,
     JobEnded,
     JobForgotten,
+    KnobsOffered,
+    OrderEnded,
+    OrderGiven,
     RankDied,
     RankForgotten,
     RankFound,
@@ -28,6 +34,8 @@ from torchloom.messages import (
     Record,
     TermBegan,
 )
+from torchloom.views.answers import names
+from torchloom.views.changes import moved
 from torchloom.views.document import plain
 from torchloom.views.tables import Screen, clean
 from torchloom.views.times import stamp
@@ -43,7 +51,8 @@ class Event(NamedTuple):
 
 
 class Teller:
-    """Goes through the log in order; remembers which job an incident is about, as amendments do not repeat it."""
+    """Goes through the log in order; remembers which job an incident, change or order is about, as what follows does
+    not repeat it."""
 
     def __init__(self, job: str | None = None) -> None:
         self.job = job
@@ -58,7 +67,7 @@ class Teller:
 
     def _jobs(self, record: Record) -> frozenset[str]:
         match record:
-            case JobBegan(job=job) | JobEnded(job=job) | JobForgotten(job=job):
+            case JobBegan(job=job) | JobEnded(job=job) | JobForgotten(job=job) | KnobsOffered(job=job):
                 return frozenset([job])
             case RankJoined() | RankLost() | RankFound() | RankDied() | RankLeft() | RankForgotten():
                 return frozenset([record.rank.job])
@@ -69,7 +78,13 @@ class Teller:
             case IncidentOpened(id=id, job=job):
                 self._jobs_of[id] = frozenset([job] if job else [])
                 return self._jobs_of[id]
-            case IncidentAmended(id=id):
+            case ChangeProposed(job=job):
+                self._jobs_of[record.change.id] = frozenset([job])
+                return self._jobs_of[record.change.id]
+            case OrderGiven(id=id, job=job):
+                self._jobs_of[id] = frozenset([job])
+                return self._jobs_of[id]
+            case IncidentAmended(id=id) | ChangeDecided(id=id) | ChangeSettled(id=id) | OrderEnded(id=id):
                 return self._jobs_of.get(id, frozenset())
             case _:
                 return frozenset()
@@ -129,12 +144,36 @@ def sentences(record: Record) -> list[str]:
             evidence = f": {'; '.join(record.evidence)}" if record.evidence else ""
             end = f"; outcome: {outcome}" if outcome else ""
             return [f"Incident {id} {'closed' if closed else 'amended'}{evidence}{_decided(record)}{end}"]
+        case KnobsOffered(job=job, knobs=knobs, checkpoints=checkpoints):
+            saves = "; it saves checkpoints when asked" if checkpoints else ""
+            return [f"Job {job} offers knobs: {', '.join(knob.name for knob in knobs) or 'none'}{saves}"]
+        case ChangeProposed(change=change, operator=operator, reverts=reverts):
+            moves = moved(change.action, change.values, record.before, change.over)
+            undoes = f", reverting {reverts}" if reverts else ""
+            where = f"{_target(record)} at step {change.step:,} ({_ranks(len(record.lives))})"
+            return [f"Change {change.id} asked by {operator or 'someone'}: {moves} on {where}{undoes}"]
+        case ChangeDecided(id=id, commit=commit, reason=reason):
+            return [f"Change {id} {'decided' if commit else 'was not made'}{_because(reason)}"]
+        case ChangeSettled(id=id, outcome=outcome):
+            return [f"Change {id} settled: {outcome}"]
+        case OrderGiven(id=id, verb=verb, lives=lives, operator=operator):
+            return [f"Order {id} given by {operator or 'someone'}: {verb} {names([rank for rank, _ in lives])}"]
+        case OrderEnded(id=id, outcome=outcome):
+            return [f"Order {id} ended: {outcome}"]
         case InboxRead(seq=seq):
             return [f"Inbox read up to {seq}"]
 
 
 def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
+
+
+def _target(record: ChangeProposed) -> str:
+    return "/".join(str(part) for part in (record.job, record.replica, record.rank) if part is not None)
+
+
+def _ranks(count: int) -> str:
+    return f"{count:,} rank{'' if count == 1 else 's'}"
 
 
 def _decided(record: IncidentOpened | IncidentAmended) -> str:
@@ -147,7 +186,7 @@ def _style(record: Record) -> str:
     match record:
         case RankDied() | DeviceMarkedFailed() | IncidentOpened():
             return "red"
-        case RankLost():
+        case RankLost() | ChangeDecided(commit=False):
             return "yellow"
         case RankFound() | DeviceMarkedRecovered():
             return "green"

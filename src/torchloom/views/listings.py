@@ -11,7 +11,7 @@ from torchloom.views.times import ago, clock, duration
 
 _STYLES = {
     "live": "green", "running": "green", "healthy": "green", "ok": "green", "finished": "dim", "left": "dim",
-    "lost": "yellow", "stopped": "yellow", "dead": "red", "failed": "red",
+    "lost": "yellow", "stopped": "yellow", "paused": "yellow", "dead": "red", "failed": "red",
 }  # fmt: skip
 _URGENCY = {"dead": 0, "failed": 0, "lost": 1, "live": 2}
 
@@ -30,7 +30,7 @@ def jobs(views: Sequence[JobView], now: float, screen: Screen) -> list[str]:
     rows: list[Row] = [
         [
             job.job,
-            state(job.phase),
+            state("paused" if job.paused and job.phase == "running" else job.phase),
             f"{job.live}/{job.ranks}",
             ABSENT if job.step is None else f"{job.step:,}",
             number(job.loss),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchloom.messages import Value
+
 _BARS = "▁▂▃▄▅▆▇█"
 ABSENT = "-"
 
@@ -16,6 +18,18 @@ def number(value: float | None, digits: int = 4) -> str:
         return f"{value:.{digits - 1}e}"
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     return f"{value:,.{max(0, digits - whole)}f}"
+
+
+def value(held: Value) -> str:
+    """What a knob holds, as one would type it."""
+    match held:
+        case bool():
+            return "true" if held else "false"
+        case float():
+            return f"{held:.10g}"
+        case tuple():
+            return ",".join(f"{part:.10g}" for part in held)
+    return str(held)
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:

@@ -71,12 +71,15 @@ from torchloom.weaver.store import LOG_TROUBLE, Store
 log = logging.getLogger("torchloom.weaver")
 
 TICK_SECONDS = 0.25
+THOROUGH = 4
+"""Every so many ticks everyone is looked at."""
 BATCH = 1000
 """Events decided together at most."""
 QUEUE = 50_000
 """Events waiting at most; past it the inbox waits on disk and announcements are made up for by a roll-call."""
 INBOX_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 """The doorbell rings when a report is sent; it can be read when it is on disk, a little later."""
+INBOX_PATIENCE = 30.0
 INBOX_SECONDS = 1.0
 """The inbox is looked at this often even if no bell rang."""
 CURVE_RANKS = 1000
@@ -288,8 +291,11 @@ class Weaver:
         await self._send_answer(message, answer)
 
     async def _send_answer(self, message: Msg, answer: Answer) -> None:
+        data = encode(answer)
+        if len(data) > self.client.max_payload:
+            data = encode(No(why=f"the answer has {len(data)} bytes, too many for one message", hint="ask for less"))
         if message.reply:
-            await self._send(message.reply, encode(answer))
+            await self._send(message.reply, data)
 
     async def _on_doorbell(self, _message: Msg) -> None:
         self._bell.set()
@@ -316,13 +322,19 @@ class Weaver:
         while True:
             found = False
             try:
-                async for stored in read_log(self.client, INBOX_STREAM.name, seq + 1):
-                    seq, found = stored.seq, True
-                    event = self._open_letter(stored.subject, stored.data)
-                    if event is not None:
-                        self._queue.put_nowait(Waiting(event, inbox_seq=seq))
-                    while self._queue.qsize() > QUEUE:
-                        await asyncio.sleep(0.01)
+                async with asyncio.timeout(INBOX_PATIENCE):
+                    async for stored in read_log(self.client, INBOX_STREAM.name, seq + 1):
+                        seq, found = stored.seq, True
+                        event = self._open_letter(stored.subject, stored.data)
+                        if event is not None:
+                            self._queue.put_nowait(Waiting(event, inbox_seq=seq))
+                        if self._queue.qsize() > QUEUE:
+                            break
+                while self._queue.qsize() > QUEUE:
+                    await asyncio.sleep(0.01)
+            except TimeoutError:
+                log.warning("reading the inbox took more than %g s; beginning anew after %d", INBOX_PATIENCE, seq)
+                continue
             except TorchLoomError as error:
                 self.complain(f"the inbox cannot be read: {error.message}")
                 await asyncio.sleep(0.5)
@@ -355,7 +367,7 @@ class Weaver:
     # ── time ──
 
     async def _tick(self) -> None:
-        before = self.clock()
+        before, count = self.clock(), 0
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = self.clock()
@@ -366,7 +378,8 @@ class Weaver:
             if self.fabric.watch.reunion and now >= self.fabric.watch.blind_until:
                 await self._call_roll()
             if self._queue.empty():
-                self._queue.put_nowait(Waiting(Tick()))
+                count += 1
+                self._queue.put_nowait(Waiting(Tick(thorough=count % THOROUGH == 0)))
 
     async def _call_roll(self) -> None:
         watch = self.fabric.watch

@@ -197,7 +197,7 @@ class Store:
     async def write_snapshot(self, state: State) -> None:
         """Store the fold of the log up to now. A weaver that was replaced is refused here too."""
         seq = self.seq
-        data = zlib.compress(encode(Snapshot(seq=seq, state=state)), 3)
+        data = await asyncio.to_thread(zlib.compress, encode(Snapshot(seq=seq, state=state)), 3)
         if len(data) > self._client.max_payload:
             log.error(
                 "the state (%d bytes packed) is larger than the server's max_payload (%d): raise it, or the log's "

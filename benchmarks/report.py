@@ -1,0 +1,95 @@
+"""How a benchmark says what it found: a table for people, a JSON object as the last line for machines."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+Figures = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure has to be for the promise to hold."""
+
+    key: str
+    sign: str
+    """"<=" or ">="."""
+    bound: float
+
+    def met(self, figures: Figures) -> bool:
+        value = figures.get(self.key)
+        if not isinstance(value, (int, float)) or math.isnan(value):
+            return False
+        return value <= self.bound if self.sign == "<=" else value >= self.bound
+
+    def __str__(self) -> str:
+        return f"{'≤' if self.sign == '<=' else '≥'} {self.bound:g}"
+
+
+TARGETS: Mapping[str, tuple[Target, ...]] = {
+    "step_overhead": (Target("p50_us", "<=", 5), Target("p99_us", "<=", 50), Target("slowdown", "<=", 1.01)),
+    "detect": (Target("kills", ">=", 15), Target("over_pidfd_ms_p50", "<=", 5), Target("ratio", ">=", 2)),
+    "weaver_load": (
+        Target("ratio_to_bare", ">=", 0.6),
+        Target("ranks", ">=", 10_000),
+        Target("lost", "<=", 0),
+        Target("loop_lag_ms_p99", "<=", 50),
+    ),
+    "control": (
+        Target("changes", ">=", 200),
+        Target("apply_ms_p50", "<=", 60),
+        Target("steps_waited_p50", "<=", 2),
+        Target("aborted_share", "<=", 0.01),
+        Target("mismatches", "<=", 0),
+        Target("fanout_1000_s", "<=", 0.5),
+        Target("knob_read_ns", "<=", 200),
+    ),
+}
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of them lies; NaN of nothing."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def table(title: str, rows: Iterable[Sequence[object]]) -> None:
+    """Columns as wide as they need; the first left, the others right."""
+    texts = [[_text(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in texts if i < len(row)) for i in range(max(map(len, texts)))]
+    print(f"\n{title}")
+    for row in texts:
+        others = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=False)]
+        print("  " + "  ".join([row[0].ljust(widths[0]), *others]).rstrip())
+
+
+def verdicts(name: str, figures: Figures) -> list[tuple[str, object, str, str]]:
+    """(key, value, target, met or MISSED) for each target of a benchmark."""
+    return [(t.key, figures.get(t.key), str(t), "met" if t.met(figures) else "MISSED") for t in TARGETS[name]]
+
+
+def finish(name: str, figures: dict[str, object]) -> None:
+    """Judge, tell on what machine, and print the last line."""
+    table("against the targets", verdicts(name, figures))
+    load = os.getloadavg()
+    figures |= {"benchmark": name, "cores": os.cpu_count(), "load_1m": round(load[0], 2)}
+    print(f"\n  {os.cpu_count()} cores, load {load[0]:.1f} (1 min), {load[1]:.1f} (5 min)\n")
+    print(json.dumps({key: _rounded(value) for key, value in figures.items()}), flush=True)
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(f"{value:.5g}")
+    return value
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, float):
+        return "-" if math.isnan(cell) else f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}"
+    return "-" if cell is None else f"{cell:,}" if isinstance(cell, int) else str(cell)

@@ -1,0 +1,365 @@
+"""The same verbs from Python: look at what trains, and steer it.
+
+    with torchloom.Client() as loom:
+        loom.set("mnist", lr=3e-4)          # on all ranks at one step; the answer says at which
+        loom.checkpoint("mnist")
+
+`AsyncClient` has the same methods to await. A client connects at its first call and outlives a restart of the control
+plane: what nobody answers is sent again until the timeout, always under the same request, so it is done once. What is
+refused raises `Refused`, a value that a knob cannot take `knobs.BadValue`, and no answer `Unreachable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from torchloom import knobs as rule
+from torchloom import messages
+from torchloom.bus.asking import Asking
+from torchloom.errors import BadInput, Refused
+from torchloom.guess import did_you_mean, unknown
+from torchloom.messages import (
+    Ask,
+    ChangeView,
+    Done,
+    FabricView,
+    Fail,
+    JobView,
+    KnobSpec,
+    KnobsView,
+    Recover,
+    Register,
+    Revert,
+    SetKnobs,
+    Steer,
+    Value,
+    check_name,
+)
+from torchloom.settings import Settings
+from torchloom.subjects import Role
+
+T = TypeVar("T")
+Verb = Literal["pause", "resume", "stop", "checkpoint", "kill", "stacks"]
+TIMEOUT = 30.0
+"""Seconds until an answer is no longer waited for."""
+
+
+class Target(NamedTuple):
+    """Whom a command is for: a job, one of its replicas, or one rank."""
+
+    job: str
+    replica: str | None = None
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        return "/".join(str(part) for part in self if part is not None)
+
+
+def parse_target(text: str) -> Target:
+    """`JOB`, `JOB/REPLICA` or `JOB/REPLICA/RANK`."""
+    job, *rest = text.split("/")
+    if len(rest) > 2 or (len(rest) == 2 and not rest[1].isdecimal()):
+        raise BadInput(f"{text!r} is not a target", hint="write JOB, JOB/REPLICA or JOB/REPLICA/RANK")
+    replica = check_name("replica", rest[0]) if rest else None
+    return Target(check_name("job", job), replica, int(rest[1]) if len(rest) == 2 else None)
+
+
+def operator() -> str:
+    """Who asks, as the log will say."""
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+class AsyncClient:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        role: str = Role.OPERATOR,
+        timeout: float = TIMEOUT,
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:
+        """As what the environment says, unless told otherwise. `on_wait` is called when an answer is late."""
+        self.timeout = timeout
+        self.operator = operator()
+        self._asking = Asking(settings or Settings.from_env(), Role(role), patience=timeout, on_wait=on_wait)
+        self._open = AsyncExitStack()
+        self._connected: Asking | None = None
+        self._connecting = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        await self._weaver()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self._connected = None
+        await self._open.aclose()
+
+    # ── looking ──
+
+    async def status(self, job: str | None = None) -> FabricView:
+        """Everything, or what belongs to one job."""
+        return await (await self._weaver()).fabric(None if job is None else check_name("job", job))
+
+    async def jobs(self) -> tuple[JobView, ...]:
+        return (await (await self._weaver()).fabric(most=0)).jobs
+
+    async def knobs(self, job: str) -> KnobsView:
+        """What may be changed in a job, its values now, and every change made."""
+        view = await (await self._weaver()).knobs(check_name("job", job))
+        if not view.knobs and not view.changes:
+            known = [one.job for one in await self.jobs()]
+            if job not in known:
+                raise unknown("job", job, known)
+        return view
+
+    async def changes(self, job: str) -> tuple[ChangeView, ...]:
+        """Newest first."""
+        return (await self.knobs(job)).changes
+
+    # ── changing ──
+
+    async def set(
+        self,
+        job: str,
+        values: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replica: str | None = None,
+        rank: int | None = None,
+        at_step: int | None = None,
+        over: int = 0,
+        dry_run: bool = False,
+        wait: bool = True,
+        **knobs: Any,
+    ) -> Done:
+        """Change knobs on all ranks at one step, or on none. A knob whose name is not a keyword stands in `values`."""
+        wanted = {name: _plain(value) for name, value in {**(values or {}), **knobs}.items()}
+        if not wanted:
+            raise BadInput("there is nothing to set", hint=f"`loom knobs {job}` lists what may be changed")
+        if rank is not None and replica is None:
+            raise BadInput(f"rank {rank} of which replica?", hint="give replica too")
+        checked = rule.check_all(await self._specs(job, wanted), wanted)
+        return await self._ask(
+            SetKnobs(
+                request=uuid4().hex,
+                job=job,
+                values=checked,
+                replica=replica,
+                rank=rank,
+                at_step=at_step,
+                over=over,
+                dry_run=dry_run,
+                wait=wait,
+                operator=self.operator,
+            )
+        )
+
+    async def parse(self, job: str, texts: Mapping[str, str]) -> dict[str, Value]:
+        """The values that a person typed for some knobs of a job."""
+        specs = await self._specs(job, texts)
+        return {name: rule.parse(specs[name], text) for name, text in texts.items()}
+
+    async def revert(self, job: str, change: str) -> Done:
+        """The values that a change found come back."""
+        check_name("job", job)
+        check_name("change", change)
+        return await self._ask(Revert(request=uuid4().hex, job=job, change=change, operator=self.operator))
+
+    # ── steering: a target is written JOB, JOB/REPLICA or JOB/REPLICA/RANK ──
+
+    async def pause(self, target: str) -> Done:
+        return await self._steer("pause", target)
+
+    async def resume(self, target: str) -> Done:
+        return await self._steer("resume", target)
+
+    async def stop(self, target: str) -> Done:
+        """The loop ends cleanly, on all ranks after the same step."""
+        return await self._steer("stop", target)
+
+    async def checkpoint(self, target: str) -> Done:
+        """Save now; the results say where."""
+        return await self._steer("checkpoint", target)
+
+    async def kill(self, target: str) -> Done:
+        """End the processes without asking them."""
+        return await self._steer("kill", target)
+
+    async def stacks(self, target: str) -> Done:
+        """Where every thread of every rank is; the results hold the text."""
+        return await self._steer("stacks", target)
+
+    # ── devices ──
+
+    async def fail(self, device: str, cause: str = "unspecified") -> Done:
+        return await self._ask(Fail(device=check_name("device", device), cause=cause[:2000], operator=self.operator))
+
+    async def recover(self, device: str) -> Done:
+        return await self._ask(Recover(device=check_name("device", device), operator=self.operator))
+
+    async def register(self, device: str, job: str, replica: str) -> Done:
+        check_name("device", device)
+        check_name("job", job)
+        check_name("replica", replica)
+        return await self._ask(Register(device=device, job=job, replica=replica, operator=self.operator))
+
+    # ── how ──
+
+    async def _weaver(self) -> Asking:
+        async with self._connecting:
+            if self._connected is None:
+                self._connected = await self._open.enter_async_context(self._asking)
+            return self._connected
+
+    async def _specs(self, job: str, names: Mapping[str, object]) -> dict[str, KnobSpec]:
+        offered = {knob.spec.name: knob.spec for knob in (await self.knobs(job)).knobs}
+        for name in names:
+            if name not in offered:
+                hint = did_you_mean(name, sorted(offered)) or f"it offers {len(offered) or 'no'} knobs"
+                raise Refused(f"job {job} has no knob {name}", hint=hint)
+        return offered
+
+    async def _steer(self, verb: Verb, target: str) -> Done:
+        job, replica, rank = parse_target(target)
+        return await self._ask(
+            Steer(request=uuid4().hex, verb=verb, job=job, replica=replica, rank=rank, operator=self.operator)
+        )
+
+    async def _ask(self, ask: Ask) -> Done:
+        try:
+            messages.decode_ask(messages.encode(ask))  # the check at the weaver's door, before anything is sent
+        except msgspec.MsgspecError as error:
+            raise BadInput(f"this cannot be asked: {error}") from None
+        return await (await self._weaver()).ask_until(ask, self.timeout)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Client:
+    """The same, for code that does not await: the connection lives on a thread of its own."""
+
+    def __init__(
+        self, settings: Settings | None = None, *, role: str = Role.OPERATOR, timeout: float = TIMEOUT
+    ) -> None:
+        self._client = AsyncClient(settings, role=role, timeout=timeout)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._do(self._client.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._loop is None or self._thread is None:
+            return
+        loop = self._loop
+        try:
+            self._do(self._client.close())
+        finally:
+            self._loop = None
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
+
+    def status(self, job: str | None = None) -> FabricView:
+        return self._do(self._client.status(job))
+
+    def jobs(self) -> tuple[JobView, ...]:
+        return self._do(self._client.jobs())
+
+    def knobs(self, job: str) -> KnobsView:
+        return self._do(self._client.knobs(job))
+
+    def changes(self, job: str) -> tuple[ChangeView, ...]:
+        return self._do(self._client.changes(job))
+
+    def set(
+        self,
+        job: str,
+        values: Mapping[str, Any] | None = None,
+        /,
+        *,
+        replica: str | None = None,
+        rank: int | None = None,
+        at_step: int | None = None,
+        over: int = 0,
+        dry_run: bool = False,
+        wait: bool = True,
+        **knobs: Any,
+    ) -> Done:
+        where: dict[str, Any] = {"replica": replica, "rank": rank, "at_step": at_step}
+        return self._do(self._client.set(job, values, **where, over=over, dry_run=dry_run, wait=wait, **knobs))
+
+    def parse(self, job: str, texts: Mapping[str, str]) -> dict[str, Value]:
+        return self._do(self._client.parse(job, texts))
+
+    def revert(self, job: str, change: str) -> Done:
+        return self._do(self._client.revert(job, change))
+
+    def pause(self, target: str) -> Done:
+        return self._do(self._client.pause(target))
+
+    def resume(self, target: str) -> Done:
+        return self._do(self._client.resume(target))
+
+    def stop(self, target: str) -> Done:
+        return self._do(self._client.stop(target))
+
+    def checkpoint(self, target: str) -> Done:
+        return self._do(self._client.checkpoint(target))
+
+    def kill(self, target: str) -> Done:
+        return self._do(self._client.kill(target))
+
+    def stacks(self, target: str) -> Done:
+        return self._do(self._client.stacks(target))
+
+    def fail(self, device: str, cause: str = "unspecified") -> Done:
+        return self._do(self._client.fail(device, cause))
+
+    def recover(self, device: str) -> Done:
+        return self._do(self._client.recover(device))
+
+    def register(self, device: str, job: str, replica: str) -> Done:
+        return self._do(self._client.register(device, job, replica))
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="torchloom client", daemon=True)
+                self._thread.start()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C: nobody waits for it any more
+            future.cancel()
+            raise

@@ -1,0 +1,951 @@
+"""Changes and orders, as the core carries them from the question to the outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TypeVar
+
+import pytest
+
+from tests.core.loom import Loom, life
+from torchloom.core import changes, ledger, orders
+from torchloom.core.decision import Decision
+from torchloom.core.events import Replied, Reported, VerdictKnown
+from torchloom.core.fabric import Fabric
+from torchloom.messages import (
+    Applied,
+    ChangeDecided,
+    ChangeProposed,
+    ChangeSettled,
+    Committed,
+    Done,
+    Goodbye,
+    IncidentOpened,
+    Knobs,
+    KnobSpec,
+    No,
+    Order,
+    Ordered,
+    OrderEnded,
+    Propose,
+    RankId,
+    Ready,
+    Revert,
+    SetKnobs,
+    Standing,
+    Steer,
+    Verdict,
+    Welcome,
+    WhereAreYou,
+)
+
+A, B = RankId("mnist", "r", 0), RankId("mnist", "r", 1)
+KNOBS = (
+    KnobSpec(name="lr", kind="float", value=0.1, low=0.0, high=1.0),
+    KnobSpec(name="batch", kind="int", value=32, low=1),
+    KnobSpec(name="tag", kind="text", value="a"),
+    KnobSpec(name="depth", kind="int", value=1, per="rank"),
+)
+T = TypeVar("T")
+
+
+def request(number: int) -> str:
+    return f"{number:032x}"
+
+
+def a_job(*ranks: RankId, saves: bool = True) -> Loom:
+    loom = Loom()
+    for rank in ranks or (A, B):
+        loom.join(rank, world_size=2, link=f"s:{rank.rank}")
+        loom.happen(Reported(rank, Knobs(incarnation=life(1), knobs=KNOBS, checkpoints=saves)))
+    loom.sent.clear()
+    return loom
+
+
+def a_set(number: int = 1, *, operator: str = "ann", **about: object) -> SetKnobs:
+    wanted: dict[str, object] = {"values": {"lr": 0.5}} | about
+    return SetKnobs(request=request(number), job="mnist", operator=operator, **wanted)  # type: ignore[arg-type]
+
+
+def a_steer(verb: str, number: int = 1, **about: object) -> Steer:
+    return Steer(request=request(number), verb=verb, job="mnist", operator="ann", **about)  # type: ignore[arg-type]
+
+
+def sent(loom: Loom, kind: type[T]) -> list[tuple[RankId, T]]:
+    return [(rank, command) for rank, command in loom.sent if isinstance(command, kind)]
+
+
+def only(loom: Loom, kind: type[T]) -> T:
+    """The one thing of its kind that was sent since the last look, to whomever."""
+    found = {id(command): command for _, command in sent(loom, kind)}
+    assert len({repr(command) for command in found.values()}) == 1
+    return next(iter(found.values()))
+
+
+def stand(loom: Loom, step: int = 10, number: int = 1, ranks: Iterable[RankId] = (A, B), paused: bool = False) -> None:
+    for rank in ranks:
+        standing = Standing(incarnation=life(1), id=request(number), step=step, step_seconds=0.02, paused=paused)
+        loom.happen(Replied(rank, standing))
+
+
+def promise(loom: Loom, change: str, ranks: Iterable[RankId] = (A, B), number: int = 1) -> None:
+    for rank in ranks:
+        loom.happen(Replied(rank, Ready(incarnation=life(number), id=change, ok=True)))
+
+
+def refuse(loom: Loom, change: str, rank: RankId, why: str = "no such knob", late: bool = False) -> None:
+    loom.happen(Replied(rank, Ready(incarnation=life(1), id=change, ok=False, why=why, late=late)))
+
+
+def judge(loom: Loom, stands: bool | None = None) -> Decision:
+    """Let the server store the last verdict wanted, or have another one stand there already."""
+    wanted = loom.verdicts[-1]
+    if stands is None or stands == wanted.commit:
+        return loom.happen(VerdictKnown(wanted.change, wanted.commit, wanted.reason))
+    return loom.happen(VerdictKnown(wanted.change, stands, "a rank reached the step before the verdict did"))
+
+
+def take(loom: Loom, change: str, ranks: Iterable[RankId] = (A, B), ok: bool = True, result: str = "") -> None:
+    step = loom.fabric.ledger.changes[change].change.step if change in loom.fabric.ledger.changes else 0
+    for rank in ranks:
+        loom.happen(Replied(rank, Applied(incarnation=life(1), id=change, step=step, ok=ok, result=result)))
+
+
+def make(loom: Loom, number: int = 1, step: int = 10, **about: object) -> Done:
+    """A whole change, from the question to the answer."""
+    reply = f"to{number}"
+    loom.ask(a_set(number, **about), reply)
+    return carry(loom, number, step)
+
+
+def carry(loom: Loom, number: int, step: int = 10) -> Done:
+    lives = tuple(loom.fabric.watch.courses.by_request[request(number)].lives)
+    stand(loom, step, number, lives)
+    change = f"c{loom.fabric.ledger.change_count}"
+    promise(loom, change, lives)
+    judge(loom)
+    take(loom, change, lives)
+    answer = loom.answers(f"to{number}")[-1]
+    assert isinstance(answer, Done)
+    return answer
+
+
+def phase(loom: Loom, change: str = "c1") -> str:
+    return loom.fabric.ledger.changes[change].phase.value
+
+
+def told_no(loom: Loom, reply: str = "") -> No:
+    answer = loom.answers(reply)[-1]
+    assert isinstance(answer, No)
+    return answer
+
+
+# ── the whole way ──
+
+
+def test_a_change_is_asked_proposed_promised_decided_taken_and_answered_with_its_step() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    assert {rank for rank, _ in sent(loom, WhereAreYou)} == {A, B}
+    assert not loom.log[-1][1][0].__class__.__name__.startswith("Change")  # nothing is certain yet
+
+    stand(loom, 10, ranks=(A,))
+    assert not sent(loom, Propose)
+    stand(loom, 12, ranks=(B,))
+    proposed = loom.log[-1][1][0]
+    assert isinstance(proposed, ChangeProposed)
+    assert proposed.change == Committed(id="c1", number=1, step=14, values={"lr": 0.5})
+    assert proposed.before == {"lr": 0.1}
+    assert only(loom, Propose).change == proposed.change or len(sent(loom, Propose)) == 2
+
+    promise(loom, "c1", (A,))
+    assert not loom.verdicts
+    promise(loom, "c1", (B,))
+    assert [(v.change, v.commit) for v in loom.verdicts] == [("c1", True)]
+
+    decided = judge(loom)
+    assert decided.records == (ChangeDecided(id="c1", commit=True, reason="all ranks are ready"),)
+    assert {(rank, v.commit) for rank, v in sent(loom, Verdict)} == {(A, True), (B, True)}
+    assert loom.fabric.ledger.knobs["mnist"]["lr"].value == 0.5
+    assert loom.answers("to1") == []
+
+    take(loom, "c1", (A,))
+    assert phase(loom) == "committed"
+    take(loom, "c1", (B,))
+    assert phase(loom) == "settled"
+    settled = loom.log[-1][1][0]
+    assert isinstance(settled, ChangeSettled)
+    assert settled.applied == 2
+    assert loom.answers("to1") == [Done(text="c1: applied at step 14 on 2 ranks", change="c1", step=14)]
+    assert not loom.fabric.watch.courses.by_request
+
+
+def test_who_does_not_want_to_wait_is_answered_when_it_is_certain() -> None:
+    loom = a_job()
+    loom.ask(a_set(wait=False), "to1")
+    stand(loom)
+    promise(loom, "c1")
+    judge(loom)
+    (answer,) = loom.answers("to1")
+    assert isinstance(answer, Done)
+    assert "takes effect at step 12" in answer.text
+    take(loom, "c1")
+    assert len(loom.answers("to1")) == 1
+
+
+def test_a_change_far_ahead_is_answered_after_a_while_and_still_settles() -> None:
+    loom = a_job()
+    loom.ask(a_set(at_step=100_000), "to1")
+    stand(loom)
+    promise(loom, "c1")
+    judge(loom)
+    loom.wait(changes.REPLY_SECONDS + 2, heartbeat=(A, B))
+    (answer,) = loom.answers("to1")
+    assert isinstance(answer, Done)
+    assert "takes effect at step 100000 on all 2 ranks; 0 of 2 ranks have reached it" in answer.text
+    take(loom, "c1")
+    assert phase(loom) == "settled"
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
+    loom = a_job()
+    answer = loom.ask(a_set(dry_run=True)).answer
+    assert isinstance(answer, Done)
+    assert answer.text == "would set lr 0.1 → 0.5 on 2 ranks"
+    assert not loom.sent
+
+
+# ── what is refused at once ──
+
+
+@pytest.mark.parametrize(
+    ("about", "why", "hint"),
+    [
+        ({"job": "mnits"}, "there is no job mnits", "did you mean mnist?"),
+        ({"values": {"lrr": 1.0}}, "job mnist has no knob lrr", "did you mean lr?"),
+        ({"replica": "rr"}, "job mnist has no replica rr", "did you mean r?"),
+        ({"replica": "r", "rank": 7, "values": {"depth": 2}}, "mnist/r has no rank 7", ""),
+        ({"values": {}}, "there is nothing to set", ""),
+        ({"values": {"lr": "fast"}}, "expected a number", "bounds"),
+        ({"values": {"lr": True}}, "expected a number", ""),
+        ({"values": {"batch": 1.5}}, "expected a whole number", ""),
+        ({"values": {"lr": 2.0}}, "above 1, the most it may be", ""),
+        ({"values": {"batch": 0}}, "below 1, the least it may be", ""),
+        ({"values": {"lr": math.nan}}, "expected a finite number", ""),
+        ({"values": {"lr": math.inf}}, "expected a finite number", ""),
+        ({"values": {"tag": "x" * 100_000}}, "100000 characters are more than 1000", ""),
+        ({"values": {"lr": 0.2, "batch": -1}}, "batch=-1: below 1", ""),
+        ({"values": {"tag": "b"}, "over": 10}, "tag is not a number", "--over"),
+        ({"replica": "r", "rank": 0}, "lr is a knob of the whole job", ""),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anyone_is_asked(about: dict[str, object], why: str, hint: str) -> None:
+    loom = a_job()
+    before = loom.fabric.state()
+    ask = SetKnobs(**{"request": request(1), "job": "mnist", "values": {"lr": 0.5}, **about})  # type: ignore[arg-type]
+    answer = loom.ask(ask).answer
+    assert isinstance(answer, No)
+    assert why in answer.why
+    assert hint in answer.hint
+    assert len(answer.why) < 300
+    assert not loom.sent
+    assert loom.fabric.state() == before
+
+
+def test_a_step_that_is_past_is_refused_with_who_is_how_far() -> None:
+    loom = a_job()
+    loom.ask(a_set(at_step=11), "to1")
+    stand(loom, 10, ranks=(A,))
+    stand(loom, 11, ranks=(B,))
+    assert told_no(loom, "to1").why == "step 11 is past: mnist/r/1 has finished 11"
+    assert not loom.fabric.ledger.changes
+    assert not loom.fabric.watch.courses.by_request
+
+
+def test_a_step_asked_for_is_not_moved_when_it_proves_too_early() -> None:
+    loom = a_job()
+    loom.ask(a_set(at_step=11), "to1")
+    stand(loom, 10)
+    refuse(loom, "c1", B, "step 11 is past", late=True)
+    judge(loom)
+    assert "step 11 is past" in told_no(loom, "to1").why
+    assert phase(loom) == "aborted"
+
+
+def test_a_second_operator_is_told_whose_change_is_under_way() -> None:
+    loom = a_job()
+    loom.ask(a_set(1, operator="ann"), "to1")
+    assert "another change of ann is under way" in loom.ask(a_set(2, operator="bob")).answer.why  # type: ignore[union-attr]
+    stand(loom)
+    refused = loom.ask(a_set(3, operator="bob")).answer
+    assert isinstance(refused, No)
+    assert "change c1 of ann is under way in mnist" in refused.why
+    promise(loom, "c1")
+    judge(loom)
+    assert loom.ask(a_set(4, operator="bob")).answer is None  # it is decided: the next may come
+    take(loom, "c1")
+    assert isinstance(loom.answers("to1")[0], Done)
+
+
+def test_a_job_without_a_living_rank_cannot_be_changed() -> None:
+    loom = a_job(A)
+    loom.leave(A)
+    answer = loom.ask(a_set()).answer
+    assert isinstance(answer, No)
+    assert "no living rank" in answer.why
+
+
+def test_a_lost_rank_must_be_back_or_dead_first() -> None:
+    loom = a_job()
+    loom.close(B, link="s:1")
+    answer = loom.ask(a_set()).answer
+    assert isinstance(answer, No)
+    assert "mnist/r/1 is lost" in answer.why
+    loom.wait(4, heartbeat=(A,))
+    assert loom.ask(a_set()).answer is None
+    assert [rank for rank, _ in sent(loom, WhereAreYou)] == [A]
+
+
+# ── refused, late, silent ──
+
+
+def test_one_rank_that_refuses_ends_it_for_all_with_its_reason() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1", (A,))
+    refuse(loom, "c1", B, "lr=0.5: this rank has no such knob")
+    assert [(v.change, v.commit) for v in loom.verdicts] == [("c1", False)]
+    judge(loom)
+    assert {(rank, v.commit) for rank, v in sent(loom, Verdict)} == {(A, False), (B, False)}
+    assert told_no(loom, "to1").why == "c1 was not made: mnist/r/1 refuses: lr=0.5: this rank has no such knob"
+    assert phase(loom) == "aborted"
+    assert loom.fabric.ledger.knobs["mnist"]["lr"].value == 0.1
+    assert loom.fabric.ledger.in_force(A) == ()
+
+
+def test_a_step_that_came_too_early_is_proposed_anew_further_ahead_and_not_for_ever() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    leads = []
+    for attempt in range(1, changes.ATTEMPTS + 1):
+        front = 10 * attempt
+        stand(loom, front)
+        leads.append(loom.fabric.ledger.changes[f"c{attempt}"].change.step - front)
+        assert loom.answers("to1") == []
+        refuse(loom, f"c{attempt}", A, "step is past", late=True)
+        judge(loom)
+    assert leads == sorted(leads)
+    assert leads[-1] > leads[0]
+    assert "c4 was not made: late" in told_no(loom, "to1").why
+    assert len(loom.fabric.ledger.changes) == changes.ATTEMPTS
+
+
+def test_a_rank_that_reaches_the_step_first_has_it_proposed_anew() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1")
+    judge(loom, stands=False)
+    assert phase(loom) == "aborted"
+    stand(loom, 20)
+    promise(loom, "c2")
+    judge(loom)
+    take(loom, "c2")
+    assert loom.answers("to1")[0].change == "c2"  # type: ignore[union-attr]
+
+
+def test_who_does_not_answer_is_asked_again_and_in_the_end_nothing_is_changed() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    loom.wait(1, heartbeat=(A, B))
+    assert len(sent(loom, WhereAreYou)) >= 6
+    loom.wait(5, heartbeat=(A, B))
+    assert "expired: mnist/r/0, mnist/r/1 does not answer" in told_no(loom, "to1").why
+    assert not loom.fabric.ledger.changes
+
+    loom.ask(a_set(2), "to2")
+    stand(loom, number=2)
+    promise(loom, "c1", (A,))
+    loom.sent.clear()
+    loom.wait(1, heartbeat=(A, B))
+    assert {rank for rank, _ in sent(loom, Propose)} == {B}
+    loom.wait(5, heartbeat=(A, B))
+    judge(loom)
+    assert "expired: mnist/r/1 did not answer" in told_no(loom, "to2").why
+
+
+def test_a_verdict_that_could_not_be_written_is_wanted_again_as_it_was() -> None:
+    good, bad = a_job(), a_job()
+    for loom in (good, bad):
+        loom.ask(a_set(), "to1")
+        stand(loom)
+    promise(good, "c1")
+    refuse(bad, "c1", A)
+    for loom in (good, bad):
+        loom.wait(changes.ANSWER_SECONDS + 1, heartbeat=(A, B))
+    assert [v.commit for v in good.verdicts] == [True, True]
+    assert [v.commit for v in bad.verdicts] == [False, False]
+    assert bad.verdicts[0].reason == bad.verdicts[1].reason
+
+
+def test_one_question_asked_twice_is_answered_twice_and_done_once() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    loom.ask(a_set(), "to2")
+    loom.ask(a_set(), "to2")
+    stand(loom)
+    loom.ask(a_set(), "to3")
+    promise(loom, "c1")
+    judge(loom)
+    take(loom, "c1")
+    done = Done(text="c1: applied at step 12 on 2 ranks", change="c1", step=12)
+    assert loom.answers("to1") == loom.answers("to2") == loom.answers("to3") == [done]
+    assert loom.ask(a_set(), "to4").answer == done
+    assert list(loom.fabric.ledger.changes) == ["c1"]
+
+
+def test_replies_of_another_life_or_another_change_count_for_nothing() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    loom.happen(Replied(A, Standing(incarnation=life(9), id=request(1), step=3)))
+    stand(loom)
+    promise(loom, "c1", (A,))
+    promise(loom, "c1", (B,), number=9)
+    promise(loom, "c7", (B,))
+    promise(loom, "c1", (RankId("mnist", "r", 5),))
+    assert not loom.verdicts
+    assert loom.fabric.ledger.changes["c1"].change.step == 12
+
+
+# ── the weaver restarts ──
+
+
+def test_a_weaver_restarted_after_the_question_is_asked_again() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    again = loom.restarted()
+    assert not again.fabric.watch.courses.by_request
+    make(again)
+
+
+def test_a_weaver_restarted_after_the_proposal_asks_everyone_again_and_goes_on() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1", (A,))
+    again = loom.restarted()
+    again.wait(1, heartbeat=(A, B))
+    assert {rank for rank, _ in sent(again, Propose)} == {A, B}
+    again.ask(a_set(), "to1")
+    promise(again, "c1")
+    judge(again)
+    take(again, "c1")
+    assert again.answers("to1") == [Done(text="c1: applied at step 12 on 2 ranks", change="c1", step=12)]
+
+
+def test_a_weaver_restarted_after_the_verdict_was_written_learns_it_from_the_server() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1")
+    again = loom.restarted()
+    again.wait(1, heartbeat=(A, B))
+    refuse(again, "c1", A, "it is over already")  # it found the verdict by itself and took the change
+    judge(again, stands=True)
+    assert phase(again) == "committed"
+    take(again, "c1")
+    assert phase(again) == "settled"
+
+
+def test_a_weaver_restarted_after_the_decision_tells_it_again_until_all_have_taken_it() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1")
+    judge(loom)
+    take(loom, "c1", (A,))
+    again = loom.restarted()
+    again.ask(a_set(), "to2")
+    again.wait(2, heartbeat=(A, B))
+    assert {rank for rank, _ in sent(again, Verdict)} == {A, B}
+    take(again, "c1", (A,))
+    again.sent.clear()
+    again.wait(2, heartbeat=(A, B))
+    assert {rank for rank, _ in sent(again, Verdict)} == {B}
+    take(again, "c1", (B,))
+    assert again.answers("to2")[0].step == 12  # type: ignore[union-attr]
+    assert again.restarted().fabric.state() == again.fabric.state()
+
+
+def test_a_weaver_restarted_after_the_end_still_knows_how_it_ended() -> None:
+    loom = a_job()
+    done = make(loom)
+    loom.ask(a_set(2), "to2")
+    stand(loom, 20, 2)
+    refuse(loom, "c2", A, "not today")
+    judge(loom)
+    again = loom.restarted()
+    assert again.ask(a_set(1)).answer == done
+    answer = again.ask(a_set(2)).answer
+    assert isinstance(answer, No)
+    assert "not today" in answer.why
+    assert Fabric(loom.fabric.settings, loom.fabric.state()).state() == loom.fabric.state()
+
+
+# ── ranks come and go ──
+
+
+def test_a_rank_that_dies_before_the_verdict_ends_it() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1", (A,))
+    loom.happen(Reported(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
+    loom.wait(0.5, heartbeat=(A,))
+    judge(loom)
+    assert told_no(loom, "to1").why == "c1 was not made: mnist/r/1 went away"
+
+
+def test_a_rank_that_dies_before_it_is_asked_ends_the_question() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    loom.happen(Reported(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
+    loom.wait(0.5, heartbeat=(A,))
+    assert "mnist/r/1 went away meanwhile" in told_no(loom, "to1").why
+
+
+def test_a_rank_that_dies_after_the_verdict_is_unknown() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1")
+    judge(loom)
+    take(loom, "c1", (A,))
+    loom.happen(Reported(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
+    loom.wait(0.5, heartbeat=(A,))
+    (answer,) = loom.answers("to1")
+    assert isinstance(answer, Done)
+    assert answer.text == "c1: applied at step 12 on 1 rank; unknown for mnist/r/1, gone in between"
+    settled = loom.log[-1][1][0]
+    assert isinstance(settled, ChangeSettled)
+    assert (settled.applied, settled.unknown) == (1, (B,))
+
+
+def test_a_change_that_nobody_is_known_to_have_taken_is_no_success() -> None:
+    loom = a_job(A)
+    loom.ask(a_set(), "to1")
+    stand(loom, ranks=(A,))
+    promise(loom, "c1", (A,))
+    judge(loom)
+    loom.happen(Reported(A, Goodbye(incarnation=life(1), how="failed", error="boom")))
+    loom.wait(0.5)
+    assert told_no(loom, "to1").why == "c1: unknown for mnist/r/0, gone in between"
+
+
+def test_a_job_that_begins_anew_leaves_no_one_waiting() -> None:
+    loom = a_job(A)
+    loom.ask(a_set(at_step=99), "to1")
+    stand(loom, ranks=(A,))
+    promise(loom, "c1", (A,))
+    judge(loom)
+    loom.leave(A)
+    loom.fabric.watch.courses.by_request[request(1)].applied.clear()
+    course = loom.fabric.watch.courses.by_request[request(1)]
+    loom.wait(4)
+    loom.fabric.watch.courses.begin(course)  # as if the new run began before the next tick
+    loom.join(A, number=2)
+    assert not loom.fabric.ledger.changes
+    loom.replies.clear()
+    loom.wait(0.5)
+    assert "the run of mnist that it was for is over" in told_no(loom, "to1").why
+    assert not loom.fabric.watch.courses.by_request
+
+
+def test_a_rank_that_joins_before_the_verdict_ends_it() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1", (A,))
+    newcomer = RankId("mnist", "r", 2)
+    loom.join(newcomer, link="s:2")
+    promise(loom, "c1", (B,))
+    judge(loom)
+    assert told_no(loom, "to1").why == "c1 was not made: mnist/r/2 joined meanwhile"
+
+
+def test_a_new_life_before_the_verdict_ends_it_too() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1", (A,))
+    loom.close(A, link="s:0")
+    loom.join(A, number=2, link="s:9")
+    promise(loom, "c1", (B,))
+    assert loom.verdicts[-1].commit is False
+
+
+def test_a_rank_that_joins_while_the_verdict_is_written_is_welcomed_with_the_change() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1")
+    newcomer = RankId("mnist", "r", 2)
+    loom.join(newcomer, link="s:2")
+    loom.sent.clear()
+    judge(loom)
+    welcome = dict(sent(loom, Welcome))[newcomer]
+    assert [change.id for change in welcome.changes] == ["c1"]
+
+
+def test_a_rank_of_another_replica_does_not_disturb_a_change_of_one() -> None:
+    loom = a_job()
+    loom.ask(a_set(replica="r"), "to1")
+    stand(loom)
+    promise(loom, "c1", (A,))
+    loom.join(RankId("mnist", "other", 0), link="s:2")
+    promise(loom, "c1", (B,))
+    assert loom.verdicts[-1].commit is True
+
+
+# ── what is in force ──
+
+
+def test_a_rank_that_starts_is_welcomed_with_what_is_in_force_oldest_first() -> None:
+    loom = a_job()
+    make(loom, 1, 10, values={"lr": 0.5})
+    make(loom, 2, 20, values={"batch": 64})
+    make(loom, 3, 30, replica="r", rank=1, values={"depth": 4})
+    loom.ask(a_set(4, at_step=1000, values={"lr": 0.9}), "to4")
+    stand(loom, 40, 4)
+    promise(loom, "c4")
+    judge(loom)
+    loom.ask(a_steer("pause", 5), "to5")
+    carry(loom, 5, 50)
+    loom.close(A, link="s:0")
+    loom.sent.clear()
+    loom.join(A, number=2, link="s:9")
+    welcome = dict(sent(loom, Welcome))[A]
+    assert [(c.id, c.step) for c in welcome.changes] == [("c1", 12), ("c2", 22), ("c4", 1000)]
+    assert [c.id for c in loom.fabric.ledger.in_force(B)] == ["c1", "c2", "c3", "c4"]
+
+
+def test_a_knob_of_one_rank_changes_there_alone() -> None:
+    loom = a_job()
+    done = make(loom, values={"depth": 3}, replica="r", rank=1)
+    assert "on 1 rank" in done.text
+    assert [c.id for c in loom.fabric.ledger.in_force(B)] == ["c1"]
+    assert loom.fabric.ledger.in_force(A) == ()
+    assert loom.fabric.ledger.knobs["mnist"]["depth"].value == 1
+    assert loom.fabric.ledger.changes["c1"].target == "mnist/r/1"
+
+
+def test_reverting_brings_the_values_back_that_were_found() -> None:
+    loom = a_job()
+    make(loom, 1, values={"lr": 0.5, "batch": 64})
+    loom.ask(Revert(request=request(2), job="mnist", change="c1", operator="bob"), "to2")
+    done = carry(loom, 2, 20)
+    assert done.change == "c2"
+    assert loom.fabric.ledger.changes["c1"].reverted_by == "c2"
+    assert loom.fabric.ledger.changes["c2"].change.values == {"lr": 0.1, "batch": 32}
+    assert loom.fabric.ledger.knobs["mnist"]["lr"].value == 0.1
+    assert [c.id for c in loom.fabric.ledger.in_force(A)] == ["c2"]
+    answer = loom.ask(Revert(request=request(3), job="mnist", change="c1")).answer
+    assert answer == No(why="c1 was reverted by c2 already")
+    loom.ask(Revert(request=request(4), job="mnist", change="c2"), "to4")  # undo the undoing
+    carry(loom, 4, 30)
+    assert [c.id for c in loom.fabric.ledger.in_force(A)] == ["c3"]
+    assert loom.fabric.ledger.knobs["mnist"]["lr"].value == 0.5
+
+
+def test_what_still_lies_ahead_is_reverted_when_it_comes() -> None:
+    loom = a_job()
+    loom.ask(a_set(at_step=500), "to1")
+    stand(loom)
+    promise(loom, "c1")
+    judge(loom)
+    loom.ask(Revert(request=request(2), job="mnist", change="c1"), "to2")
+    stand(loom, 20, 2)
+    undoing = loom.fabric.ledger.changes["c2"].change
+    assert undoing.step == 500  # where ranks that hold c1 take it, and then this
+    assert undoing.number > 1
+
+
+def test_what_never_took_effect_cannot_be_reverted() -> None:
+    loom = a_job()
+    answer = loom.ask(Revert(request=request(1), job="mnist", change="c1")).answer
+    assert isinstance(answer, No)
+    assert answer.why == "job mnist has no change c1"
+    loom.ask(a_set(2))
+    stand(loom, number=2)
+    refuse(loom, "c1", A)
+    judge(loom)
+    answer = loom.ask(Revert(request=request(3), job="mnist", change="c1")).answer
+    assert isinstance(answer, No)
+    assert "did not change any value" in answer.why
+    loom.ask(a_steer("pause", 4), "to4")
+    carry(loom, 4, 20)
+    assert isinstance(loom.ask(Revert(request=request(5), job="mnist", change="c2")).answer, No)
+
+
+def test_an_aborted_revert_leaves_the_change_in_force() -> None:
+    loom = a_job()
+    make(loom)
+    loom.ask(Revert(request=request(2), job="mnist", change="c1"), "to2")
+    stand(loom, 20, 2)
+    refuse(loom, "c2", A)
+    judge(loom)
+    assert [c.id for c in loom.fabric.ledger.in_force(A)] == ["c1"]
+
+
+# ── disagreement ──
+
+
+def test_a_rank_whose_beats_stay_behind_a_change_is_an_incident_at_the_second() -> None:
+    loom = a_job()
+    make(loom)
+    loom.beat(A, step=11, change=0)
+    loom.beat(A, step=12, change=1)
+    loom.beat(B, step=11, change=0)
+    assert not loom.beat(B, step=12, change=0).records  # it may have been under way
+    opened = loom.beat(B, step=13, change=0).records[0]
+    assert isinstance(opened, IncidentOpened)
+    assert opened.subject == "mnist/r/1#c1"
+    assert not loom.beat(B, step=14, change=0).records
+    assert loom.open_incidents() == ["rank mnist/r/1 disagrees with its peers"]
+
+
+def test_a_restarted_weaver_still_knows_what_beats_must_say() -> None:
+    loom = a_job()
+    make(loom)
+    for again in (loom.restarted(), Loom(state=loom.fabric.state())):
+        again.beat(B, step=13, change=0)
+        assert again.beat(B, step=14, change=0).records
+
+
+def test_a_rank_that_says_itself_that_it_was_cut_off_is_an_incident_once() -> None:
+    said, beaten = a_job(), a_job()
+    for loom in (said, beaten):
+        loom.ask(a_set(), "to1")
+        stand(loom)
+        promise(loom, "c1")
+        judge(loom)
+        take(loom, "c1", (A,))
+    for step in (12, 13):
+        beaten.beat(B, step=step, change=0)
+    for loom in (said, beaten):
+        take(loom, "c1", (B,), ok=False, result="its step had passed")
+        assert loom.open_incidents() == ["rank mnist/r/1 disagrees with its peers"]
+        assert told_no(loom, "to1").why == ("c1: applied at step 12 on 1 rank; mnist/r/1 failed: its step had passed")
+
+
+# ── pause, stop, checkpoint ──
+
+
+@pytest.mark.parametrize("verb", ["pause", "stop", "checkpoint"])
+def test_what_all_do_at_one_step_goes_the_same_way(verb: str) -> None:
+    loom = a_job()
+    loom.ask(a_steer(verb), "to1")
+    stand(loom)
+    assert loom.fabric.ledger.changes["c1"].change.action == verb
+    promise(loom, "c1")
+    judge(loom)
+    for rank in (A, B):
+        take(loom, "c1", (rank,), result=f"/tmp/{rank.rank}.pt" if verb == "checkpoint" else "")
+    (answer,) = loom.answers("to1")
+    assert isinstance(answer, Done)
+    assert answer.step == 12
+    assert bool(answer.results) == (verb == "checkpoint")
+    assert loom.fabric.ledger.in_force(A) == ()
+
+
+@pytest.mark.parametrize("verb", ["pause", "stop", "checkpoint", "resume"])
+def test_one_rank_of_a_group_cannot_be_told_alone(verb: str) -> None:
+    loom = a_job()
+    answer = loom.ask(a_steer(verb, replica="r", rank=1)).answer
+    assert isinstance(answer, No)
+    assert "trains together with 1 other" in answer.why
+    assert answer.hint == "address the whole replica: mnist/r"
+    assert not loom.sent
+
+
+def test_a_checkpoint_nobody_can_save_is_refused() -> None:
+    loom = a_job(saves=False)
+    answer = loom.ask(a_steer("checkpoint")).answer
+    assert isinstance(answer, No)
+    assert "no function that saves a checkpoint" in answer.why
+
+
+def test_a_failed_checkpoint_is_no_success_and_no_disagreement() -> None:
+    loom = a_job()
+    loom.ask(a_steer("checkpoint"), "to1")
+    stand(loom)
+    promise(loom, "c1")
+    judge(loom)
+    take(loom, "c1", (A,), result="/tmp/a.pt")
+    take(loom, "c1", (B,), ok=False, result="OSError: disk full")
+    assert "disk full" in told_no(loom, "to1").why
+    assert loom.open_incidents() == []
+
+
+def test_paused_ranks_take_a_change_where_they_stand() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom, 30, paused=True)
+    assert loom.fabric.ledger.changes["c1"].change.step == 30
+
+
+# ── orders ──
+
+
+def obey(loom: Loom, rank: RankId, outcome: str = "applied", text: str = "", order: str = "o1") -> None:
+    loom.happen(Replied(rank, Ordered(incarnation=life(1), id=order, outcome=outcome, text=text)))  # type: ignore[arg-type]
+
+
+def test_an_order_is_logged_sent_to_each_life_and_answered_when_all_have_obeyed() -> None:
+    loom = a_job()
+    decision = loom.ask(a_steer("stacks"), "to1")
+    assert [type(record).__name__ for record in decision.records] == ["OrderGiven"]
+    assert {(rank, order.incarnation) for rank, order in sent(loom, Order)} == {(A, life(1)), (B, life(1))}
+    obey(loom, A, text="main thread")
+    assert loom.answers("to1") == []
+    obey(loom, B, text="also")
+    results = ((A, "main thread"), (B, "also"))
+    assert loom.answers("to1") == [Done(text="o1: applied on 2 ranks", results=results)]
+    assert type(loom.ask(a_steer("stacks")).records[0]).__name__ == "OrderGiven"  # stacks are not kept: taken again
+
+
+def test_a_request_repeated_after_its_order_ended_is_told_how_it_ended() -> None:
+    loom = a_job()
+    loom.ask(a_steer("resume"), "to1")
+    for rank in (A, B):
+        obey(loom, rank)
+    assert loom.ask(a_steer("resume")).answer == Done(text="o1: applied on 2 ranks")
+    assert loom.fabric.ledger.order_count == 1
+
+
+def test_an_order_is_sent_again_to_who_is_silent_and_expires() -> None:
+    loom = a_job()
+    loom.ask(a_steer("resume"), "to1")
+    obey(loom, A)
+    loom.sent.clear()
+    loom.wait(1, heartbeat=(A, B))
+    assert {rank for rank, _ in sent(loom, Order)} == {B}
+    loom.ask(a_steer("resume"), "to2")
+    loom.wait(orders.EXPIRE_SECONDS, heartbeat=(A, B))
+    why = "o1: applied on 1 rank; expired for mnist/r/1, which did not answer"
+    assert loom.answers("to1") == loom.answers("to2") == [No(why=why)]
+
+
+def test_an_order_that_one_refuses_is_no_success() -> None:
+    loom = a_job()
+    loom.ask(a_steer("stacks"), "to1")
+    obey(loom, A)
+    obey(loom, B, "refused", "not allowed here")
+    assert told_no(loom, "to1").why == "o1: applied on 1 rank; refused by mnist/r/1: not allowed here"
+
+
+def test_an_order_to_one_that_died_in_between_is_unknown() -> None:
+    loom = a_job()
+    loom.ask(a_steer("stacks"), "to1")
+    obey(loom, A)
+    loom.happen(Reported(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
+    loom.wait(0.5, heartbeat=(A,))
+    (answer,) = loom.answers("to1")
+    assert "unknown for mnist/r/1, which died in between" in answer.text  # type: ignore[union-attr]
+
+
+def test_a_kill_ends_well_when_those_killed_are_gone() -> None:
+    loom = a_job()
+    loom.ask(a_steer("kill"), "to1")
+    for rank in (A, B):
+        loom.close(rank, link=f"s:{rank.rank}")
+    loom.wait(4)
+    (answer,) = loom.answers("to1")
+    assert isinstance(answer, Done)
+    assert answer.text == "o1: gone mnist/r/0, mnist/r/1"
+
+
+def test_a_restarted_weaver_gives_the_order_again_under_the_same_id() -> None:
+    loom = a_job()
+    loom.ask(a_steer("stacks"), "to1")
+    obey(loom, A)
+    again = loom.restarted()
+    again.ask(a_steer("stacks"), "to1")
+    again.wait(1, heartbeat=(A, B))
+    assert {(rank, order.id) for rank, order in sent(again, Order)} == {(A, "o1"), (B, "o1")}
+    obey(again, A)
+    obey(again, B)
+    assert again.answers("to1") == [Done(text="o1: applied on 2 ranks")]
+    assert isinstance(again.log[-1][1][0], OrderEnded)
+
+
+# ── what is kept ──
+
+
+def test_old_changes_are_forgotten_but_not_those_in_force() -> None:
+    loom = a_job(A)
+    for number in range(1, ledger.KEEP_CHANGES + 11):
+        make(loom, number, 10 * number)
+    assert len(loom.fabric.ledger.changes) == ledger.KEEP_CHANGES + 10  # every one may matter to a rank that starts
+    refused = ledger.KEEP_CHANGES + 11
+    for number in range(refused, refused + ledger.KEEP_CHANGES + 5):
+        loom.ask(a_set(number))
+        stand(loom, 10, number, (A,))
+        refuse(loom, f"c{number}", A)
+        judge(loom)
+        again = loom.ask(a_set(number)).answer
+        assert isinstance(again, No)  # just ended: still known
+        assert "refuses" in again.why
+    aborted = [change for change in loom.fabric.ledger.changes.values() if change.phase == "aborted"]
+    assert len(aborted) == ledger.KEEP_CHANGES
+    assert f"c{refused}" not in loom.fabric.ledger.changes
+    assert len(loom.fabric.ledger.in_force(A)) == ledger.KEEP_CHANGES + 10
+    assert loom.restarted().fabric.state() == loom.fabric.state()
+
+
+def test_old_orders_are_forgotten() -> None:
+    loom = a_job(A)
+    for number in range(1, ledger.KEEP_CHANGES + 11):
+        loom.ask(a_steer("stacks", number))
+        obey(loom, A, order=f"o{number}")
+    assert len(loom.fabric.ledger.orders) == ledger.KEEP_CHANGES
+    assert "o1" not in loom.fabric.ledger.orders
+
+
+def test_a_lost_rank_that_disagrees_is_still_found_by_its_beats() -> None:
+    loom = a_job()
+    make(loom)
+    loom.close(B, link="s:1")
+    for step in range(13, 18):
+        loom.now += 1
+        loom.beat(B, step=step, change=0)
+    assert loom.presence(B) == "live"
+
+
+def test_a_weaver_restarted_from_a_snapshot_gives_everyone_time_to_answer() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    again = Loom(state=loom.fabric.state())
+    again.fabric.restart_watch(again.now)
+    again.wait(1, heartbeat=(A, B))
+    assert not again.verdicts
+
+
+def test_a_whole_number_beyond_any_float_is_refused() -> None:
+    answer = a_job().ask(a_set(values={"batch": 10**400})).answer
+    assert isinstance(answer, No)
+
+
+def test_a_change_that_lies_ahead_does_not_hide_one_that_was_missed() -> None:
+    loom = a_job()
+    make(loom)
+    loom.ask(a_set(2, at_step=1000))
+    stand(loom, 20, 2)
+    promise(loom, "c2")
+    judge(loom)
+    for step in (21, 22):
+        loom.beat(B, step=step, change=0)
+    assert loom.open_incidents() == ["rank mnist/r/1 disagrees with its peers"]

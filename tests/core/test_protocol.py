@@ -1,0 +1,110 @@
+"""The protocol of changes in a storm: whatever is lost, repeated, late or dead, ranks never disagree.
+
+World (world.py) plays the wire and the clock, and knows what must hold. Here hypothesis looks for moves after which it
+does not; and broken parts show that the world would notice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.core.world import CHOICES, Living, Log, Parts, Verdicts, World, storm, take_reply
+from torchloom.core.fabric import Fabric
+from torchloom.messages import Applied, Command, Committed, Propose, RankId, Ready, Record, Reply
+from torchloom.threadlet.steering import Steering
+
+MOVES = st.lists(st.tuples(st.sampled_from(CHOICES), st.integers(0, 999)), min_size=10, max_size=100)
+WORLDS = 600
+"""Storms in which a broken part must have shown."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(MOVES)
+def test_in_any_storm_ranks_agree_and_operators_are_answered(moves: list[tuple[str, int]]) -> None:
+    assert World().play(moves) == []
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_long_storms(seed: int) -> None:
+    assert World().play(storm(seed, most=240)) == []
+
+
+# ── broken parts: each must be noticed ──
+
+
+class BothVerdicts(Verdicts):
+    """No CAS: whoever writes believes that it won."""
+
+    def write(self, change: str, commit: bool) -> bool:
+        self.stands[change] = commit
+        return commit
+
+
+class OpenLog(Log):
+    """No expected sequence: a weaver that was replaced goes on writing."""
+
+    def append(self, expected: int, at: float, records: tuple[Record, ...]) -> bool:
+        self.entries.append((at, records))
+        return True
+
+
+class Forgetful(Steering):
+    """No journal: what comes twice is done twice."""
+
+    def done(self, change: Committed, step: int, ok: bool = True, result: str = "") -> Applied:
+        answer = super().done(change, step, ok, result)
+        self.journal.clear()
+        self.taken.clear()
+        return answer
+
+
+class Unfaithful(Steering):
+    """A promise is forgotten when it is asked for once more."""
+
+    def propose(self, proposal: Propose, step: Any) -> Ready:
+        self.pending.pop(proposal.change.id, None)
+        return super().propose(proposal, step)
+
+
+def take_any_life(fabric: Fabric, rank: RankId, reply: Reply) -> bool:
+    """The weaver takes the word of one life for that of another."""
+    course = fabric.watch.courses.find(reply.id)
+    if course is not None and rank in course.lives:
+        reply = replace(reply, incarnation=course.lives[rank])
+    return take_reply(fabric, rank, reply)
+
+
+def obey_any_life(mine: Living, command: Command) -> bool:
+    """A rank obeys what another life of it was told."""
+    return command.term >= mine.term
+
+
+def obey_any_term(mine: Living, command: Command) -> bool:
+    """A rank obeys a weaver that was replaced."""
+    return command.incarnation == mine.incarnation
+
+
+BROKEN = {
+    "no compare-and-set on verdicts": (Parts(verdicts=BothVerdicts), ("did not",)),
+    "no journal in the rank": (Parts(steering=Forgetful), ("twice",)),
+    "no check of lives in the weaver": (Parts(take_reply=take_any_life), ("is settled as applied on",)),
+    "no check of lives in the rank": (Parts(is_for_me=obey_any_life), ("which was for another life",)),
+    "no check of terms in the rank": (Parts(is_for_me=obey_any_term), ("after term",)),
+    "no fence on the log": (Parts(log=OpenLog), ("are called", "another state")),
+    "no lasting promise": (Parts(steering=Unfaithful), ("did not",)),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_the_world_notices(broken: str) -> None:
+    parts, words = BROKEN[broken]
+    for seed in range(WORLDS):
+        problems = World(parts).play(storm(seed))
+        if any(word in problem for word in words for problem in problems):
+            return
+    raise AssertionError(f"{WORLDS} storms with {broken}, and nothing was noticed")

@@ -1,0 +1,322 @@
+"""Two threads meet at a step boundary: the training, and what the link heard."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.threadlet.played import RANK, PlayedWeaver
+from torchloom.messages import (
+    Applied,
+    Committed,
+    Hello,
+    Muted,
+    Order,
+    Ordered,
+    Propose,
+    Reply,
+    Standing,
+    Verdict,
+    Welcome,
+    WhereAreYou,
+    decode_reply,
+)
+from torchloom.settings import Settings
+from torchloom.subjects import REPLY
+from torchloom.threadlet.helm import Helm
+from torchloom.threadlet.incarnation import new_incarnation
+from torchloom.threadlet.knob import make_knob
+from torchloom.threadlet.meter import Meter
+from torchloom.threadlet.orders import Orders
+from torchloom.threadlet.threadlet import attach
+
+LIFE = "1" * 24
+SETTINGS = Settings(verdict_seconds=0.5, pause_orphan_seconds=0.2)
+
+
+class Rank:
+    """A helm with a training thread that steps without end, and notes the value it has at each step."""
+
+    def __init__(self, settings: Settings = SETTINGS) -> None:
+        self.meter = Meter()
+        self.helm = Helm(LIFE, self.meter, settings)
+        self.helm.linked = lambda: True
+        self.answers: list[Reply] = []
+        self.helm.answer = self.answers.append
+        self.knob = self.helm.add(make_knob("x", 0.0, low=-100, high=100))
+        self.values: dict[int, Any] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._train, daemon=True)
+
+    def _train(self) -> None:
+        while not self._over.is_set() and not self.helm.stopping:
+            time.sleep(0.001)
+            step = self.meter.step(None, None, None, {})
+            if step >= self.helm.steering.boundary:
+                self.helm.reach(step)
+            self.values[step] = self.knob.value
+
+    def __enter__(self) -> Rank:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.helm.set_paused(False)
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+
+    def propose(self, change: Committed) -> Any:
+        return self.helm.propose(Propose(term=1, incarnation=LIFE, job="job", change=change))
+
+    def tell(self, id: str, commit: bool = True) -> None:
+        self.helm.hear(Verdict(term=1, incarnation=LIFE, id=id, commit=commit))
+
+    def ahead(self, number: int = 1, by: int = 30, **about: Any) -> Committed:
+        about = about or {"values": {"x": float(number)}}
+        return Committed(id=f"c{number}", number=number, step=self.meter.step_number + by, **about)
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    with Rank() as found:
+        yield found
+
+
+def until(condition: Callable[[], object], seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_committed_change_is_in_force_from_its_step_on_and_answered(rank: Rank) -> None:
+    change = rank.ahead()
+    assert rank.propose(change).ok
+    rank.tell("c1")
+    until(lambda: rank.answers)
+    assert rank.answers == [Applied(incarnation=LIFE, id="c1", step=change.step)]
+    until(lambda: rank.meter.step_number > change.step + 5)
+    assert {rank.values[step] for step in range(1, change.step)} == {0.0}
+    assert {rank.values[step] for step in range(change.step, change.step + 5)} == {1.0}
+
+
+def test_a_verdict_that_is_late_is_waited_for_at_the_step(rank: Rank) -> None:
+    change = rank.ahead(by=5)
+    assert rank.propose(change).ok
+    until(lambda: rank.meter.step_number == change.step)
+    time.sleep(0.05)
+    assert rank.meter.step_number == change.step
+    rank.tell("c1")
+    until(lambda: rank.answers)
+    assert isinstance(rank.answers[0], Applied)
+    assert rank.answers[0].step == change.step
+
+
+def test_without_a_verdict_the_server_is_asked_again_and_again_then_training_goes_on_unchanged(rank: Rank) -> None:
+    asked: list[str] = []
+    rank.helm.resolve = lambda change: asked.append(change.id)
+    change = rank.ahead(by=5)
+    rank.propose(change)
+    until(lambda: rank.meter.step_number > change.step)
+    assert asked == ["c1", "c1"]  # after 0.1 s and after 0.35 s, of half a second
+    assert rank.values[change.step] == 0.0
+    rank.tell("c1")
+    time.sleep(0.02)
+    assert rank.knob.value == 0.0  # too late: the others took it then
+
+
+def test_what_the_server_says_is_obeyed(rank: Rank) -> None:
+    rank.helm.resolve = lambda change: rank.tell(change.id, commit=False)
+    change = rank.ahead(by=5)
+    rank.propose(change)
+    until(lambda: rank.meter.step_number > change.step + 2)
+    assert rank.values[change.step] == 0.0
+    assert rank.answers == []
+
+
+def test_a_ramp_moves_at_every_step_and_ends_at_the_value(rank: Rank) -> None:
+    change = rank.ahead(values={"x": 10.0}, over=10)
+    rank.propose(change)
+    rank.tell("c1")
+    until(lambda: rank.meter.step_number > change.step + 15)
+    seen = [rank.values[change.step + n] for n in range(-1, 13)]
+    assert seen == pytest.approx([0, *range(11), 10, 10])
+
+
+def test_a_pause_holds_the_step_until_it_is_resumed_and_changes_are_taken_there(rank: Rank) -> None:
+    pause = rank.ahead(1, action="pause")
+    rank.propose(pause)
+    rank.tell("c1")
+    until(lambda: rank.helm.steering.paused)
+    time.sleep(0.03)
+    assert rank.meter.step_number == pause.step
+    change = Committed(id="c2", number=2, step=pause.step, values={"x": 7.0})
+    assert rank.propose(change).ok
+    rank.helm.set_paused(False)  # overtakes the verdict
+    time.sleep(0.03)
+    assert rank.meter.step_number == pause.step
+    rank.tell("c2")
+    until(lambda: rank.meter.step_number > pause.step)
+    assert rank.values[pause.step] == 7.0
+
+
+def test_a_pause_that_nobody_can_end_ends_by_itself(rank: Rank) -> None:
+    rank.helm.linked = lambda: False
+    pause = rank.ahead(action="pause")
+    rank.propose(pause)
+    rank.tell("c1")
+    until(lambda: rank.meter.step_number > pause.step + 1)
+    assert not rank.helm.steering.paused
+
+
+def test_stop_is_seen_after_its_step(rank: Rank) -> None:
+    stop = rank.ahead(action="stop")
+    rank.propose(stop)
+    rank.tell("c1")
+    until(lambda: rank.helm.stopping)
+    time.sleep(0.02)
+    assert max(rank.values) == stop.step
+
+
+def test_a_checkpoint_is_saved_at_its_step_and_its_path_answered_or_its_failure(rank: Rank) -> None:
+    refused = rank.propose(rank.ahead(1, action="checkpoint"))
+    assert "no function that saves" in refused.why
+
+    def save(step: int) -> str:
+        if rank.answers:
+            raise OSError("disk full")
+        return f"step-{step}.pt"
+
+    rank.helm.save = save
+    steps = []
+    for number in (2, 3):
+        change = rank.ahead(number, action="checkpoint")
+        steps.append(change.step)
+        rank.propose(change)
+        rank.tell(change.id)
+        until(lambda number=number: len(rank.answers) == number - 1)
+    assert rank.answers == [
+        Applied(incarnation=LIFE, id="c2", step=steps[0], result=f"step-{steps[0]}.pt"),
+        Applied(incarnation=LIFE, id="c3", step=steps[1], ok=False, result="OSError: disk full"),
+    ]
+
+
+def test_a_value_that_the_rank_does_not_take_is_refused_before_anyone_takes_it(rank: Rank) -> None:
+    assert "above 100" in rank.propose(rank.ahead(values={"x": 101.0})).why
+    assert "no such knob" in rank.propose(rank.ahead(values={"y": 1.0})).why
+
+
+def test_thousands_of_proposals_race_with_the_training_and_none_is_taken_at_another_step() -> None:
+    with Rank(replace(SETTINGS, verdict_seconds=5)) as rank:
+        promised = {}
+        for number in range(1, 400):
+            change = rank.ahead(number % 100, by=number % 3, values={"x": float(number % 100)})
+            change = Committed(id=f"c{number}", number=number, step=change.step, values=change.values)
+            if rank.propose(change).ok:
+                promised[number] = change.step
+                rank.tell(change.id)
+        until(lambda: len(rank.answers) == len(promised))
+        taken = {int(answer.id[1:]): answer.step for answer in rank.answers if isinstance(answer, Applied)}
+        assert taken == promised
+        assert len(promised) > 50
+
+
+def test_a_knob_made_after_the_welcome_has_the_value_in_force() -> None:
+    helm = Helm(LIFE, Meter(), SETTINGS)
+    helm.welcome((Committed(id="c1", number=1, step=3, values={"late": 0.5}),))
+    helm.resume_at(10)
+    assert helm.add(make_knob("late", 0.1)).value == 0.5
+    assert helm.add(make_knob("other", 0.1)).value == 0.1
+
+
+def test_a_second_knob_of_a_name_keeps_its_own_value_unless_that_was_changed() -> None:
+    helm = Helm(LIFE, Meter(), SETTINGS)
+    helm.add(make_knob("lr", 0.1))
+    assert helm.add(make_knob("lr", 0.3)).value == 0.3  # attaching changes nothing in the training
+    helm.welcome((Committed(id="c1", number=1, step=1, values={"lr": 0.5}),))
+    helm.resume_at(1)
+    assert helm.add(make_knob("lr", 0.1)).value == 0.5
+
+
+def test_the_state_goes_through_a_checkpoint() -> None:
+    import json
+
+    first = Helm(LIFE, Meter(), SETTINGS)
+    for name, value in {"x": 0.0, "betas": (0.9, 0.99)}.items():
+        first.add(make_knob(name, value))
+    changes = (
+        Committed(id="c1", number=1, step=5, values={"x": 1.0, "betas": (0.8, 0.9)}),
+        Committed(id="c2", number=2, step=50, values={"x": 2.0}),
+    )
+    first.welcome(changes)
+    first.resume_at(10)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert (state["step"], state["change"], state["knobs"]["x"]) == (10, 1, 1.0)
+
+    second = Helm("2" * 24, Meter(), SETTINGS)
+    x, betas = second.add(make_knob("x", 0.0)), second.add(make_knob("betas", (0.9, 0.99)))
+    second.welcome(changes)
+    second.load_state_dict(state)
+    assert (x.value, betas.value, second.steering.in_force) == (1.0, (0.8, 0.9), 1)
+    second.reach(50)
+    assert (x.value, second.steering.in_force) == (2.0, 2)
+
+
+# ── orders, over a real server ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_order_heard_again_on_another_connection_is_not_done_again(
+    weaver: PlayedWeaver, lively: Settings
+) -> None:
+    replies = await weaver.client.subscribe(REPLY.pattern())
+    with attach("job", "hi", rank=0, settings=lively) as loom:
+        hello = await weaver.report(Hello)
+        resume = Order(term=1, incarnation=hello.incarnation, id="o1", verb="resume")
+        await weaver.say(resume)
+        first = decode_reply((await replies.next_msg(5)).data)
+        assert isinstance(first, Ordered)
+
+        loom._link._loop.call_soon_threadsafe(loom._link._loop.hang_up)  # type: ignore[union-attr]
+        await weaver.report(Hello, 1)
+        loom._helm.set_paused(True)  # a pause that came after it
+        await weaver.say(resume)
+        assert decode_reply((await replies.next_msg(5)).data) == first
+        assert loom._helm.steering.paused
+        loom._helm.set_paused(False)
+
+
+async def test_a_rank_that_had_to_take_a_newer_life_answers_in_its_name(weaver: PlayedWeaver, lively: Settings) -> None:
+    replies = await weaver.client.subscribe(REPLY.pattern())
+    with attach("job", "hi", rank=0, settings=lively):
+        old = (await weaver.report(Hello)).incarnation
+        await weaver.say(Muted(term=1, incarnation=old, newest=new_incarnation(newer_than=old), why="a clock"))
+        new = (await weaver.report(Hello, 1)).incarnation
+        await weaver.say(Welcome(term=1, incarnation=new, beat_seconds=1.0), RANK)
+        await weaver.say(WhereAreYou(term=1, incarnation=new, id="r1"))
+        answer = decode_reply((await replies.next_msg(5)).data)
+        assert isinstance(answer, Standing)
+        assert answer.incarnation == new
+
+
+def test_an_order_is_carried_out_once() -> None:
+    helm = Helm(LIFE, Meter(), SETTINGS)
+    orders = Orders(helm)
+    helm.set_paused(True)
+    order = Order(term=1, incarnation=LIFE, id="o1", verb="resume")
+    first = orders.carry_out(order)
+    assert not helm.steering.paused
+    helm.set_paused(True)
+    assert orders.carry_out(order) == first
+    assert helm.steering.paused
+
+
+def test_stacks_show_where_every_thread_is() -> None:
+    shown = Orders(Helm(LIFE, Meter(), SETTINGS)).carry_out(Order(term=1, incarnation=LIFE, id="o1", verb="stacks"))
+    assert shown.text.startswith("thread MainThread:")
+    assert "test_stacks_show_where_every_thread_is" in shown.text

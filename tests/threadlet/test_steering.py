@@ -1,0 +1,241 @@
+"""A rank's side of a change, without a thread or a wire: what it promises, takes, and does only once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchloom.knobs import BadValue
+from torchloom.messages import Action, Applied, Committed, Propose, Ready, Verdict
+from torchloom.threadlet.steering import JOURNAL, NEVER, Steering
+
+LIFE = "1" * 24
+
+
+def a_change(number: int = 1, step: int = 10, action: Action = "set", over: int = 0, **values: Any) -> Committed:
+    wanted = values or ({"x": float(number)} if action == "set" else {})
+    return Committed(id=f"c{number}", number=number, step=step, action=action, values=wanted, over=over)
+
+
+def steering() -> Steering:
+    return Steering(LIFE, lambda _: None)
+
+
+def propose(rank: Steering, change: Committed, at: int = 5) -> Ready:
+    return rank.propose(Propose(term=1, incarnation=LIFE, job="job", change=change), lambda: at)
+
+
+def tell(rank: Steering, change: Committed, commit: bool = True) -> Applied | None:
+    return rank.hear(Verdict(term=1, incarnation=LIFE, id=change.id, commit=commit))
+
+
+def take(rank: Steering, step: int) -> list[str]:
+    """Everything that is due, taken."""
+    due = rank.due(step)
+    for change in due:
+        rank.done(change, step)
+    return [change.id for change in due]
+
+
+# ── promises ──
+
+
+def test_nothing_is_due_for_a_rank_that_was_told_nothing() -> None:
+    assert steering().boundary == NEVER
+    assert not steering().holds(10**9)
+
+
+def test_a_promise_stops_the_rank_at_the_step_until_the_verdict() -> None:
+    rank, change = steering(), a_change(step=10)
+    assert propose(rank, change).ok
+    assert rank.boundary == 10
+    assert rank.undecided(9) == []
+    assert rank.undecided(10) == [change]
+    assert rank.holds(10)
+    assert take(rank, 10) == []
+    tell(rank, change)
+    assert rank.undecided(10) == []
+    assert take(rank, 9) == []
+    assert take(rank, 10) == ["c1"]
+    assert rank.boundary == NEVER
+    assert rank.in_force == 1
+
+
+def test_a_promise_made_before_holds_while_the_training_waits_at_the_step() -> None:
+    rank, change = steering(), a_change(step=10)
+    assert propose(rank, change, at=9).ok
+    assert propose(rank, change, at=10).ok  # asked again, by the network or a new weaver
+    assert rank.undecided(10)
+    tell(rank, change)
+    assert propose(rank, change, at=10).ok
+    assert take(rank, 10) == ["c1"]
+
+
+def test_an_abort_frees_the_rank_unchanged() -> None:
+    rank, change = steering(), a_change(step=10)
+    propose(rank, change)
+    assert tell(rank, change, commit=False) is None
+    assert rank.boundary == NEVER
+    assert take(rank, 10) == []
+    assert rank.in_force == 0
+
+
+@pytest.mark.parametrize("at", [10, 11, 500])
+def test_a_step_that_has_come_is_too_late_to_promise(at: int) -> None:
+    rank = steering()
+    answer = propose(rank, a_change(step=10), at=at)
+    assert (answer.ok, answer.late, answer.step) == (False, True, at)
+    assert rank.boundary == NEVER
+
+
+def test_a_paused_rank_can_promise_the_step_it_stands_at_but_none_before() -> None:
+    rank = steering()
+    rank.set_paused(True)
+    assert propose(rank, a_change(step=10), at=10).ok
+    assert propose(rank, a_change(2, step=9), at=10).late
+
+
+def test_a_resume_does_not_let_a_rank_leave_a_step_with_a_promise_open() -> None:
+    rank, change = steering(), a_change(step=10)
+    rank.set_paused(True)
+    propose(rank, change, at=10)
+    rank.set_paused(False)
+    assert rank.holds(10)
+    tell(rank, change)
+    assert rank.holds(10)
+    assert take(rank, 10) == ["c1"]
+    assert not rank.holds(10)
+
+
+def test_what_a_rank_cannot_take_is_refused_with_the_reason() -> None:
+    def refuse(change: Committed) -> None:
+        raise BadValue("x", 1.0, "below 2, the least it may be")
+
+    rank = Steering(LIFE, refuse)
+    answer = propose(rank, a_change())
+    assert (answer.ok, answer.late) == (False, False)
+    assert "below 2" in answer.why
+    assert rank.boundary == NEVER
+
+
+# ── once, and in order ──
+
+
+def test_whatever_is_said_twice_is_done_once_and_answered_again() -> None:
+    rank, change = steering(), a_change(step=10)
+    for _ in range(2):
+        assert propose(rank, change).ok
+        assert tell(rank, change) is None
+    assert take(rank, 10) == ["c1"]
+    assert take(rank, 11) == []
+    assert tell(rank, change) == Applied(incarnation=LIFE, id="c1", step=10)
+    assert not propose(rank, change).ok
+    rank.welcome((change,))
+    assert take(rank, 12) == []
+
+
+def test_a_welcome_after_very_many_changes_brings_none_of_them_back() -> None:
+    rank = steering()
+    changes = tuple(a_change(n, step=n) for n in range(1, JOURNAL + 100))
+    for change in changes:
+        propose(rank, change, at=change.step - 1)
+        tell(rank, change)
+        assert take(rank, change.step) == [change.id]
+    rank.welcome(changes)  # the link was lost and is back
+    assert rank.boundary == NEVER
+    assert take(rank, 10**6) == []
+    assert len(rank.journal) == JOURNAL
+
+
+def test_changes_are_taken_in_the_order_of_their_steps() -> None:
+    rank = steering()
+    rank.welcome((a_change(1, step=30), a_change(2, step=10), a_change(3, step=10)))
+    assert rank.boundary == 10
+    assert take(rank, 29) == ["c2", "c3"]
+    assert rank.boundary == 30
+    assert take(rank, 30) == ["c1"]
+
+
+def test_an_earlier_change_heard_of_late_does_not_undo_a_later_one() -> None:
+    rank = steering()
+    rank.welcome((a_change(2, step=45, clip=4.0),))
+    take(rank, 45)
+    rank.welcome((a_change(1, step=40, clip=1.0, lr=1.0),))
+    (late,) = rank.due(60)
+    assert late.values == {"lr": 1.0}
+    rank.done(late, 60)
+    assert rank.in_force == 2
+    rank.welcome((a_change(3, step=45, clip=5.0),))
+    assert rank.due(60)[0].values == {"clip": 5.0}
+
+
+# ── cut off, and begun again ──
+
+
+def test_a_rank_that_was_cut_off_says_so_when_it_hears_that_the_others_took_it() -> None:
+    rank, change = steering(), a_change(1, step=10)
+    propose(rank, change)
+    rank.skip(change)
+    assert rank.boundary == NEVER
+    answer = tell(rank, change)
+    assert answer is not None
+    assert not answer.ok
+    rank.welcome((change, a_change(2, step=20, y=1.0)))
+    assert take(rank, 20) == ["c2"]
+    assert rank.in_force == 0  # the one before is still missing, and beats go on saying so
+    rank.welcome((a_change(3, step=30, x=3.0),))
+    assert take(rank, 30) == ["c3"]
+    assert rank.in_force == 3  # its value would have been replaced by now
+
+
+def test_a_change_that_was_aborted_while_a_rank_was_cut_off_is_not_missed() -> None:
+    rank, change = steering(), a_change(1, step=10)
+    propose(rank, change)
+    rank.skip(change)
+    tell(rank, change, commit=False)
+    rank.welcome((a_change(2, step=20),))
+    take(rank, 20)
+    assert rank.in_force == 2
+
+
+@pytest.mark.parametrize("welcome_first", [True, False])
+def test_changes_known_from_a_checkpoint_are_not_taken_again_whichever_is_heard_first(welcome_first: bool) -> None:
+    rank, changes = steering(), (a_change(1, step=10), a_change(2, step=50))
+    if welcome_first:
+        rank.welcome(changes)
+    rank.remember({"c1": 10})
+    if not welcome_first:
+        rank.welcome(changes)
+    assert rank.in_force == 1
+    assert take(rank, 40) == []
+    assert take(rank, 50) == ["c2"]
+
+
+def test_a_control_plane_that_counts_anew_is_not_mistaken_for_the_old_one() -> None:
+    rank = steering()
+    rank.remember({"c1": 10, "c2": 20})  # of another control plane
+    propose(rank, a_change(1, step=500), at=90)  # and this one was lost in the middle
+    change = a_change(1, step=100)
+    assert propose(rank, change, at=90).ok
+    assert rank.boundary == 100
+    tell(rank, change)
+    assert take(rank, 100) == ["c1"]
+    assert rank.in_force == 1
+
+
+# ── ramps ──
+
+
+def test_a_ramp_is_due_at_every_step_until_its_end_or_until_it_is_overtaken() -> None:
+    rank = steering()
+    rank.begin_ramp(a_change(1, step=10, over=5, x=1.0), {"x": 0.0})
+    rank.begin_ramp(a_change(2, step=12, over=20, y=1.0), {"y": 0.0})
+    assert rank.boundary == 0
+    rank.end_ramps(14)
+    assert len(rank.ramps) == 2
+    rank.end_ramps(15)
+    assert [ramp.change.id for ramp in rank.ramps] == ["c2"]
+    rank.begin_ramp(a_change(3, step=16, y=5.0), {"y": 0.3})  # at once: the ramp of y is over
+    assert rank.ramps == []
+    assert rank.boundary == NEVER
