@@ -16,11 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from torchloom import knobs
 from torchloom.core.courses import (
     AskedAgain,
     AskersTold,
-    AskerWaits,
     Course,
     CourseBegan,
     CourseEnded,
@@ -33,7 +31,7 @@ from torchloom.core.fabric import Fabric, Rank
 from torchloom.core.ledger import Change, ChangePhase
 from torchloom.core.presence import PRESENT
 from torchloom.core.ranks import REPORT_ONLY
-from torchloom.core.targets import did_you_mean, find_target, names, split_group
+from torchloom.core.targets import names
 from torchloom.messages import (
     ChangeDecided,
     ChangeProposed,
@@ -46,10 +44,7 @@ from torchloom.messages import (
     Propose,
     RankId,
     Record,
-    Revert,
-    SetKnobs,
     Standing,
-    Steer,
     Verdict,
     Welcome,
     WhereAreYou,
@@ -68,125 +63,7 @@ ATTEMPTS = 4
 # ── asked ──
 
 
-def set_knobs(fabric: Fabric, ask: SetKnobs, reply: str, now: float) -> Decision:
-    again = _asked_before(fabric, ask.request, reply)
-    if again is not None:
-        return again
-    lives = find_target(fabric, ask.job, ask.replica, ask.rank)
-    if isinstance(lives, No):
-        return Decision(answer=lives)
-    refusal = _check_values(fabric, ask)
-    if refusal is not None:
-        return Decision(answer=refusal)
-    if ask.dry_run:
-        return Decision(answer=Done(text=f"would set {_told(fabric, ask)} on {len(lives)} rank{_s(lives)}"))
-    return _inquire(fabric, Wish(ask), lives, reply, now)
-
-
-def revert(fabric: Fabric, ask: Revert, reply: str, now: float) -> Decision:
-    again = _asked_before(fabric, ask.request, reply)
-    if again is not None:
-        return again
-    change = fabric.ledger.changes.get(ask.change)
-    if change is None or change.job != ask.job:
-        known = [c.id for c in fabric.ledger.of_job(ask.job)]
-        hint = did_you_mean(ask.change, known, f"`loom changes {ask.job}` lists them")
-        return Decision(answer=No(why=f"job {ask.job} has no change {ask.change}", hint=hint))
-    if change.change.action != "set" or not change.takes_effect:
-        return Decision(answer=No(why=f"{ask.change} did not change any value: {change.outcome or change.phase}"))
-    if change.reverted_by:
-        return Decision(answer=No(why=f"{ask.change} was reverted by {change.reverted_by} already"))
-    wanted = SetKnobs(
-        request=ask.request,
-        job=ask.job,
-        replica=change.replica,
-        rank=change.rank,
-        values=change.before,
-        operator=ask.operator,
-    )
-    lives = find_target(fabric, ask.job, change.replica, change.rank)
-    if isinstance(lives, No):
-        return Decision(answer=lives)
-    return _inquire(fabric, Wish(wanted, reverts=change.id), lives, reply, now)
-
-
-def act(fabric: Fabric, ask: Steer, reply: str, now: float) -> Decision:
-    """Pause, stop or save: things done by all ranks at one step."""
-    again = _asked_before(fabric, ask.request, reply)
-    if again is not None:
-        return again
-    lives = find_target(fabric, ask.job, ask.replica, ask.rank)
-    if isinstance(lives, No):
-        return Decision(answer=lives)
-    alone = split_group(fabric, lives, ask.replica, ask.rank)
-    if alone is not None:
-        return Decision(answer=alone)
-    if ask.verb == "checkpoint" and ask.job not in fabric.ledger.checkpointers:
-        return Decision(
-            answer=No(
-                why=f"job {ask.job} has registered no function that saves a checkpoint",
-                hint="in the script: loom.on_checkpoint(save), with save(step) returning the path",
-            )
-        )
-    wanted = SetKnobs(
-        request=ask.request, job=ask.job, replica=ask.replica, rank=ask.rank, values={}, operator=ask.operator
-    )
-    assert ask.verb in {"pause", "stop", "checkpoint"}
-    return _inquire(fabric, Wish(wanted, action=ask.verb), lives, reply, now)
-
-
-def _asked_before(fabric: Fabric, request: str, reply: str) -> Decision | None:
-    """The same request once more: whoever asks waits with the others, or is told how it ended."""
-    if request in fabric.watch.courses.by_request:
-        return Decision(notes=(AskerWaits(request, reply),))
-    change = fabric.ledger.change_of(request)
-    if change is None:
-        return None
-    if change.phase is ChangePhase.ABORTED:
-        return Decision(answer=No(why=f"{change.id} was not made: {change.outcome}"))
-    if change.phase is ChangePhase.SETTLED and (change.failed or not change.applied):
-        return Decision(answer=No(why=f"{change.id}: {change.outcome}"))
-    return Decision(answer=_done(change))
-
-
-def _check_values(fabric: Fabric, ask: SetKnobs) -> No | None:
-    offered = {name: knob.spec for name, knob in fabric.ledger.knobs.get(ask.job, {}).items()}
-    if not ask.values:
-        return No(why="there is nothing to set", hint=f"loom set {ask.job} NAME=VALUE")
-    for name in ask.values:
-        if name not in offered:
-            hint = did_you_mean(name, offered, f"`loom knobs {ask.job}` lists what may be changed")
-            return No(why=f"job {ask.job} has no knob {name}", hint=hint)
-        if ask.rank is not None and offered[name].per != "rank":
-            return No(
-                why=f"{name} is a knob of the whole job: it changes on all ranks or on none",
-                hint=f"loom set {ask.job} {name}=…",
-            )
-        if ask.over and not knobs.can_ramp(offered[name]):
-            return No(why=f"{name} is not a number: it cannot change little by little", hint="leave --over out")
-    try:
-        knobs.check_all(offered, ask.values)
-    except knobs.BadValue as error:
-        return No(why=error.message, hint=f"`loom knobs {ask.job}` shows the bounds")
-    return None
-
-
-def _inquire(fabric: Fabric, wish: Wish, lives: Lives, reply: str, now: float) -> Decision:
-    ask = wish.ask
-    busy = fabric.ledger.under_way(ask.job)
-    asked = fabric.watch.courses.inquiring(ask.job)
-    if busy or asked:
-        who = busy.operator if busy else asked.wish.ask.operator if asked and asked.wish else ""
-        name = f"change {busy.id}" if busy else "another change"
-        return Decision(
-            answer=No(why=f"{name} of {who or 'someone'} is under way in {ask.job}", hint="try again in a moment")
-        )
-    course = Course(ask.request, ask.job, dict(lives), wish, began=now, sent=now, waiters=[reply] if reply else [])
-    commands = _ask_where(fabric, course, lives)
-    return Decision(commands=commands, notes=(CourseBegan(course),), reason=f"{ask.job}: how far is everyone?")
-
-
-def _ask_where(fabric: Fabric, course: Course, lives: Lives) -> tuple[tuple[RankId, Command], ...]:
+def ask_where(fabric: Fabric, course: Course, lives: Lives) -> tuple[tuple[RankId, Command], ...]:
     return tuple((rank, WhereAreYou(term=fabric.term, incarnation=life, id=course.request)) for rank, life in lives)
 
 
@@ -302,13 +179,13 @@ def verdict_known(fabric: Fabric, id: str, commit: bool, reason: str, now: float
         told += _welcome_others(fabric, change)
         replies: tuple[tuple[str, Done | No], ...] = ()
         if course and course.wish and not course.wish.ask.wait:
-            replies = tuple((waiter, _done(change)) for waiter in course.waiters)
+            replies = tuple((waiter, done(change)) for waiter in course.waiters)
         notes = (AskersTold(course.request),) if replies and course else ()
         return Decision((record,), tuple(told), replies=replies, notes=notes, reason=f"{id}: {reason}")
     if course and course.wish and course.wish.attempt < ATTEMPTS and _may_try_again(course, reason):
         wish = replace(course.wish, attempt=course.wish.attempt + 1)
         again = Course(course.request, course.job, course.lives, wish, began=now, sent=now, waiters=course.waiters)
-        told += _ask_where(fabric, again, tuple(course.lives.items()))
+        told += ask_where(fabric, again, tuple(course.lives.items()))
         return Decision((record,), tuple(told), notes=(CourseBegan(again),), reason=f"{id}: {reason}; once more")
     refused = No(why=f"{id} was not made: {reason}", hint="nothing was changed on any rank")
     replies = tuple((waiter, refused) for waiter in course.waiters) if course else ()
@@ -416,7 +293,7 @@ def tend(fabric: Fabric, course: Course, now: float) -> Decision:
     replies: tuple[tuple[str, Done], ...] = ()
     notes: tuple[AskedAgain | AskersTold, ...] = (AskedAgain(course.request, now),)
     if course.waiters and now - course.began > REPLY_SECONDS:
-        replies = tuple((waiter, _done(change, course)) for waiter in course.waiters)
+        replies = tuple((waiter, done(change, course)) for waiter in course.waiters)
         notes = (*notes, AskersTold(course.request))
     return Decision(commands=again, notes=notes, replies=replies)
 
@@ -430,7 +307,7 @@ def _tend_inquiry(fabric: Fabric, course: Course, gone: list[RankId], now: float
     if now - course.sent < AGAIN_SECONDS:
         return NOTHING
     lives = tuple((rank, course.lives[rank]) for rank in silent)
-    return Decision(commands=_ask_where(fabric, course, lives), notes=(AskedAgain(course.request, now),))
+    return Decision(commands=ask_where(fabric, course, lives), notes=(AskedAgain(course.request, now),))
 
 
 def _tend_proposal(fabric: Fabric, course: Course, change: Change, gone: list[RankId], now: float) -> Decision:
@@ -457,7 +334,7 @@ def _give_up(course: Course, why: No) -> Decision:
 # ── words ──
 
 
-def _done(change: Change, course: Course | None = None) -> Done:
+def done(change: Change, course: Course | None = None) -> Done:
     if change.phase is ChangePhase.SETTLED:
         text = f"{change.id}: {change.outcome}"
     else:
@@ -466,16 +343,7 @@ def _done(change: Change, course: Course | None = None) -> Done:
     return Done(text=text, change=change.id, step=change.change.step)
 
 
-def _told(fabric: Fabric, ask: SetKnobs) -> str:
-    before = {name: fabric.ledger.value_of(ask.job, ask.replica, ask.rank, name) for name in ask.values}
-    return ", ".join(f"{name} {before[name]} → {value}" for name, value in ask.values.items())
-
-
 def _what(record: ChangeProposed) -> str:
     if record.change.action != "set":
         return f"{record.change.action} {record.job}"
     return ", ".join(f"{name} {record.before.get(name)} → {value}" for name, value in record.change.values.items())
-
-
-def _s(things: Lives) -> str:
-    return "" if len(things) == 1 else "s"

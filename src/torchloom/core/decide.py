@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from torchloom.core import changes, devices, orders, ranks, sweep
+from torchloom.core import changes, devices, orders, ranks, sweep, wishes
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.events import (
     Asked,
@@ -78,11 +78,11 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
         case Reported(rank=rank, report=Knobs() as offered):
             return ranks.offers(fabric, rank, offered)
         case Asked(ask=SetKnobs() as ask, reply=reply):
-            return changes.set_knobs(fabric, ask, reply, now)
+            return wishes.set_knobs(fabric, ask, reply, now)
         case Asked(ask=Revert() as ask, reply=reply):
-            return changes.revert(fabric, ask, reply, now)
+            return wishes.revert(fabric, ask, reply, now)
         case Asked(ask=Steer(verb="pause" | "stop" | "checkpoint") as ask, reply=reply):
-            return changes.act(fabric, ask, reply, now)
+            return wishes.act(fabric, ask, reply, now)
         case Asked(ask=Steer() as ask, reply=reply):
             return orders.give(fabric, ask, reply, now)
         case Replied(reply=reply):

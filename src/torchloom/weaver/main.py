@@ -19,7 +19,8 @@ from torchloom.messages import FabricView, LookFabric, decode_answer, encode
 from torchloom.settings import Settings
 from torchloom.subjects import LOOK, Role
 from torchloom.weaver.ear import Ear
-from torchloom.weaver.service import Clock, Weaver
+from torchloom.weaver.health import Clock
+from torchloom.weaver.service import Weaver
 from torchloom.weaver.store import Store
 
 log = logging.getLogger("torchloom.weaver")
@@ -78,7 +79,7 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
             log.error("%s", error)
         elif "slow consumer" in str(error).lower():
             for weaver in holder:
-                weaver.refuse("too fast for this weaver: beats were dropped")
+                weaver.health.refuse("too fast for this weaver: beats were dropped")
 
     async def open_link(address: Address, role: str) -> Client:
         deadline = clock() + START_SECONDS

@@ -10,9 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -22,19 +19,15 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom import __version__
-from torchloom.bus.log import read_log
-from torchloom.core.curves import Curve
 from torchloom.core.decide import decide
 from torchloom.core.decision import Decision, WantedVerdict
 from torchloom.core.events import (
     Asked,
     Event,
-    FactTold,
     Heard,
     LinkClosed,
     LinkOpened,
     Replied,
-    Reported,
     RollCalled,
     Tick,
     TookOver,
@@ -42,30 +35,27 @@ from torchloom.core.events import (
 )
 from torchloom.core.fabric import Fabric
 from torchloom.core.picture import curves, knobs, picture
-from torchloom.errors import TorchLoomError
 from torchloom.messages import (
     Answer,
-    CurvePoints,
     InboxRead,
     LookCurves,
     LookFabric,
     LookKnobs,
     No,
     PlaneView,
-    Point,
     RankId,
     Record,
-    check_name,
     decode_ask,
     decode_beat,
-    decode_fact,
     decode_look,
     decode_reply,
-    decode_report,
     encode,
 )
-from torchloom.subjects import ASK, BEAT, COMMAND, FACT, INBOX_STREAM, LOOK, REPLY, REPORT
+from torchloom.subjects import ASK, BEAT, COMMAND, FACT, LOOK, REPLY, REPORT
+from torchloom.weaver.curves import CurveKeeper
 from torchloom.weaver.ear import Ear
+from torchloom.weaver.health import Clock, Health, quietly
+from torchloom.weaver.inbox import Inbox, parse_rank
 from torchloom.weaver.store import LOG_TROUBLE, Store
 
 log = logging.getLogger("torchloom.weaver")
@@ -77,23 +67,6 @@ BATCH = 1000
 """Events decided together at most."""
 QUEUE = 50_000
 """Events waiting at most; past it the inbox waits on disk and announcements are made up for by a roll-call."""
-INBOX_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
-"""The doorbell rings when a report is sent; it can be read when it is on disk, a little later."""
-INBOX_PATIENCE = 30.0
-INBOX_SECONDS = 1.0
-"""The inbox is looked at this often even if no bell rang."""
-CURVE_RANKS = 1000
-"""Ranks in one message of curve points."""
-
-
-class Clock:
-    """Wall time that never jumps: read once, then carried on by the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-
-    def __call__(self) -> float:
-        return time.monotonic() + self._offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +88,17 @@ class Weaver:
         self.clock = clock
         self.settings = fabric.settings
         self.began = clock()
-        self.refused: Counter[str] = Counter()
-        self.trouble = ""
+        self.health = Health(clock)
+        self.curves = CurveKeeper(store, fabric.watch, fabric.settings, clock)
+        self.inbox = Inbox(client, self.health, self._put_letter)
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
-        self._bell = asyncio.Event()
-        self._said: dict[str, float] = {}
         self._subjects: dict[str, RankId | None] = {}
         self._snapshot_at = self.began
         self._batch: list[Waiting] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ahead = False
         """The fabric holds decisions that the log does not hold yet."""
-        store.complain = self.complain
+        store.complain = self.health.complain
 
     # ── the loop ──
 
@@ -141,7 +113,8 @@ class Weaver:
         """Serve until cancelled, or until a newer weaver takes over (Fenced)."""
         await self._listen()
         async with asyncio.TaskGroup() as tasks:
-            for task in (self._tick, self._read_inbox, self._keep_curves, self._keep_snapshots, self._loop):
+            tasks.create_task(self.inbox.read_on(self.fabric.inbox_seq))
+            for task in (self._tick, self.curves.keep, self._keep_snapshots, self._loop):
                 tasks.create_task(task())
 
     async def _loop(self) -> None:
@@ -190,7 +163,7 @@ class Weaver:
         if waiting.reply and decision.answer is not None:
             await self._send(waiting.reply, encode(decision.answer))
         elif isinstance(decision.answer, No):
-            self.refuse(decision.answer.why)
+            self.health.refuse(decision.answer.why)
         for verdict in decision.verdicts:
             task = asyncio.create_task(self._write_verdict(verdict))
             self._tasks.add(task)
@@ -216,7 +189,7 @@ class Weaver:
         for subject, take in heard:
             await self.client.subscribe(subject.pattern(), cb=take)
         for subject in (REPORT, FACT):
-            await self.client.subscribe(subject.pattern(), cb=self._on_doorbell)
+            await self.client.subscribe(subject.pattern(), cb=self.inbox.on_bell)
         await self.client.flush()
         if self.ear is not None:
             await self.ear.listen(self.on_link)
@@ -228,10 +201,10 @@ class Weaver:
         except KeyError:
             rank = self._rank_of(message.subject)
         except msgspec.MsgspecError as error:
-            self.refuse(f"beat: {error}")
+            self.health.refuse(f"beat: {error}")
             return
         if rank is None:
-            self.refuse("beat: not a rank's subject")
+            self.health.refuse("beat: not a rank's subject")
         elif not self.fabric.watch.hear(rank, beat, self.clock()):
             self._enqueue(Waiting(Heard(rank, beat)))
 
@@ -239,37 +212,44 @@ class Weaver:
         try:
             reply = decode_reply(message.data)
         except msgspec.MsgspecError as error:
-            self.refuse(f"reply: {error}")
+            self.health.refuse(f"reply: {error}")
             return
-        rank = _parse_rank(message.subject)
+        rank = parse_rank(message.subject)
         if rank is None:
-            self.refuse("reply: not a rank's subject")
+            self.health.refuse("reply: not a rank's subject")
         elif self.fabric.watch.courses.take(rank, reply) is not None:
             self._enqueue(Waiting(Replied(rank, reply)))
 
     def _enqueue(self, waiting: Waiting) -> bool:
         if self._queue.qsize() >= QUEUE:
-            self.refuse("too much at once")
+            self.health.refuse("too much at once")
             return False
         self._queue.put_nowait(waiting)
         return True
+
+    def _put_letter(self, event: Event, seq: int) -> bool:
+        """From the inbox; whether there is room for more."""
+        self._queue.put_nowait(Waiting(event, inbox_seq=seq))
+        return self._queue.qsize() < QUEUE
 
     def _rank_of(self, subject: str) -> RankId | None:
         """The rank that a subject names; remembered, since every beat asks."""
         if len(self._subjects) > 200_000:
             self._subjects.clear()
-        self._subjects[subject] = rank = _parse_rank(subject)
+        self._subjects[subject] = rank = parse_rank(subject)
         return rank
 
     async def _on_ask(self, message: Msg) -> None:
         try:
             ask = decode_ask(message.data)
         except msgspec.MsgspecError as error:
-            self.refuse(f"ask: {error}")
+            self.health.refuse(f"ask: {error}")
             await self._send_answer(message, No(why=f"not understood: {error}", hint="is this `loom` newer?"))
             return
-        if self.trouble.startswith(LOG_TROUBLE):
-            await self._send_answer(message, No(why=f"{self.trouble}; nothing was changed", hint="is the disk full?"))
+        if self.health.trouble.startswith(LOG_TROUBLE):
+            await self._send_answer(
+                message, No(why=f"{self.health.trouble}; nothing was changed", hint="is the disk full?")
+            )
             return
         self._enqueue(Waiting(Asked(ask, message.reply), reply=message.reply))
 
@@ -277,7 +257,7 @@ class Weaver:
         try:
             look = decode_look(message.data)
         except msgspec.MsgspecError as error:
-            self.refuse(f"look: {error}")
+            self.health.refuse(f"look: {error}")
             await self._send_answer(message, No(why=f"not understood: {error}", hint="is this `loom` newer?"))
             return
         answer: Answer
@@ -297,9 +277,6 @@ class Weaver:
         if message.reply:
             await self._send(message.reply, data)
 
-    async def _on_doorbell(self, _message: Msg) -> None:
-        self._bell.set()
-
     def on_link(self, event: LinkOpened | LinkClosed) -> None:
         """The server announced a connect or a disconnect."""
         watch = self.fabric.watch
@@ -314,55 +291,7 @@ class Weaver:
         """A connection to the server is back after a break: whatever happened meanwhile was not announced."""
         log.info("connected again; the roll is called in %g s", self.settings.reunion_seconds)
         self.fabric.restart_watch(self.clock())
-        self._bell.set()
-
-    async def _read_inbox(self) -> None:
-        """Reports and facts, from disk, each once: the log says how far they have been decided on."""
-        seq, rung, tries = self.fabric.inbox_seq, False, 0
-        while True:
-            found = False
-            try:
-                async with asyncio.timeout(INBOX_PATIENCE):
-                    async for stored in read_log(self.client, INBOX_STREAM.name, seq + 1):
-                        seq, found = stored.seq, True
-                        event = self._open_letter(stored.subject, stored.data)
-                        if event is not None:
-                            self._queue.put_nowait(Waiting(event, inbox_seq=seq))
-                        if self._queue.qsize() > QUEUE:
-                            break
-                while self._queue.qsize() > QUEUE:
-                    await asyncio.sleep(0.01)
-            except TimeoutError:
-                log.warning("reading the inbox took more than %g s; beginning anew after %d", INBOX_PATIENCE, seq)
-                continue
-            except TorchLoomError as error:
-                self.complain(f"the inbox cannot be read: {error.message}")
-                await asyncio.sleep(0.5)
-                continue
-            if self.trouble.startswith("the inbox"):
-                self.complain("")
-            if found:
-                rung, tries = False, 0
-            elif rung and tries < len(INBOX_PAUSES):
-                await asyncio.sleep(INBOX_PAUSES[tries])
-                tries += 1
-            else:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._bell.wait(), INBOX_SECONDS)
-                rung, tries = self._bell.is_set(), 0
-                self._bell.clear()
-
-    def _open_letter(self, subject: str, data: bytes) -> Event | None:
-        try:
-            if subject.startswith("loom.fact."):
-                return FactTold(decode_fact(data))
-            rank = _parse_rank(subject)
-            if rank is not None:
-                return Reported(rank, decode_report(data))
-            self.refuse("report: not a rank's subject")
-        except msgspec.MsgspecError as error:
-            self.refuse(f"{subject.split('.')[1]}: {error}")
-        return None
+        self.inbox.ring()
 
     # ── time ──
 
@@ -401,7 +330,7 @@ class Weaver:
             behind = self.store.seq - self.store.snapshot_seq
             due = self.clock() - self._snapshot_at >= self.settings.snapshot_seconds
             if behind >= self.settings.snapshot_entries or (behind and due):
-                await self._quietly(self.write_snapshot)
+                await quietly(self.write_snapshot)
 
     async def write_snapshot(self) -> None:
         if self._ahead:
@@ -409,61 +338,7 @@ class Weaver:
         self._snapshot_at = self.clock()
         await self.store.write_snapshot(self.fabric.state())
 
-    async def _keep_curves(self) -> None:
-        await self._quietly(self._recall_curves)
-        while True:
-            await asyncio.sleep(self.settings.curve_seconds)
-            await self._quietly(self._extend_curves)
-
-    async def _recall_curves(self) -> None:
-        async for chunk in self.store.read_curves():
-            for rank, point in chunk.points:
-                self._add_point(rank, point)
-
-    async def _extend_curves(self) -> None:
-        now = self.clock()
-        points = []
-        for rank, pulse in self.fabric.watch.pulses.items():
-            if pulse.beat is not None and pulse.heard > pulse.charted:
-                pulse.charted = pulse.heard
-                point = Point(round(now, 3), pulse.beat.step, pulse.beat.loss, pulse.beat.samples_per_second)
-                points.append((rank, point))
-        for rank, point in points:
-            self._add_point(rank, point)
-        for start in range(0, len(points), CURVE_RANKS):
-            await self.store.write_curves(CurvePoints(points=tuple(points[start : start + CURVE_RANKS])))
-
-    def _add_point(self, rank: RankId, point: Point) -> None:
-        pulse = self.fabric.watch.pulses.get(rank)
-        if pulse is not None:
-            if pulse.curve is None:
-                pulse.curve = Curve(self.settings.curve_points)
-            pulse.curve.add(point)
-
-    async def _quietly(self, work: Callable[[], Awaitable[None]]) -> None:
-        """For what may fail and is tried again by itself: never the weaver's end."""
-        try:
-            await work()
-        except (nats.errors.Error, nats.js.errors.Error, TorchLoomError, OSError) as error:
-            log.warning("%s: %s", work.__name__.strip("_"), error or type(error).__name__)
-
     # ── how it fares ──
-
-    def refuse(self, why: str) -> None:
-        """Count what is not accepted, and say it, but not a thousand times."""
-        kind = why[:100]
-        if len(self.refused) >= 100 and kind not in self.refused:
-            kind = "other"
-        self.refused[kind] += 1
-        now = self.clock()
-        if now - self._said.get(kind, 0.0) > 10:
-            self._said[kind] = now
-            log.warning("refused (%d so far): %s", self.refused[kind], why)
-
-    def complain(self, trouble: str) -> None:
-        if trouble != self.trouble:
-            log.warning("%s", trouble or f"mended: {self.trouble}")
-        self.trouble = trouble
 
     def plane(self) -> PlaneView:
         url = self.client.connected_url
@@ -478,16 +353,6 @@ class Weaver:
             version=__version__,
             server=f"nats-server {version.major}.{version.minor}.{version.patch} at {where}",
             advisories=self.ear is not None,
-            refused=dict(self.refused),
-            trouble=self.trouble,
+            refused=dict(self.health.refused),
+            trouble=self.health.trouble,
         )
-
-
-def _parse_rank(subject: str) -> RankId | None:
-    parts = subject.split(".")
-    if len(parts) != 5 or not parts[4].isdigit() or len(parts[4]) > 7:
-        return None
-    try:
-        return RankId(check_name("job", parts[2]), check_name("replica", parts[3]), int(parts[4]))
-    except TorchLoomError:
-        return None

@@ -1,0 +1,103 @@
+"""The durable inbox: what ranks and agents said, read from disk in order, each once.
+
+A doorbell rings when something is sent: the subscription to the very subjects that the stream keeps. What it announces
+can be read when it is on disk, a little later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from torchloom.bus.log import read_log
+from torchloom.core.events import Event, FactTold, Reported
+from torchloom.errors import TorchLoomError
+from torchloom.messages import RankId, check_name, decode_fact, decode_report
+from torchloom.subjects import INBOX_STREAM
+from torchloom.weaver.health import Health
+
+log = logging.getLogger("torchloom.weaver")
+
+PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+"""Seconds between looks after a ring, until there is something."""
+LOOK_SECONDS = 1.0
+"""It is looked at this often even if no bell rang."""
+PATIENCE = 30.0
+"""A reading that takes longer than this is begun anew."""
+CROWDED_SECONDS = 0.02
+"""While the weaver has more to do than it can hold, letters wait on disk."""
+
+
+class Inbox:
+    def __init__(self, client: Client, health: Health, put: Callable[[Event, int], bool]) -> None:
+        self._client = client
+        self._health = health
+        self._put = put
+        self._bell = asyncio.Event()
+
+    def ring(self) -> None:
+        self._bell.set()
+
+    async def on_bell(self, _message: Msg) -> None:
+        self.ring()
+
+    async def read_on(self, seq: int) -> None:
+        """Reports and facts, from disk, each once: the log says how far they have been decided on."""
+        rung, tries = False, 0
+        while True:
+            found = False
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    async for stored in read_log(self._client, INBOX_STREAM.name, seq + 1):
+                        seq, found = stored.seq, True
+                        event = self._open_letter(stored.subject, stored.data)
+                        if event is not None and not self._put(event, seq):
+                            await asyncio.sleep(CROWDED_SECONDS)
+            except TimeoutError:
+                log.warning("reading the inbox took more than %g s; beginning anew after %d", PATIENCE, seq)
+                continue
+            except TorchLoomError as error:
+                self._health.complain(f"the inbox cannot be read: {error.message}")
+                await asyncio.sleep(0.5)
+                continue
+            if self._health.trouble.startswith("the inbox"):
+                self._health.complain("")
+            if found:
+                rung, tries = False, 0
+            elif rung and tries < len(PAUSES):
+                await asyncio.sleep(PAUSES[tries])
+                tries += 1
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._bell.wait(), LOOK_SECONDS)
+                rung, tries = self._bell.is_set(), 0
+                self._bell.clear()
+
+    def _open_letter(self, subject: str, data: bytes) -> Event | None:
+        try:
+            if subject.startswith("loom.fact."):
+                return FactTold(decode_fact(data))
+            rank = parse_rank(subject)
+            if rank is not None:
+                return Reported(rank, decode_report(data))
+            self._health.refuse("report: not a rank's subject")
+        except msgspec.MsgspecError as error:
+            self._health.refuse(f"{subject.split('.')[1]}: {error}")
+        return None
+
+
+def parse_rank(subject: str) -> RankId | None:
+    """The rank that a subject names; None if it names none."""
+    parts = subject.split(".")
+    if len(parts) != 5 or not parts[4].isdigit() or len(parts[4]) > 7:
+        return None
+    try:
+        return RankId(check_name("job", parts[2]), check_name("replica", parts[3]), int(parts[4]))
+    except TorchLoomError:
+        return None
