@@ -1,0 +1,93 @@
+"""Checkpoints that others wrote: plain torch.save files, DCP, Lightning and Hugging Face folders.
+
+They have no manifest. A torch.save file is a zip archive with a checksum for each part, which torch.load does not look
+at; we do. Of folders it can be told whether everything they name is there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+import zlib
+from pathlib import Path
+
+from torchloom.checkpoints.manifest import Damaged
+
+PATTERN = re.compile(r"(?:^|[^0-9])(\d{1,18})(?=\D*$)")
+"""The last number of a name is its step: checkpoint_step_100.pt, step_200.ckpt, checkpoint-300."""
+SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".tar"})
+_PIECE = 1024 * 1024
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a foreign checkpoint's name tells, or None if it looks like none."""
+    if path.name.startswith("."):
+        return None
+    if path.is_dir():
+        name = path.name if _kind(path) else ""
+    else:
+        name = path.name[: -len(path.suffix)] if path.suffix in SUFFIXES else ""
+    found = PATTERN.search(name)
+    return int(found[1]) if found else None
+
+
+def check(path: Path) -> str:
+    """What kind of checkpoint it is, if it is whole as far as its format tells; Damaged otherwise."""
+    try:
+        if path.is_dir():
+            return _check_folder(path)
+        return _check_archive(path)
+    except OSError as error:
+        raise Damaged(path, f"cannot be read: {error.strerror or error}") from error
+
+
+def _check_archive(path: Path) -> str:
+    """Every part of the zip archive against its checksum."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if not any(name.endswith("data.pkl") for name in archive.namelist()):
+                raise Damaged(path, "it is an archive, but not one of torch.save")
+            for part in archive.infolist():
+                with archive.open(part) as content:  # a checksum that does not fit raises at its end
+                    while content.read(_PIECE):
+                        pass
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise Damaged(path, f"not a whole torch.save file: {error}") from error
+    return "torch.save"
+
+
+def _kind(path: Path) -> str:
+    if (path / ".metadata").exists() or any(path.glob("*.distcp")):
+        return "dcp"
+    if any((path / name).exists() for name in ("trainer_state.json", "config.json")):
+        return "huggingface"
+    return "lightning" if (path / "checkpoint").is_dir() and (path / "meta.pt").exists() else ""
+
+
+def _check_folder(path: Path) -> str:
+    kind = _kind(path)
+    if kind == "dcp":
+        if not (path / ".metadata").exists():
+            raise Damaged(path, "it has no .metadata: it was never finished")
+        if not any(file.stat().st_size for file in path.glob("*.distcp")):
+            raise Damaged(path, "it has no shard with anything in it")
+    elif kind == "huggingface":
+        _check_huggingface(path)
+    elif not kind:
+        raise Damaged(path, "it is a folder of no kind known here")
+    return kind
+
+
+def _check_huggingface(path: Path) -> None:
+    weights = [p for pattern in ("*.safetensors", "*.bin") for p in path.glob(pattern)]
+    if not any(file.stat().st_size for file in weights):
+        raise Damaged(path, "it has no weights")
+    for index in path.glob("*.index.json"):
+        try:
+            named = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Damaged(path, f"{index.name} is damaged") from error
+        missing = sorted(name for name in named if not (path / str(name)).exists())
+        if missing:
+            raise Damaged(path, f"{missing[0]} is missing" + (f" and {len(missing) - 1} more" if missing[1:] else ""))

@@ -1,0 +1,108 @@
+"""What a checkpoint consists of, written last: whoever finds a manifest can tell whether everything it names is whole.
+
+A checkpoint is a folder `step-N`. Its files are written into a hidden folder beside it, each synced; then the manifest;
+then the folder is renamed into place and its parent synced. Killed at any instant, there is the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from torchloom.errors import TorchLoomError
+
+NAME: Final = "manifest.json"
+FORMAT: Final = 1
+"""Of the manifest; a newer one is refused rather than misread."""
+CHUNK: Final = 16 * 1024 * 1024
+"""Bytes under one checksum: small enough to say where the damage is, large enough that the list stays short."""
+FOLDER = re.compile(r"step-(\d{1,18})")
+_FILE = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    size: int
+    chunk: int
+    crcs: tuple[int, ...]
+    """CRC-32 of each chunk."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    files: tuple[FileEntry, ...]
+    format: int = FORMAT
+    created: float = 0.0
+    """Wall time, for people; the step decides what is newest."""
+    seconds: float = 0.0
+    """From the copy out to the rename."""
+    world_size: int = 1
+    torch: str = ""
+    job: str = ""
+    knobs: dict[str, bool | int | float | str | tuple[float, ...]] = {}
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+class Damaged(TorchLoomError):
+    """A checkpoint that must not be believed."""
+
+    exit_code = 8
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path.name}: {why}", hint="it was left in place; an older one may be whole")
+        self.path = path
+        self.why = why
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step}"
+
+
+def encode(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a checkpoint, or Damaged. What it claims is not checked yet."""
+    path = folder / NAME
+    try:
+        if path.is_symlink():
+            raise Damaged(folder, "its manifest is a link")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise Damaged(folder, "it has no manifest: it was never finished") from None
+    except OSError as error:
+        raise Damaged(folder, f"its manifest cannot be read: {error.strerror}") from error
+    try:
+        version = msgspec.json.decode(data, type=_Version).format
+        if version > FORMAT:
+            raise Damaged(folder, f"its manifest has format {version}, this version reads up to {FORMAT}")
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise Damaged(folder, f"its manifest is damaged: {error}") from error
+    _check_claims(folder, manifest)
+    return manifest
+
+
+def _check_claims(folder: Path, manifest: Manifest) -> None:
+    """Nothing a manifest says may lead out of its folder, or contradict itself."""
+    named = FOLDER.fullmatch(folder.name)
+    if named is not None and int(named[1]) != manifest.step:
+        raise Damaged(folder, f"its manifest is that of step {manifest.step}")
+    if not manifest.files:
+        raise Damaged(folder, "its manifest names no files")
+    for file in manifest.files:
+        if not _FILE.fullmatch(file.name) or file.name in {".", "..", NAME}:
+            raise Damaged(folder, f"its manifest names {file.name!r}, which is no file of a checkpoint")
+        if file.size < 0 or file.chunk <= 0 or len(file.crcs) != -(-file.size // file.chunk):
+            raise Damaged(folder, f"its manifest contradicts itself about {file.name}")
+
+
+class _Version(msgspec.Struct):
+    format: int = FORMAT

@@ -1,0 +1,100 @@
+"""Finding the newest checkpoint that is whole. One that is not is named with its reason and left alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchloom.checkpoints import foreign
+from torchloom.checkpoints.manifest import FOLDER, Damaged, Manifest
+from torchloom.checkpoints.verify import verify
+from torchloom.errors import BadState, TorchLoomError
+
+
+@dataclass(frozen=True)
+class Found:
+    """One that may be resumed from."""
+
+    step: int
+    path: Path
+    kind: str
+    """`torchloom`, or what a foreign one is."""
+    manifest: Manifest | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that looks like a checkpoint."""
+
+    step: int
+    path: Path
+    ours: bool
+
+    def check(self) -> Found:
+        if self.ours:
+            return Found(self.step, self.path, "torchloom", verify(self.path))
+        return Found(self.step, self.path, foreign.check(self.path))
+
+
+class NoValidCheckpoint(TorchLoomError):
+    exit_code = 8
+
+    def __init__(self, folder: Path, rejected: dict[str, str]) -> None:
+        told = ", ".join(f"{name} ({why})" for name, why in list(rejected.items())[:5])
+        more = f" and {len(rejected) - 5} more" if len(rejected) > 5 else ""
+        super().__init__(
+            f"no valid checkpoint in {folder}" + (f": {told}{more}" if rejected else ""),
+            hint="" if rejected else "the folder holds nothing that looks like one",
+        )
+        self.folder = folder
+        self.rejected = rejected
+
+
+def candidates(folder: Path, pattern: str | None = None) -> list[Candidate]:
+    """Everything that looks like a checkpoint, newest first. The number in the name decides, not the clock."""
+    wanted = _compile(pattern)
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        raise BadState(f"the folder {folder} does not exist", hint="is the path right?") from None
+    except OSError as error:
+        raise BadState(f"the folder {folder} cannot be read: {error.strerror}") from error
+    return sorted(_looks(entries, wanted), key=lambda c: (c.step, c.ours, c.path.name), reverse=True)
+
+
+def _looks(entries: list[os.DirEntry[str]], wanted: re.Pattern[str] | None) -> Iterator[Candidate]:
+    for entry in entries:
+        path = Path(entry.path)
+        ours = FOLDER.fullmatch(entry.name)
+        if ours and entry.is_dir():
+            yield Candidate(int(ours[1]), path, ours=True)
+        elif wanted is not None:
+            match = wanted.fullmatch(entry.name)
+            if match:
+                yield Candidate(int(match[1]), path, ours=False)
+        elif (step := foreign.step_of(path)) is not None:
+            yield Candidate(step, path, ours=False)
+
+
+def _compile(pattern: str | None) -> re.Pattern[str] | None:
+    """`checkpoint_step_{step}.pt` as a regular expression."""
+    if pattern is None:
+        return None
+    before, brace, after = pattern.partition("{step}")
+    if not brace:
+        raise BadState(f"the pattern {pattern!r} does not say where the step stands", hint="checkpoint_step_{step}.pt")
+    return re.compile(re.escape(before) + r"(\d{1,18})" + re.escape(after))
+
+
+def latest(folder: Path, pattern: str | None = None) -> tuple[Found, dict[str, str]]:
+    """The newest that is whole, and why each newer one was passed over. NoValidCheckpoint if there is none."""
+    rejected: dict[str, str] = {}
+    for candidate in candidates(folder, pattern):
+        try:
+            return candidate.check(), rejected
+        except Damaged as damage:
+            rejected[candidate.path.name] = damage.why
+    raise NoValidCheckpoint(folder, rejected)
