@@ -246,6 +246,8 @@ class AsyncClient:
         )
 
     async def _ask(self, ask: Ask) -> Done:
+        if isinstance(ask, (SetKnobs, Revert, Steer)):  # answered before we stop waiting, if it is certain by then
+            ask = msgspec.structs.replace(ask, patience=max(0.3, min(10.0, 0.6 * self.timeout)))
         try:
             messages.decode_ask(messages.encode(ask))  # the check at the weaver's door, before anything is sent
         except msgspec.MsgspecError as error:

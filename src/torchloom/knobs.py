@@ -84,6 +84,8 @@ def parse(spec: KnobSpec, text: str) -> Value:
                 return check(spec, tuple(float(part) for part in text.split(",")))
             except ValueError as error:
                 raise _said(spec, text, error, "expected numbers, separated by commas") from None
+    if spec.kind == "enum":
+        text = next((choice for choice in spec.choices if choice.lower() == text.lower()), text)
     return check(spec, text)
 
 

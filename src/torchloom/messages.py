@@ -177,6 +177,8 @@ class Standing(Message, frozen=True):
     step: int
     step_seconds: float = 0.0
     paused: bool = False
+    knobs: Annotated[dict[str, Value], Meta(max_length=128)] = {}
+    """Values as they are now; told by rank 0 of a replica."""
 
 
 class Ready(Message, frozen=True):
@@ -273,6 +275,10 @@ Action = Literal["set", "pause", "stop", "checkpoint"]
 """What a change does to all its ranks at one step."""
 
 
+Patience = Annotated[float, Meta(gt=0, le=86_400)]
+"""Seconds after which who waits for a certain change to take effect is told that it is certain."""
+
+
 class SetKnobs(Message, frozen=True):
     """Change values on all ranks of a job (or of one replica, or of one rank) at one step."""
 
@@ -287,6 +293,7 @@ class SetKnobs(Message, frozen=True):
     dry_run: bool = False
     wait: bool = True
     """Answer when it has taken effect; otherwise when it is certain that it will."""
+    patience: Patience = 10.0
     operator: Text = ""
 
 
@@ -296,6 +303,7 @@ class Revert(Message, frozen=True):
     request: RequestId
     job: Name
     change: Name
+    patience: Patience = 10.0
     operator: Text = ""
 
 
@@ -307,6 +315,7 @@ class Steer(Message, frozen=True):
     job: Name
     replica: Name | None = None
     rank: RankNumber | None = None
+    patience: Patience = 10.0
     operator: Text = ""
 
 
@@ -371,6 +380,8 @@ class Committed(Part, frozen=True):
     action: Action = "set"
     values: Values = {}
     over: int = 0
+    withdraws: str = ""
+    """A change of the same step that is not to have any effect after all."""
 
 
 class Welcome(Message, frozen=True):

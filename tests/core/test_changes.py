@@ -29,6 +29,7 @@ from torchloom.messages import (
     Ordered,
     OrderEnded,
     Propose,
+    RankDied,
     RankId,
     Ready,
     Revert,
@@ -949,3 +950,39 @@ def test_a_change_that_lies_ahead_does_not_hide_one_that_was_missed() -> None:
     for step in (21, 22):
         loom.beat(B, step=step, change=0)
     assert loom.open_incidents() == ["rank mnist/r/1 disagrees with its peers"]
+
+
+def test_a_change_that_lies_ahead_is_withdrawn_and_never_has_an_effect() -> None:
+    loom = a_job()
+    loom.ask(a_set(1, values={"lr": 0.5}, at_step=1000))
+    stand(loom, 20)
+    promise(loom, "c1")
+    judge(loom)
+    loom.ask(Revert(request=request(2), job="mnist", change="c1"))
+    stand(loom, 30, 2)
+    withdrawal = loom.fabric.ledger.changes["c2"].change
+    assert (withdrawal.step, withdrawal.values, withdrawal.withdraws) == (1000, {}, "c1")
+    promise(loom, "c2")
+    judge(loom)
+    assert [change.id for change in loom.fabric.ledger.in_force(A)] == ["c2"]
+
+
+def test_what_a_change_found_is_what_a_rank_said_it_had() -> None:
+    loom = a_job()
+    loom.ask(a_set(1, values={"lr": 0.5}))
+    for rank in (A, B):
+        said = {"lr": 0.123} if rank == A else {}
+        standing = Standing(incarnation=life(1), id=request(1), step=10, step_seconds=0.1, knobs=said)
+        loom.happen(Replied(rank, standing))
+    assert loom.fabric.ledger.changes["c1"].before == {"lr": 0.123}
+
+
+def test_a_rank_that_an_operator_killed_is_known_to_be_dead_and_by_whom() -> None:
+    loom = a_job()
+    loom.ask(a_steer("kill"), "to1")
+    obey(loom, A)
+    decision = loom.close(A, link=f"s:{A.rank}")
+    died = decision.records[0]
+    assert isinstance(died, RankDied)
+    assert died.confirmed
+    assert died.reason == "killed by ann (o1)"

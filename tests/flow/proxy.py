@@ -14,6 +14,8 @@ class Proxy:
         self.port = 0
         self.last_words: tuple[bytes, ...] = ()
         """If set, whichever side has said one of these is not heard any more."""
+        self.swallowed = b""
+        """If set, what has this in it is lost on the way."""
         self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -40,7 +42,7 @@ class Proxy:
         over = False
         try:
             while data := await source.read(65536):
-                if not over:
+                if not over and not (self.swallowed and self.swallowed in data):
                     sink.write(data)
                     await sink.drain()
                 over = over or any(word in data for word in self.last_words)

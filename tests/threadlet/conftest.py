@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.threadlet.played import PlayedWeaver
+from tests.threadlet.played import BEAT_SECONDS, PlayedWeaver
 from torchloom.bus.client import connect, find
 from torchloom.settings import Settings
 from torchloom.subjects import Role
@@ -27,7 +27,10 @@ async def weaver(settings: Settings) -> AsyncIterator[PlayedWeaver]:
 @pytest.fixture
 def lively(settings: Settings) -> Settings:
     """The same server, with beats often enough for a test."""
-    return replace(settings, beat_seconds=0.05, goodbye_seconds=0.3, reconnect_seconds=0.1)
+    # The played weaver shares a thread with the test: it can welcome nobody while attach() waits.
+    return replace(
+        settings, beat_seconds=BEAT_SECONDS, goodbye_seconds=0.3, reconnect_seconds=0.1, welcome_seconds=0.05
+    )
 
 
 @pytest.fixture(autouse=True)

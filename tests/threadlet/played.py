@@ -11,10 +11,24 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.messages import Beat, Command, Goodbye, Hello, Knobs, RankId, Report, decode_beat, decode_report, encode
-from torchloom.subjects import BEAT, COMMAND, INBOX_STREAM
+from torchloom.messages import (
+    Beat,
+    Command,
+    Goodbye,
+    Hello,
+    Knobs,
+    RankId,
+    Report,
+    Welcome,
+    decode_beat,
+    decode_report,
+    encode,
+)
+from torchloom.subjects import BEAT, COMMAND, INBOX_STREAM, REPORT
 
 RANK = RankId("job", "hi", 0)
+BEAT_SECONDS = 0.05
+"""Often enough for a test."""
 T = TypeVar("T")
 
 
@@ -40,6 +54,8 @@ class PlayedWeaver:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.beats: list[Beat] = []
+        self.welcomes = False
+        """Whether it answers a hello; a rank that is not welcomed says it again after about a second."""
 
     async def begin(self) -> None:
         subjects = [subject.pattern() for subject in INBOX_STREAM.subjects]
@@ -48,7 +64,15 @@ class PlayedWeaver:
         async def hear(message: Msg) -> None:
             self.beats.append(decode_beat(message.data))
 
+        async def greet(message: Msg) -> None:
+            report = decode_report(message.data)
+            if isinstance(report, Hello) and self.welcomes:
+                _, _, job, replica, rank = message.subject.split(".")
+                welcome = Welcome(term=0, incarnation=report.incarnation, beat_seconds=BEAT_SECONDS)
+                await self.say(welcome, RankId(job, replica, int(rank)))
+
         await self.client.subscribe(BEAT.pattern(), cb=hear)
+        await self.client.subscribe(REPORT.pattern(), cb=greet)
         await self.client.flush()
 
     async def reports(self) -> list[Hello | Goodbye]:

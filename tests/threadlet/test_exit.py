@@ -176,6 +176,7 @@ async def test_a_threadlet_that_is_off_does_nothing(tmp_path: Path) -> None:
 async def test_a_spawned_child_that_runs_the_script_again_is_not_the_rank(
     weaver: PlayedWeaver, settings: Settings, tmp_path: Path
 ) -> None:
+    weaver.welcomes = True
     script = tmp_path / "top_level.py"
     script.write_text(
         "import multiprocessing, torchloom\nloom = torchloom.attach('job', 'hi')\n"

@@ -102,6 +102,7 @@ def alive(pid: int) -> bool:
 async def test_the_death_of_a_rank_is_known_while_its_loaders_live_on(
     weaver: PlayedWeaver, settings: Settings, closed: list[tuple[float, str]]
 ) -> None:
+    weaver.welcomes = True
     process = run(LOADING, settings)
     loaders = [int(pid) for pid in await line(process)]
     try:
@@ -151,6 +152,7 @@ input()
 async def test_a_child_says_nothing_and_leaves_the_parents_link_unharmed(
     weaver: PlayedWeaver, settings: Settings
 ) -> None:
+    weaver.welcomes = True
     process = run(CHILD, settings, "-W", "error::ResourceWarning")
     assert await line(process) == ["False"]
     assert await line(process) == ["3", "True"]

@@ -166,6 +166,31 @@ def test_a_pause_holds_the_step_until_it_is_resumed_and_changes_are_taken_there(
     assert rank.values[pause.step] == 7.0
 
 
+def test_a_change_promised_in_the_last_moment_of_a_pause_is_taken_before_the_step_is_left(
+    rank: Rank,
+) -> None:
+    pause = rank.ahead(1, action="pause")
+    promised: list[bool] = []
+
+    def meanwhile() -> bool:
+        """The training has just looked whether anything is due, and is about to look whether it is still paused."""
+        if not promised:
+            promised.append(rank.propose(Committed(id="c2", number=2, step=pause.step, values={"x": 7.0})).ok)
+            rank.helm.set_paused(False)
+        return True
+
+    rank.helm.linked = meanwhile
+    rank.propose(pause)
+    rank.tell("c1")
+    until(lambda: promised)
+    time.sleep(0.03)
+    assert promised == [True]
+    assert rank.meter.step_number == pause.step
+    rank.tell("c2")
+    until(lambda: rank.meter.step_number > pause.step)
+    assert rank.values[pause.step] == 7.0
+
+
 def test_a_pause_that_nobody_can_end_ends_by_itself(rank: Rank) -> None:
     rank.helm.linked = lambda: False
     pause = rank.ahead(action="pause")

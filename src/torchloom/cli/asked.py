@@ -45,6 +45,6 @@ def client(call: Call) -> AsyncClient:
     def on_wait() -> None:
         if not said:
             said.append(True)
-            call.note(f"loom: no answer yet; asking again until {timeout:g} s have passed")
+            call.note(f"loom: waiting for the ranks, up to {timeout:g} s")
 
     return AsyncClient(call.settings, timeout=timeout, on_wait=on_wait)

@@ -100,7 +100,7 @@ def jobs(call: Call) -> int:
 def devices(call: Call) -> int:
     from torchloom.views import listings
 
-    view = see(call, 0)
+    view = see(call)
     if call.json:
         call.print_json(view.devices)
     else:

@@ -45,6 +45,7 @@ from torchloom.messages import (
     RankId,
     Record,
     Standing,
+    Value,
     Verdict,
     Welcome,
     WhereAreYou,
@@ -55,7 +56,7 @@ AGAIN_SECONDS = 0.25
 ANSWER_SECONDS = 5.0
 """A rank that has not answered for so long ends the change."""
 REPLY_SECONDS = 10.0
-"""Whoever waits for a change to take effect is told after this long that it is certain, if it is not yet done."""
+"""Whoever waits for a change to take effect is told after this long that it is certain, if he said nothing else."""
 ATTEMPTS = 4
 """A change whose step had passed before a rank heard of it is proposed anew, further ahead."""
 
@@ -83,20 +84,38 @@ def standing(fabric: Fabric, course: Course) -> Decision:
         return _give_up(course, past)
     number = fabric.ledger.change_count + 1
     ask = wish.ask
-    change = Committed(id=f"c{number}", number=number, step=step, action=wish.action, values=ask.values, over=ask.over)
+    target = fabric.ledger.changes.get(wish.reverts)
+    ahead = target is not None and target.change.step == step  # nobody has it yet: it is to have no effect at all
+    change = Committed(
+        id=f"c{number}",
+        number=number,
+        step=step,
+        action=wish.action,
+        values={} if ahead else ask.values,
+        over=ask.over,
+        withdraws=wish.reverts if ahead else "",
+    )
     record = ChangeProposed(
         change=change,
         job=ask.job,
         lives=tuple(course.lives.items()),
         request=course.request,
         operator=ask.operator,
-        before={name: fabric.ledger.value_of(ask.job, ask.replica, ask.rank, name) for name in ask.values},
+        before=_before(fabric, course, wish, change),
         replica=ask.replica,
         rank=ask.rank,
         reverts=wish.reverts,
     )
     commands = _propose(fabric, course, change)
     return Decision((record,), commands, reason=f"{change.id}: {_what(record)} at step {step}")
+
+
+def _before(fabric: Fabric, course: Course, wish: Wish, change: Committed) -> dict[str, Value]:
+    """The values that a change finds: as a rank has just said, else as they were last set."""
+    said = next((standing.knobs for standing in course.standings.values() if standing.knobs), {})
+    ask = wish.ask
+    last = fabric.ledger.value_of
+    return {n: said[n] if n in said else last(ask.job, ask.replica, ask.rank, n) for n in change.values}
 
 
 def choose_step(fabric: Fabric, wish: Wish, standings: list[Standing]) -> int | None:
@@ -109,7 +128,7 @@ def choose_step(fabric: Fabric, wish: Wish, standings: list[Standing]) -> int | 
         lead = fabric.settings.lead_seconds * 2 ** (wish.attempt - 1)
         near = front + 1 + math.ceil(lead / max(fastest, 1e-4))
     if wish.reverts in fabric.ledger.changes:
-        near = max(near, fabric.ledger.changes[wish.reverts].change.step)  # what lies ahead is undone when it comes
+        near = max(near, fabric.ledger.changes[wish.reverts].change.step)  # what lies ahead is withdrawn when it comes
     wanted = wish.ask.at_step
     if wanted is None:
         return near
@@ -292,7 +311,8 @@ def tend(fabric: Fabric, course: Course, now: float) -> Decision:
     )
     replies: tuple[tuple[str, Done], ...] = ()
     notes: tuple[AskedAgain | AskersTold, ...] = (AskedAgain(course.request, now),)
-    if course.waiters and now - course.began > REPLY_SECONDS:
+    patience = course.wish.ask.patience if course.wish else REPLY_SECONDS
+    if course.waiters and now - course.began > patience:
         replies = tuple((waiter, done(change, course)) for waiter in course.waiters)
         notes = (*notes, AskersTold(course.request))
     return Decision(commands=again, notes=notes, replies=replies)
@@ -339,11 +359,16 @@ def done(change: Change, course: Course | None = None) -> Done:
         text = f"{change.id}: {change.outcome}"
     else:
         reached = f"; {len(course.applied)} of {len(course.lives)} ranks have reached it" if course else ""
-        text = f"{change.id}: takes effect at step {change.change.step} on all {len(change.lives)} ranks{reached}"
+        count = len(change.lives)
+        on = f"on all {count} ranks" if count > 1 else "on its rank"
+        what = f"{change.reverts} is withdrawn: nothing happens" if change.change.withdraws else "takes effect"
+        text = f"{change.id}: {what} at step {change.change.step} {on}{reached}"
     return Done(text=text, change=change.id, step=change.change.step)
 
 
 def _what(record: ChangeProposed) -> str:
     if record.change.action != "set":
         return f"{record.change.action} {record.job}"
+    if record.change.withdraws:
+        return f"{record.change.withdraws} is withdrawn"
     return ", ".join(f"{name} {record.before.get(name)} → {value}" for name, value in record.change.values.items())

@@ -268,8 +268,9 @@ class Fabric:
         elif change.phase is ChangePhase.ABORTED:
             courses.end(change.request)
         if change.takes_effect and change.change.action == "set":
-            for rank, life in change.lives:
-                self.watch.expect(rank, life, change.change)
+            for rank in self.ranks_of_job.get(change.job, ()):  # also of those that joined while it was agreed on
+                if change.is_for(rank):
+                    self.watch.expect(rank, self.ranks[rank].incarnation, change.change)
         if change.phase is ChangePhase.COMMITTED:
             course = courses.by_request.get(change.request)
             if course is None:
@@ -298,6 +299,8 @@ class Fabric:
         self.drmap.remove_rank(rank_id)
         self._seat(rank)
         self.watch.joined(rank_id, hello.incarnation, at)
+        for change in self.ledger.in_force(rank_id):
+            self.watch.expect(rank_id, hello.incarnation, change)
 
     def _turn(self, rank_id: RankId, sign: Sign, reason: str, at: float, patient: bool = False) -> None:
         rank = self.ranks[rank_id]

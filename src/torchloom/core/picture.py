@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from torchloom.core.fabric import Device, Fabric, Incident, Job, Rank
+from torchloom.core.ledger import ChangePhase
 from torchloom.core.presence import JobPhase, Presence
 from torchloom.messages import (
     ChangeView,
@@ -141,18 +142,20 @@ def _job(fabric: Fabric, job: Job) -> JobView:
 
 def knobs(fabric: Fabric, look: LookKnobs) -> KnobsView:
     now_there: dict[str, Value] = {}
+    newest = 0
     for rank in sorted(fabric.ranks_of_job.get(look.job, ()), reverse=True):
         pulse = fabric.watch.pulses.get(rank)
-        if pulse is not None and pulse.beat is not None and not pulse.over:
-            now_there |= pulse.beat.knobs
-    changes = fabric.ledger.changes
+        if pulse is not None and pulse.beat is not None and pulse.beat.knobs and not pulse.over:
+            now_there, newest = {**now_there, **pulse.beat.knobs}, pulse.beat.change
     shown = []
     for name, knob in fabric.ledger.knobs.get(look.job, {}).items():
-        change = changes.get(knob.change)
+        change = fabric.ledger.changes.get(knob.change)
+        applied = change is not None and change.phase is ChangePhase.SETTLED
+        newer = applied and change is not None and change.change.number > newest  # than the last beat
         shown.append(
             KnobView(
                 spec=knob.spec,
-                value=now_there.get(name, knob.value),
+                value=knob.value if newer else now_there.get(name, knob.value),
                 changed_by=change.operator if change else "",
                 changed=change.asked if change else None,
                 change=knob.change,

@@ -171,6 +171,9 @@ def link_closed(fabric: Fabric, rank: RankId, incarnation: str, reason: str) -> 
         return NOTHING
     if fabric.watch.linked((rank, incarnation)):
         return NOTHING  # it has another link: it had reconnected before the server noticed the old one
+    killed = fabric.ledger.killed_by(rank, incarnation)
+    if killed:
+        return _failed(fabric, known, killed)
     return Decision(tuple(_lost(fabric, rank, incarnation, reason)), reason=f"{rank}: its link closed ({reason})")
 
 
@@ -240,20 +243,27 @@ def heard(fabric: Fabric, rank: RankId, beat: Beat, now: float) -> Decision:
 
 def _astray(fabric: Fabric, known: Rank, beat: Beat) -> Decision:
     """Two beats in a row say that a change which all ranks took is not in force here: it was cut off at that step."""
-    pulse = fabric.watch.pulses[known.id]
+    missed = fabric.watch.pulses[known.id].missed
+    assert missed is not None
     opened = IncidentOpened(
         id=fabric.next_incident(),
         what=f"rank {known.id} disagrees with its peers",
-        subject=f"{known.id}#c{pulse.due_change}",
+        subject=f"{known.id}#{missed.id}",
         job=known.id.job,
         evidence=(
-            f"change c{pulse.due_change} takes effect at step {pulse.due_step} on all ranks",
+            f"change {missed.id} takes effect at step {missed.step} on all ranks",
             f"at step {beat.step} the newest change in force there is {f'c{beat.change}' if beat.change else 'none'}",
         ),
         decision=REPORT_ONLY,
         reason="it could not reach the server when the step came, and went on unchanged",
     )
-    return Decision((opened,), reason=opened.what)
+    again = Welcome(  # in case it never heard of it
+        term=fabric.term,
+        incarnation=known.incarnation,
+        beat_seconds=fabric.beat_seconds(),
+        changes=fabric.ledger.in_force(known.id),
+    )
+    return Decision((opened,), ((known.id, again),), reason=opened.what)
 
 
 def offers(fabric: Fabric, rank: RankId, said: Knobs) -> Decision:

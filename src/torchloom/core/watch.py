@@ -32,13 +32,25 @@ class Pulse:
     """Lost or presumed dead: its next beat is news."""
     over: bool = False
     """Left or failed: nothing more is expected of this life."""
-    due_step: int = 0
-    due_change: int = 0
-    """From this step on, this change must be in force: what every beat is compared with."""
-    due_later: list[tuple[int, int]] = field(default_factory=list)
-    """(step, number) of changes that must be in force after that one."""
+    due: list[Committed] = field(default_factory=list)
+    """Changes that must be in force from their steps on, and of which no beat has said so yet."""
+    missed: Committed | None = None
+    """The newest of them whose step has passed without it."""
     astray: int = 0
-    """Beats in a row that said otherwise."""
+    """Beats in a row that said so."""
+
+    def compare(self, beat: Beat) -> None:
+        """What a beat says is in force with what must be."""
+        self.due = [change for change in self.due if change.number > beat.change]
+        passed = [change for change in self.due if change.step <= beat.step]
+        missed = max(passed, key=lambda change: change.number, default=None)
+        if missed is None:
+            self.astray = 0
+        elif missed != self.missed and self.astray >= 2:
+            self.astray = 1  # the last one was told; this is another
+        else:
+            self.astray += 1
+        self.missed = missed
 
 
 @dataclass(slots=True)
@@ -69,13 +81,9 @@ class Watch:
             return False
         pulse.beat = beat
         pulse.heard = now
-        if beat.change < pulse.due_change and beat.step >= pulse.due_step:
-            pulse.astray += 1
-            return pulse.astray != 2 and not pulse.missing  # the first may have been under way
-        if pulse.due_later and beat.step >= pulse.due_later[0][0]:
-            pulse.due_step, pulse.due_change = pulse.due_later.pop(0)
-        pulse.astray = 0
-        return not pulse.missing
+        if pulse.due:
+            pulse.compare(beat)
+        return pulse.astray != 2 and not pulse.missing  # the first may have been under way
 
     def link_opened(self, life: Life, link: str) -> None:
         self.links.setdefault(life, set()).add(link)
@@ -122,11 +130,8 @@ class Watch:
     def expect(self, rank: RankId, life: str, change: Committed) -> None:
         """From its step on, this life must have this change in force."""
         pulse = self.pulses.get(rank)
-        if pulse is not None and pulse.incarnation == life and change.number > pulse.due_change:
-            pulse.due_later.append((change.step, change.number))
-            pulse.due_later.sort()
-            if not pulse.due_change:
-                pulse.due_step, pulse.due_change = pulse.due_later.pop(0)
+        if pulse is not None and pulse.incarnation == life:
+            pulse.due.append(change)
 
     def lost(self, rank: RankId, patient: bool, now: float) -> None:
         grace = self.settings.frozen_grace_seconds if patient else self.settings.grace_seconds

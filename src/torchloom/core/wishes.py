@@ -49,6 +49,7 @@ def revert(fabric: Fabric, ask: Revert, reply: str, now: float) -> Decision:
         replica=change.replica,
         rank=change.rank,
         values=change.before,
+        patience=ask.patience,
         operator=ask.operator,
     )
     lives = find_target(fabric, ask.job, change.replica, change.rank)
@@ -76,7 +77,13 @@ def act(fabric: Fabric, ask: Steer, reply: str, now: float) -> Decision:
             )
         )
     wanted = SetKnobs(
-        request=ask.request, job=ask.job, replica=ask.replica, rank=ask.rank, values={}, operator=ask.operator
+        request=ask.request,
+        job=ask.job,
+        replica=ask.replica,
+        rank=ask.rank,
+        values={},
+        patience=ask.patience,
+        operator=ask.operator,
     )
     assert ask.verb in {"pause", "stop", "checkpoint"}
     return _inquire(fabric, Wish(wanted, action=ask.verb), lives, reply, now)
@@ -102,7 +109,8 @@ def _check_values(fabric: Fabric, ask: SetKnobs) -> No | None:
         return No(why="there is nothing to set", hint=f"loom set {ask.job} NAME=VALUE")
     for name in ask.values:
         if name not in offered:
-            hint = did_you_mean(name, offered, f"`loom knobs {ask.job}` lists what may be changed")
+            otherwise = f"`loom knobs {ask.job}` lists what may be changed; in the script: loom.knob({name!r}, …)"
+            hint = did_you_mean(name, offered, otherwise)
             return No(why=f"job {ask.job} has no knob {name}", hint=hint)
         if ask.rank is not None and offered[name].per != "rank":
             return No(

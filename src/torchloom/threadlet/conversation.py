@@ -119,7 +119,7 @@ class Conversation:
         self._paced = asyncio.Event()
         self._farewell = asyncio.Event()
         self._introducing: asyncio.Task[None] | None = None
-        self._greeted = False
+        self._greeted = asyncio.Event()
         """Welcomed on this connection."""
         self._known = False
         """The hello of this connection is stored."""
@@ -157,7 +157,10 @@ class Conversation:
     # ── hello ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _introduce(self) -> None:
-        if self._introducing is None or self._introducing.done():
+        """Say hello, unless one is on its way. One that is stored and was not answered is no reason to be silent."""
+        if self._introducing is None or self._introducing.done() or self._known:
+            if self._introducing is not None:
+                self._introducing.cancel()
             self._life.hellos += 1
             self._introducing = asyncio.ensure_future(self._say_hello(self._life.hellos))
 
@@ -169,10 +172,11 @@ class Conversation:
         self._known = True
         # A weaver that died between storing it and answering would owe us the values in force for ever.
         pause = WELCOME_SECONDS
-        while not self._greeted:
-            await asyncio.sleep(pause * _chance.uniform(0.8, 1.2))
-            pause = min(2 * pause, LONGEST_PAUSE)
-            if not self._greeted:
+        while not self._greeted.is_set():
+            try:
+                await asyncio.wait_for(self._greeted.wait(), pause * _chance.uniform(0.8, 1.2))
+            except TimeoutError:
+                pause = min(2 * pause, LONGEST_PAUSE)
                 self._life.hellos += 1
                 await self._report(self._hello(), f"hello-{self._life.hellos}")
 
@@ -289,11 +293,11 @@ class Conversation:
 
     async def _part(self, ending: Ending) -> None:
         """The last numbers, then the goodbye, on disk and known to the weaver. Nothing is sent after it."""
-        if not self._known:  # a very short life: whoever says goodbye has said hello before
-            if self._introducing is not None:
-                self._introducing.cancel()
-            if not await self._report(self._hello(), f"hello-{self._life.hellos}"):
-                return
+        if self._introducing is not None:
+            self._introducing.cancel()  # it may still be saying hello for want of a welcome
+        # A very short life: whoever says goodbye has said hello before.
+        if not self._known and not await self._report(self._hello(), f"hello-{self._life.hellos}"):
+            return
         await self._beat()
         goodbye = Goodbye(
             incarnation=self._life.incarnation, how=ending.how, error=ending.error, step=self._meter.step_number
@@ -326,7 +330,8 @@ class Conversation:
         life = self._life
         match command:
             case Welcome(beat_seconds=seconds, changes=changes):
-                life.welcomed = self._greeted = True
+                life.welcomed = True
+                self._greeted.set()
                 self._helm.welcome(changes)
                 self.welcomed()
                 if seconds != life.beat_seconds:
@@ -350,7 +355,7 @@ class Conversation:
     def _steer(self, command: Command) -> Reply | None:
         match command:
             case WhereAreYou(id=id):
-                return self._helm.standing(id)
+                return self._helm.standing(id, values=self._life.rank.rank == 0)
             case Propose():
                 return self._helm.propose(command)
             case Verdict():

@@ -227,13 +227,14 @@ class Helm:
             self.steering.welcome(changes)
         self._news.set()
 
-    def standing(self, id: str) -> Standing:
+    def standing(self, id: str, values: bool = False) -> Standing:
         return Standing(
             incarnation=self.steering.incarnation,
             id=id,
             step=self._meter.step_number,
             step_seconds=self._meter.typical(),
             paused=self.steering.paused,
+            knobs=self.values() if values else {},
         )
 
     def rename(self, incarnation: str) -> None:

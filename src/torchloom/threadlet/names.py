@@ -102,6 +102,9 @@ def sanitised(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_:-]+", "-", text).strip("-")[:128]
 
 
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
 def _launcher(environ: Mapping[str, str]) -> str:
     if environ.get("TORCHLOOM_LAUNCHER") == "loom":
         return "loom"
@@ -118,7 +121,7 @@ def _replica(environ: Mapping[str, str], job: str, launcher: str, host: Host, *,
         return f"{job}_{group}"[:128]
     run = sanitised(environ.get("TORCHELASTIC_RUN_ID", ""))
     if launcher == "torchrun" and run and run != "none":
-        return run
+        return f"run-{run[:8]}" if _UUID.fullmatch(run) else run  # --standalone makes one up; people have to type it
     if launcher == "slurm":
         slurm_job = sanitised(environ.get("SLURM_JOB_ID", "") or environ.get("SLURM_JOBID", ""))
         return f"slurm-{slurm_job}"[:128] if slurm_job else "main"

@@ -45,11 +45,13 @@ class Orders:
 
 
 def stacks() -> str:
-    """Where every thread of this process is, the main one first."""
+    """Where every thread of this process is, the main one first; not our own, which are of no interest."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     parts = []
     for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        if names.get(ident, "").startswith("torchloom-"):
+            continue
         lines = "".join(traceback.format_stack(frame, limit=50))
         parts.append(f"thread {names.get(ident, ident)}:\n{lines}")
     return "\n".join(parts)[:MAX_TEXT]

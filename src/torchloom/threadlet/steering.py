@@ -149,7 +149,9 @@ class Steering:
         for change in ready:
             del self.pending[change.id]
         self._look_ahead()
-        return [self._unreplaced(change) for change in sorted(ready, key=_place)]
+        withdrawn = {change.withdraws for change in ready}
+        taken = [replace(change, values={}, over=0) if change.id in withdrawn else change for change in ready]
+        return [self._unreplaced(change) for change in sorted(taken, key=_place)]
 
     def _unreplaced(self, change: Committed) -> Committed:
         """The change without what a later one has set here already."""
