@@ -144,5 +144,5 @@ def test_nobody_answers(offering: Responder, at: Loom) -> None:
     offering.leave()
     ran = at("set", "mnist", "lr=1", "--timeout", "0.5")
     assert (ran.code, ran.out) == (3, "")
-    assert ran.err.count("no answer yet; asking again until 0.5 s have passed") == 1
+    assert ran.err.count("waiting for the ranks, up to 0.5 s") == 1
     assert "weaver does not answer" in ran.err

@@ -93,3 +93,14 @@ async def test_a_change_outlives_the_weaver_it_was_asked_of(tmp_path: Path) -> N
         done = await asyncio.wait_for(asking, 20)
         assert done.step
         assert [change.values for change in await loom.changes("job")] == [{"lr": 0.5}]
+
+
+async def test_a_device_that_training_uses_is_listed_and_so_is_its_failure(
+    tmp_path: Path, ask: Callable[..., asyncio.Future[Ran]]
+) -> None:
+    async with plane(tmp_path / "s") as up:
+        await train(up)
+        listed = json.loads((await ask("devices", "-o", "json")).out)
+        assert {row["device"]: row["health"] for row in listed} == {"GPU-0": "ok", "GPU-1": "ok"}
+        assert (await ask("fail", "GPU-1", "--cause", "XID 79")).code == 0
+        assert "XID 79" in (await ask("devices")).out

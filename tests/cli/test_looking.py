@@ -59,11 +59,12 @@ def test_a_rank_that_left_between_two_pages_does_not_make_it_wait_for_ever(weave
 def test_jobs_and_devices(weaver: Responder, at: Loom) -> None:
     assert at("jobs").out.splitlines()[1].split()[:3] == ["mnist", "running", "1/2"]
     assert decoded(at, "jobs")[0]["job"] == "mnist"
+    assert weaver.looked[-1] == LookFabric(limit=0)  # ranks are not asked for where they are not shown
     assert GPU in at("devices").out
     assert decoded(at, "devices")[0] == {
         "device": GPU, "node": "n1", "health": "ok", "since": NOW - 60, "cause": "", "replicas": [],
     }  # fmt: skip
-    assert weaver.looked[-1] == LookFabric(limit=0)  # ranks are not asked for where they are not shown
+    assert weaver.looked[-1] == LookFabric()  # devices come with the ranks that use them
     weaver.view = fabric(jobs=(), devices=())
     assert (at("jobs").out, at("devices").out) == ("no jobs yet\n", "no devices yet\n")
     assert decoded(at, "jobs") == []

@@ -237,7 +237,11 @@ def _welcome_others(fabric: Fabric, change: Change) -> list[tuple[RankId, Comman
 
 
 def applied(fabric: Fabric, course: Course) -> Decision:
-    """Someone took it; once all have, or are gone, it is settled."""
+    """Someone took it; once all have, it is settled. (Who is gone is looked for as time passes.)"""
+    return NOTHING if len(course.applied) < len(course.lives) else _settled(fabric, course)
+
+
+def _settled(fabric: Fabric, course: Course) -> Decision:
     change = fabric.ledger.changes.get(course.id)
     if change is None or change.phase is not ChangePhase.COMMITTED:
         return NOTHING
@@ -299,7 +303,7 @@ def tend(fabric: Fabric, course: Course, now: float) -> Decision:
         return _tend_inquiry(fabric, course, gone, now)
     if change.phase is ChangePhase.PROPOSED:
         return _tend_proposal(fabric, course, change, gone, now)
-    settled = applied(fabric, course)
+    settled = _settled(fabric, course)
     if settled:
         return settled
     if now - course.sent < 4 * AGAIN_SECONDS:

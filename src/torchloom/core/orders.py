@@ -43,8 +43,12 @@ def _commands(fabric: Fabric, course: Course, verb: str) -> tuple[tuple[RankId, 
     )
 
 
-def ordered(fabric: Fabric, course: Course, over: bool = False) -> Decision:
-    """Someone answered; once all have, or cannot any more, the order has ended."""
+def ordered(fabric: Fabric, course: Course) -> Decision:
+    """Someone answered; once all have, the order has ended. (Who cannot any more is looked for as time passes.)"""
+    return NOTHING if len(course.ordered) < len(course.lives) else _ended(fabric, course, over=False)
+
+
+def _ended(fabric: Fabric, course: Course, over: bool) -> Decision:
     order = fabric.ledger.orders.get(course.id)
     if order is None or order.outcome:
         return NOTHING
@@ -79,7 +83,7 @@ def tend(fabric: Fabric, course: Course, now: float) -> Decision:
     order = fabric.ledger.orders.get(course.id)
     if order is None or order.outcome:
         return Decision(notes=(CourseEnded(course.request),))
-    ended = ordered(fabric, course, over=now - course.began > EXPIRE_SECONDS)
+    ended = _ended(fabric, course, over=now - course.began > EXPIRE_SECONDS)
     if ended or now - course.sent < AGAIN_SECONDS:
         return ended
     return Decision(commands=_commands(fabric, course, order.verb), notes=(AskedAgain(course.request, now),))

@@ -227,7 +227,10 @@ def heard(fabric: Fabric, rank: RankId, beat: Beat, now: float) -> Decision:
     known = fabric.ranks.get(rank)
     life = (rank, beat.incarnation)
     if known is not None and known.incarnation == beat.incarnation:
-        astray = _astray(fabric, known, beat) if fabric.watch.pulses[rank].astray == 2 else NOTHING
+        pulse = fabric.watch.pulses[rank]
+        astray = _mended(fabric, known) if pulse.mended else NOTHING
+        if pulse.astray == 2:
+            astray = _astray(fabric, known, beat)
         if now - known.since < fabric.settings.settle_seconds:
             return astray  # may have been under way when it died
         return together((astray, _found(known, f"heard at step {beat.step}", now)))
@@ -264,6 +267,13 @@ def _astray(fabric: Fabric, known: Rank, beat: Beat) -> Decision:
         changes=fabric.ledger.in_force(known.id),
     )
     return Decision((opened,), ((known.id, again),), reason=opened.what)
+
+
+def _mended(fabric: Fabric, known: Rank) -> Decision:
+    """It has by now what it had missed."""
+    open_ones = [i for i in fabric.incidents.values() if i.closed is None and i.subject.startswith(f"{known.id}#")]
+    closing = tuple(IncidentAmended(id=i.id, outcome="it agrees with its peers again", closed=True) for i in open_ones)
+    return Decision(closing, reason=f"{known.id} agrees with its peers again")
 
 
 def offers(fabric: Fabric, rank: RankId, said: Knobs) -> Decision:

@@ -38,12 +38,15 @@ class Pulse:
     """The newest of them whose step has passed without it."""
     astray: int = 0
     """Beats in a row that said so."""
+    mended: bool = False
+    """The latest beat says that all is well again."""
 
     def compare(self, beat: Beat) -> None:
         """What a beat says is in force with what must be."""
         self.due = [change for change in self.due if change.number > beat.change]
         passed = [change for change in self.due if change.step <= beat.step]
         missed = max(passed, key=lambda change: change.number, default=None)
+        self.mended = missed is None and self.astray >= 2
         if missed is None:
             self.astray = 0
         elif missed != self.missed and self.astray >= 2:
@@ -81,9 +84,9 @@ class Watch:
             return False
         pulse.beat = beat
         pulse.heard = now
-        if pulse.due:
+        if pulse.due or pulse.astray or pulse.mended:
             pulse.compare(beat)
-        return pulse.astray != 2 and not pulse.missing  # the first may have been under way
+        return pulse.astray != 2 and not pulse.mended and not pulse.missing  # the first may have been under way
 
     def link_opened(self, life: Life, link: str) -> None:
         self.links.setdefault(life, set()).add(link)

@@ -1,0 +1,378 @@
+"""A running job is changed: on all ranks at the same step or on none, once, and with an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from campaigns.control import storm
+from tests.flow.ddp import Group, Plan
+from tests.flow.plane import Plane, plane
+from tests.flow.proxy import Proxy
+from torchloom.bus.asking import Asking
+from torchloom.bus.client import connect, find
+from torchloom.errors import Refused
+from torchloom.messages import (
+    Ask,
+    ChangeDecided,
+    Done,
+    No,
+    Order,
+    OrderGiven,
+    RankId,
+    SetKnobs,
+    Steer,
+    Value,
+    encode,
+)
+from torchloom.subjects import COMMAND, Role
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_ddp_gloo.py"
+RANK = """
+import sys, time, torchloom
+loom = torchloom.attach(job="job", replica=sys.argv[1], rank=0, world_size=1)
+x = loom.knob("x", 0.0)
+while not loom.stopping:
+    time.sleep(0.01)
+    loom.step(x=x.value)
+"""
+"""A rank that trains alone and reports the value it has."""
+
+
+def request() -> str:
+    return secrets.token_hex(16)
+
+
+async def ask(up: Plane, wanted: Ask, seconds: float = 30) -> Done | No:
+    """The answer, whatever it is; the same request is sent again until there is one."""
+    async with Asking(up.settings, Role.OPERATOR, patience=seconds) as weaver:
+        try:
+            return await weaver.ask_until(wanted, seconds)
+        except Refused as error:
+            return No(why=error.message)
+
+
+async def change(up: Plane, at_step: int | None = None, over: int = 0, **values: Value) -> Done:
+    done = await ask(up, SetKnobs(request=request(), job="job", values=values, at_step=at_step, over=over))
+    assert isinstance(done, Done), done
+    return done
+
+
+async def tell(up: Plane, verb: str, replica: str | None = None, rank: int | None = None) -> Done | No:
+    return await ask(up, Steer(request=request(), verb=verb, job="job", replica=replica, rank=rank))  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def training(up: Plane, folder: Path, **plan: object) -> AsyncIterator[Group]:
+    """Four ranks that train together."""
+    group = Group(Plan(up.settings.state, folder, **plan))  # type: ignore[arg-type]
+    try:
+        for rank in range(group.plan.size):
+            await up.until_beating("hi", rank)
+        yield group
+    finally:
+        group.kill()
+
+
+async def stopped(up: Plane, group: Group) -> None:
+    """An orderly end: all ranks after the same step, with the same parameters."""
+    assert isinstance(await tell(up, "stop"), Done)
+    assert await asyncio.to_thread(group.exit_codes) == [0] * group.plan.size
+    assert len(set(map(str, group.ends))) == 1
+
+
+# ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_change_takes_effect_at_the_same_step_on_all_ranks_of_a_group(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up, training(up, tmp_path / "g") as group:
+        first = await change(up, lr=0.02, batch_size=7, accumulation=3)
+        second = await change(up, at_step=(first.step or 0) + 40, lr=0.01)
+        ramped = await change(up, x=10.0, over=5)
+        await up.until(lambda: all(saw[-1][0] == 10.0 for saw in group.saw("x")), what="the end of the ramp")
+        await stopped(up, group)
+        assert group.saw("lr") == [[(0.1, 0), (0.02, first.step), (0.01, second.step)]] * 4
+        assert group.saw("batch_size") == [[(4, 0), (7, first.step)]] * 4
+        assert group.saw("accumulation") == [[(1, 0), (3, first.step)]] * 4
+        steps = [(0.0, 0)] + [(2.0 * n, (ramped.step or 0) + n) for n in range(1, 6)]
+        assert group.saw("x") == [steps] * 4
+
+
+async def test_what_cannot_be_done_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up, training(up, tmp_path / "g") as group:
+        refused = [
+            await ask(up, SetKnobs(request=request(), job="job", values={"batch_size": 65})),
+            await ask(up, SetKnobs(request=request(), job="job", values={"batch_size": 2, "lr": -1.0})),
+            await ask(up, SetKnobs(request=request(), job="job", values={"batch_sice": 2})),
+            await ask(up, SetKnobs(request=request(), job="job", values={"x": 1.0}, at_step=1)),
+            await ask(up, SetKnobs(request=request(), job="job", replica="hi", rank=1, values={"x": 1.0})),
+            await ask(up, SetKnobs(request=request(), job="jab", values={"x": 1.0})),
+            await tell(up, "pause", "hi", 1),
+            await tell(up, "stop", "hi", 3),
+        ]
+        whys = [answer.why for answer in refused if isinstance(answer, No)]
+        assert len(whys) == len(refused)
+        for why, part in zip(
+            whys,
+            ("above 64", "below 0", "no knob batch_sice", "is past", "knob of the whole job", "no job jab")
+            + ("trains together with 3 others",) * 2,
+            strict=True,
+        ):
+            assert part in why
+        before = (await up.until_beating("hi", 1)).beat
+        assert before
+        await up.until_beating("hi", 1, after=before.step)  # training goes on
+        await stopped(up, group)
+        assert all(len(saw) == 1 for name in ("lr", "batch_size", "x") for saw in group.saw(name))
+
+
+async def test_a_restarted_group_has_the_values_of_its_step_and_takes_later_changes_again(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        async with training(up, tmp_path / "g") as group:
+            early = await change(up, x=1.0)
+            saved = await tell(up, "checkpoint")
+            assert isinstance(saved, Done)
+            assert saved.step is not None
+            ((rank, path),) = saved.results  # rank 0 wrote it and said where
+            assert rank == RankId("job", "hi", 0)
+            state = json.loads(Path(path).read_text())
+            assert state["step"] == saved.step
+            assert state["knobs"]["x"] == 1.0
+            late = await change(up, at_step=saved.step + 60, x=2.0)
+            assert group.saw("x") == [[(0.0, 0), (1.0, early.step), (2.0, late.step)]] * 4
+
+        again = [[(1.0, saved.step), (2.0, late.step)]] * 4  # the first before any step is made
+        async with training(up, tmp_path / "by-step", resume_at=saved.step) as group:
+            await up.until(lambda: group.saw("x") == again, what="the values again, by the number of the step")
+
+        (tmp_path / "by-state").mkdir()
+        (tmp_path / "by-state" / "resume.json").write_text(json.dumps(state))
+        async with training(up, tmp_path / "by-state") as group:
+            await up.until(lambda: group.saw("x") == again, what="the values again, from the checkpoint")
+            newest = await change(up, x=3.0)
+            assert group.saw("x") == [[*again[0], (3.0, newest.step)]] * 4
+            await stopped(up, group)
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_group_pauses_at_one_step_is_changed_there_resumes_and_stops(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up, training(up, tmp_path / "g") as group:
+        paused = await tell(up, "pause")
+        assert isinstance(paused, Done)
+
+        async def all_paused() -> bool:
+            ranks = (await up.look()).ranks
+            return all(r.beat and r.beat.paused and r.beat.step == paused.step for r in ranks) and len(ranks) == 4
+
+        await up.until(all_paused, what="all stand at the step that was told")
+        there = await change(up, x=5.0)
+        assert there.step == paused.step
+        assert isinstance(await tell(up, "resume"), Done)
+        await up.until_beating("hi", 2, after=paused.step or 0)
+        assert isinstance(await tell(up, "pause"), Done)
+        await stopped(up, group)  # out of a pause too
+        assert group.saw("x") == [[(0.0, 0), (5.0, paused.step)]] * 4
+
+
+async def test_stacks_are_shown_and_one_rank_is_killed(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up, training(up, tmp_path / "g") as group:
+        shown = await tell(up, "stacks")
+        assert isinstance(shown, Done)
+        assert [rank.rank for rank, _ in shown.results] == [0, 1, 2, 3]
+        assert all("MainThread" in text and "in train" in text for _, text in shown.results)
+
+        resume = Steer(request=request(), verb="resume", job="job")
+        assert "applied on 4 ranks" in str(await ask(up, resume))
+        assert "applied on 4 ranks" in str(await ask(up, resume))  # asked twice, given once
+        given = [r for r in await up.records() if isinstance(r, OrderGiven) and r.verb == "resume"]
+        assert len(given) == 1
+
+        killed = await tell(up, "kill", "hi", 2)
+        assert isinstance(killed, Done), killed
+        await asyncio.to_thread(group.processes[2].join, 10)
+        assert group.processes[2].exitcode == -signal.SIGKILL
+
+        async def gone() -> bool:
+            rank = await up.rank("hi", 2)
+            return rank is not None and rank.presence != "live" and "killed by an operator" in rank.reason
+
+        await up.until(gone, what="its death is known for what it is")
+
+
+# ── what goes wrong meanwhile ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_changes_while_the_weaver_is_killed_at_random_are_neither_lost_nor_doubled(tmp_path: Path) -> None:
+    found = await storm(tmp_path, random.Random(7), changes=25)
+    assert found.problems == []
+    assert found.kills >= 3
+
+
+async def test_a_request_whose_weaver_is_killed_at_once_has_one_outcome(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up, training(up, tmp_path / "g") as group:
+        assert up.weaver
+        wanted = SetKnobs(request=request(), job="job", values={"x": 4.0})
+        asking = asyncio.create_task(ask(up, wanted))
+        await asyncio.sleep(0.03)
+        up.weaver.kill()
+        up.weaver.wait()
+        up.start_weaver()
+        done = await asking
+        assert isinstance(done, Done), done
+        assert (await ask(up, wanted)) == done  # and once more
+        assert group.saw("x") == [[(0.0, 0), (4.0, done.step)]] * 4
+        assert len([r for r in await up.records() if isinstance(r, ChangeDecided) and r.commit]) == 1
+
+
+async def test_nats_is_killed_in_the_middle_of_a_change(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up, training(up, tmp_path / "g") as group:
+        ends = []
+        for number in (1, 2, 3):
+            asking = asyncio.create_task(ask(up, SetKnobs(request=request(), job="job", values={"x": float(number)})))
+            await asyncio.sleep(0.01 * number)
+            up.kill_server()
+            up.server.start()
+            ends.append((float(number), await asking))
+        last = await change(up, x=9.0)
+        await stopped(up, group)
+        made = [(value, end.step) for value, end in ends if isinstance(end, Done)]
+        assert group.saw("x") == [[(0.0, 0), *made, (9.0, last.step)]] * 4
+
+
+async def test_a_frozen_rank_makes_a_change_expire_and_obeys_no_expired_order(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        processes = [up.start_script([sys.executable, "-c", RANK, name]) for name in ("a", "b")]
+        await up.until_beating("a")
+        frozen = await up.until_beating("b")
+        processes[1].send_signal(signal.SIGSTOP)
+        weaver = await connect(find(up.settings, Role.WEAVER), name="test")
+        order = Order(term=1, incarnation=frozen.incarnation, id="o9", verb="kill")
+        await weaver.publish(COMMAND.for_rank(frozen.rank), encode(order))
+        await weaver.close()
+
+        answer = await ask(up, SetKnobs(request=request(), job="job", values={"x": 1.0}))
+        assert isinstance(answer, No)
+        assert "expired: job/b/0 does not answer" in answer.why
+        before = await up.until_beating("a")
+        assert before.beat
+        assert (await up.until_beating("a", after=before.beat.step)).beat.metrics["x"] == 0.0  # type: ignore[union-attr]
+
+        await asyncio.sleep(0.5)
+        processes[1].send_signal(signal.SIGCONT)
+        assert frozen.beat
+        back = await up.until_beating("b", after=frozen.beat.step)
+        assert back.incarnation == frozen.incarnation
+        assert processes[1].poll() is None  # the order that lay in its socket was not meant for now
+        done = await ask(up, SetKnobs(request=request(), job="job", replica="b", values={"x": 2.0}))
+        assert isinstance(done, Done), done
+
+
+async def test_a_rank_cut_off_at_the_step_goes_on_unchanged_and_is_an_incident_when_it_is_back(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        endpoint = up.server.folder.read_endpoint()
+        assert endpoint
+        async with Proxy(int(endpoint.url.rpartition(":")[2])) as proxy:
+            creds = str(up.server.folder.creds("threadlet"))
+            up.start_script([sys.executable, "-c", RANK, "a"])
+            addr = f"nats://127.0.0.1:{proxy.port}"
+            up.start_script([sys.executable, "-c", RANK, "b"], TORCHLOOM_ADDR=addr, TORCHLOOM_CREDS=creds)
+            await up.until_beating("a")
+            away = await up.until_beating("b")
+            assert away.beat
+            proxy.last_words = (b'"is":"Propose"', b'"is":"Ready"')
+            asking = asyncio.create_task(ask(up, SetKnobs(request=request(), job="job", values={"x": 1.0})))
+            a = await up.until_beating("a", after=away.beat.step + 200)
+            assert a.beat
+            assert a.beat.metrics["x"] == 1.0
+            assert await up.incidents() == []  # nothing is known of it yet
+
+            proxy.last_words = ()
+            proxy.reset()
+            back = time.monotonic()
+
+            async def incident() -> bool:
+                return any("disagrees" in incident.what for incident in await up.incidents())
+
+            await up.until(incident, seconds=5, what="an incident")
+            assert time.monotonic() - back < 2 * 1.0 + 1.0  # two beats, and a moment to connect
+            b = await up.until_beating("b")
+            assert b.beat
+            assert b.beat.metrics["x"] == 0.0  # it had waited, in vain, and went on
+            answer = await asking
+            assert isinstance(answer, No)
+            assert "job/b/0 failed: its step had passed" in answer.why
+
+
+async def test_ranks_that_reach_the_step_without_a_verdict_have_it_aborted_and_all_go_on_unchanged(
+    tmp_path: Path,
+) -> None:
+    async with plane(tmp_path / "s") as up:
+        endpoint = up.server.folder.read_endpoint()
+        assert endpoint
+        async with Proxy(int(endpoint.url.rpartition(":")[2])) as proxy:
+            creds = str(up.server.folder.creds("threadlet"))
+            addr = f"nats://127.0.0.1:{proxy.port}"
+            up.start_script([sys.executable, "-c", RANK, "a"])
+            up.start_script([sys.executable, "-c", RANK, "b"], TORCHLOOM_ADDR=addr, TORCHLOOM_CREDS=creds)
+            await up.until_beating("a")
+            await up.until_beating("b")
+            proxy.swallowed = b'"is":"Ready"'  # the weaver never learns that b is ready
+            answer = await ask(up, SetKnobs(request=request(), job="job", values={"x": 1.0}))
+            assert isinstance(answer, No)
+            verdicts = [record for record in await up.records() if isinstance(record, ChangeDecided)]
+            assert verdicts
+            assert not any(verdict.commit for verdict in verdicts)
+
+            proxy.swallowed = b""
+            for replica in ("a", "b"):
+                before = (await up.until_beating(replica)).beat
+                assert before
+                after = (await up.until_beating(replica, after=before.step)).beat
+                assert after
+                assert after.metrics["x"] == 0.0
+            assert await up.incidents() == []
+
+
+# ── the example ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_ddp_example_is_steered_and_ends_with_equal_parameters(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        words = ["--job", "job", "--step-seconds", "0.02", "--save", f"{tmp_path}/end", "--log-interval", "1"]
+        words += ["--checkpoint", f"{tmp_path}/checkpoint.pt"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone"]
+        env = up.env | {"TORCHLOOM_REPLICA": "hi", "OMP_NUM_THREADS": "1"}
+        launched = subprocess.Popen([*torchrun, str(EXAMPLE), *words], env=env, stdout=subprocess.PIPE, text=True)
+        try:
+            for rank in range(4):
+                await up.until(lambda rank=rank: up.until_beating("hi", rank), seconds=60)
+            await change(up, lr=0.01, batch_size=8, accumulation=2)
+            saved = await tell(up, "checkpoint")
+            assert isinstance(saved, Done)
+            assert saved.results == ((RankId("job", "hi", 0), f"{tmp_path}/checkpoint.pt"),)
+            assert isinstance(await tell(up, "pause"), Done)
+            assert isinstance(await tell(up, "resume"), Done)
+            assert isinstance(await tell(up, "stop"), Done)
+            output, _ = await asyncio.to_thread(launched.communicate, timeout=30)
+            assert launched.returncode == 0
+        finally:
+            if launched.poll() is None:
+                os.kill(launched.pid, signal.SIGTERM)
+                launched.wait(30)
+        assert len({Path(f"{tmp_path}/end.rank{rank}").read_bytes() for rank in range(4)}) == 1
+        rates = [float(rate) for rate in re.findall(r"lr ([0-9.e-]+)", output)]
+        assert rates[0] > 0.04
+        assert 0.009 < rates[-1] < 0.01  # the schedule goes on from the new rate
