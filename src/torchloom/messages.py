@@ -17,6 +17,7 @@ an unknown tag, a wrong type or a value out of bounds is refused whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -287,7 +288,7 @@ class SetKnobs(Message, frozen=True):
     values: Values
     replica: Name | None = None
     rank: RankNumber | None = None
-    at_step: Annotated[int, Meta(ge=1)] | None = None
+    at_step: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     over: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     """Steps over which the values move from old to new."""
     dry_run: bool = False
@@ -380,6 +381,8 @@ class Committed(Part, frozen=True):
     action: Action = "set"
     values: Values = {}
     over: int = 0
+    key: Name | None = None
+    """What its verdict is written under: known to those it was proposed to, so that no one else can judge it."""
     withdraws: str = ""
     """A change of the same step that is not to have any effect after all."""
 
@@ -821,16 +824,30 @@ Answer = Done | No | FabricView | CurvesView | KnobsView
 
 # ── the codec ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Decode or refuse. JSON nested thousands deep would otherwise be the interpreter's error, not the sender's."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def checked(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except RecursionError:
+            raise msgspec.DecodeError("nested too deeply") from None
+
+    return checked
+
+
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 
-decode_report = msgspec.json.Decoder(Report).decode
-decode_beat = msgspec.json.Decoder(Beat).decode
-decode_reply = msgspec.json.Decoder(Reply).decode
-decode_fact = msgspec.json.Decoder(Fact).decode
-decode_ask = msgspec.json.Decoder(Ask).decode
-decode_look = msgspec.json.Decoder(Look).decode
-decode_command = msgspec.json.Decoder(Command).decode
-decode_entry = msgspec.json.Decoder(Entry).decode
-decode_points = msgspec.json.Decoder(CurvePoints).decode
-decode_answer: Any = msgspec.json.Decoder(Answer).decode
+decode_report: Callable[[bytes], Report] = _decoder(Report)
+decode_beat: Callable[[bytes], Beat] = _decoder(Beat)
+decode_reply: Callable[[bytes], Reply] = _decoder(Reply)
+decode_fact: Callable[[bytes], Fact] = _decoder(Fact)
+decode_ask: Callable[[bytes], Ask] = _decoder(Ask)
+decode_look: Callable[[bytes], Look] = _decoder(Look)
+decode_command: Callable[[bytes], Command] = _decoder(Command)
+decode_entry: Callable[[bytes], Entry] = _decoder(Entry)
+decode_points: Callable[[bytes], CurvePoints] = _decoder(CurvePoints)
+decode_answer: Any = _decoder(Answer)

@@ -156,7 +156,7 @@ def test_a_change_is_asked_proposed_promised_decided_taken_and_answered_with_its
     stand(loom, 12, ranks=(B,))
     proposed = loom.log[-1][1][0]
     assert isinstance(proposed, ChangeProposed)
-    assert proposed.change == Committed(id="c1", number=1, step=14, values={"lr": 0.5})
+    assert proposed.change == Committed(id="c1", number=1, step=14, values={"lr": 0.5}, key=f"c1-{request(1)[:16]}")
     assert proposed.before == {"lr": 0.1}
     assert only(loom, Propose).change == proposed.change or len(sent(loom, Propose)) == 2
 
@@ -887,9 +887,13 @@ def test_a_restarted_weaver_gives_the_order_again_under_the_same_id() -> None:
 
 def test_old_changes_are_forgotten_but_not_those_in_force() -> None:
     loom = a_job(A)
-    for number in range(1, ledger.KEEP_CHANGES + 11):
+    make(loom, 1, 10, values={"batch": 64})
+    for number in range(2, ledger.KEEP_CHANGES + 11):
         make(loom, number, 10 * number)
-    assert len(loom.fabric.ledger.changes) == ledger.KEEP_CHANGES + 10  # every one may matter to a rank that starts
+    kept = loom.fabric.ledger.changes
+    assert len(kept) <= ledger.KEEP_CHANGES + 2
+    assert "c1" in kept  # nothing has replaced it
+    assert "c2" not in kept  # replaced, and long ago
     refused = ledger.KEEP_CHANGES + 11
     for number in range(refused, refused + ledger.KEEP_CHANGES + 5):
         loom.ask(a_set(number))
@@ -902,7 +906,7 @@ def test_old_changes_are_forgotten_but_not_those_in_force() -> None:
     aborted = [change for change in loom.fabric.ledger.changes.values() if change.phase == "aborted"]
     assert len(aborted) == ledger.KEEP_CHANGES
     assert f"c{refused}" not in loom.fabric.ledger.changes
-    assert len(loom.fabric.ledger.in_force(A)) == ledger.KEEP_CHANGES + 10
+    assert len(loom.fabric.ledger.in_force(A)) == ledger.KEEP_CHANGES + 2  # the replaced, the newest, and c1
     assert loom.restarted().fabric.state() == loom.fabric.state()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.flow.plane import Plane, plane
 from torchloom.bus.client import connect, find
-from torchloom.messages import Done, No, Register
+from torchloom.messages import Done, No, Register, SetKnobs
 from torchloom.subjects import Role
 
 GARBAGE = [
@@ -142,3 +142,50 @@ async def test_a_full_disk_is_said_and_outlived(small_disk: Path) -> None:
         keeper.terminate()
         keeper.communicate(timeout=20)
     assert keeper.returncode == 0
+
+
+async def test_json_nested_thousands_deep_is_refused_and_does_not_come_back(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        deep = b'{"is":"Hello","zz":' + b'{"a":' * 5000 + b"1" + b"}" * 5001
+        rank = await connect(find(up.settings, Role.THREADLET), name="liar")
+        await rank.jetstream().publish("loom.report.q.r.0", deep)
+        for subject in ("loom.beat.q.r.0", "loom.reply.q.r.0"):
+            await rank.publish(subject, deep)
+        await rank.flush()
+        await rank.close()
+        answer = await up._request(Role.OPERATOR, "loom.ask", deep.replace(b"Hello", b"Fail"))
+        assert isinstance(answer, No)
+
+        async def counted() -> bool:
+            return sum((await up.look()).plane.refused.values()) >= 4
+
+        await up.until(counted, what="four refusals")
+        assert up.weaver
+        assert up.weaver.poll() is None
+
+
+async def test_no_rank_can_judge_a_change_that_was_not_proposed_to_it(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        script = "import time, torchloom; l = torchloom.attach(job='job', replica='hi'); l.knob('x', 1.0)\n"
+        script += "while True: time.sleep(0.01); l.step()"
+        up.start_script([sys.executable, "-c", script])
+        await up.until_beating()
+        rank = await connect(find(up.settings, Role.THREADLET), name="liar")
+        for number in range(1, 20):
+            await rank.jetstream().publish(f"loom.verdict.job.c{number}.abort", b"")
+        await rank.close()
+        answer = await up.ask(SetKnobs(request="1" * 32, job="job", values={"x": 2.0}))
+        assert isinstance(answer, Done), answer
+
+
+async def test_a_knob_that_became_nan_is_not_told_and_its_rank_is_not_lost(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        script = "import time, torchloom; l = torchloom.attach(job='job', replica='hi')\n"
+        script += "l.knob('x', get=lambda: float('nan') if l.step_number else 1.0, set=print); l.knob('y', 2.0)\n"
+        script += "while True: time.sleep(0.01); l.step()"
+        up.start_script([sys.executable, "-c", script])
+        first = await up.until_beating()
+        assert first.beat
+        again = await up.until_beating(after=first.beat.step + 50)
+        assert again.beat
+        assert set(again.beat.knobs) == {"log_level", "y"}

@@ -93,6 +93,7 @@ def standing(fabric: Fabric, course: Course) -> Decision:
         action=wish.action,
         values={} if ahead else ask.values,
         over=ask.over,
+        key=f"c{number}-{course.request[:16]}",
         withdraws=wish.reverts if ahead else "",
     )
     record = ChangeProposed(
@@ -126,7 +127,7 @@ def choose_step(fabric: Fabric, wish: Wish, standings: list[Standing]) -> int | 
     else:
         fastest = min((s.step_seconds for s in standings if s.step_seconds > 0), default=0.1)
         lead = fabric.settings.lead_seconds * 2 ** (wish.attempt - 1)
-        near = front + 1 + math.ceil(lead / max(fastest, 1e-4))
+        near = front + 1 + math.ceil(lead / max(fastest, 1e-6))
     if wish.reverts in fabric.ledger.changes:
         near = max(near, fabric.ledger.changes[wish.reverts].change.step)  # what lies ahead is withdrawn when it comes
     wanted = wish.ask.at_step
@@ -154,13 +155,13 @@ def _judge(fabric: Fabric, course: Course, now: float) -> Decision:
     for rank, answer in course.ready.items():
         if not answer.ok:
             late = "late: " if answer.late else ""
-            return _want(course, False, f"{late}{rank} refuses: {answer.why}", now)
+            return _want(fabric, course, False, f"{late}{rank} refuses: {answer.why}", now)
     if len(course.ready) < len(course.lives):
         return NOTHING
     stranger = _others(fabric, course)
     if stranger:
-        return _want(course, False, f"{names(stranger)} joined meanwhile", now)
-    return _want(course, True, "all ranks are ready", now)
+        return _want(fabric, course, False, f"{names(stranger)} joined meanwhile", now)
+    return _want(fabric, course, True, "all ranks are ready", now)
 
 
 def _others(fabric: Fabric, course: Course) -> list[RankId]:
@@ -174,10 +175,11 @@ def _joined(fabric: Fabric, change: Change) -> list[Rank]:
     return [m for m in members if m.presence in PRESENT and asked.get(m.id) != m.incarnation]
 
 
-def _want(course: Course, commit: bool, reason: str, now: float) -> Decision:
+def _want(fabric: Fabric, course: Course, commit: bool, reason: str, now: float) -> Decision:
+    key = fabric.ledger.changes[course.id].change.key or course.id
     return Decision(
         notes=(VerdictAsked(course.request, now),),
-        verdicts=(WantedVerdict(course.job, course.id, commit, reason),),
+        verdicts=(WantedVerdict(course.job, course.id, commit, reason, key),),
     )
 
 
@@ -257,7 +259,7 @@ def _settled(fabric: Fabric, course: Course) -> Decision:
         parts.append(f"unknown for {names(gone)}, gone in between")
     outcome = "; ".join(parts)
     record = ChangeSettled(id=course.id, applied=taken, outcome=outcome, failed=len(failed), unknown=tuple(gone))
-    astray = [rank for rank in failed if change.change.action == "set"]
+    astray = [rank for rank in failed if change.change.action == "set" and taken]
     results = tuple((rank, answer.result) for rank, answer in sorted(course.applied.items()) if answer.result)
     answer: Done | No = Done(text=f"{course.id}: {outcome}", change=course.id, step=change.change.step, results=results)
     if failed or not taken:
@@ -338,13 +340,13 @@ def _tend_proposal(fabric: Fabric, course: Course, change: Change, gone: list[Ra
     if course.verdict_asked is not None and now - course.verdict_asked < ANSWER_SECONDS:
         return NOTHING
     if gone:
-        return _want(course, False, f"{names(gone)} went away", now)
+        return _want(fabric, course, False, f"{names(gone)} went away", now)
     judged = _judge(fabric, course, now)
     if judged:
         return judged
     if now - course.began > ANSWER_SECONDS:
         silent = [rank for rank in course.lives if rank not in course.ready]
-        return _want(course, False, f"expired: {names(silent)} did not answer", now)
+        return _want(fabric, course, False, f"expired: {names(silent)} did not answer", now)
     if now - course.sent < AGAIN_SECONDS:
         return NOTHING
     return Decision(commands=_propose(fabric, course, change.change), notes=(AskedAgain(course.request, now),))

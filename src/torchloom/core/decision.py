@@ -17,6 +17,8 @@ class WantedVerdict(NamedTuple):
     change: str
     commit: bool
     reason: str
+    key: str = ""
+    """What it is written under."""
 
 
 @dataclass(frozen=True, slots=True)

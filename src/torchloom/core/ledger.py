@@ -240,8 +240,19 @@ class Ledger:
         self.changes = {id: change for id, change in self.changes.items() if change.job != job}
         self.orders = {id: order for id, order in self.orders.items() if order.job != job}
 
+    def _replaced(self, change: Change) -> bool:
+        """Whether a later change of the same ranks has set all that it set."""
+        later = [
+            c.change.values
+            for c in self.of_job(change.job)
+            if c.takes_effect and c.change.number > change.change.number and not c.reverted_by
+            and (c.replica, c.rank) in {(None, None), (change.replica, change.rank)}
+        ]  # fmt: skip
+        return all(any(name in values for values in later) for name in change.change.values)
+
     def _trim(self, job: str) -> None:
         ended = [c for c in self.of_job(job) if c.phase in {ChangePhase.ABORTED, ChangePhase.SETTLED}]
-        idle = [c for c in ended if c.phase is ChangePhase.ABORTED or c.change.action != "set" or c.reverted_by]
-        for old in idle[: max(0, len(idle) - KEEP_CHANGES)]:
+        idle = [c for c in ended if not c.takes_effect or c.change.action != "set" or c.reverted_by]
+        replaced = [c for c in ended if c not in idle and self._replaced(c)] if len(ended) > KEEP_CHANGES else []
+        for old in idle[: max(0, len(idle) - KEEP_CHANGES)] + replaced[: max(0, len(replaced) - KEEP_CHANGES)]:
             del self.changes[old.id]

@@ -28,6 +28,7 @@ from torchloom.messages import (
 CLOSED_SHOWN = 50
 """Closed incidents in a picture; the log has all."""
 INCIDENTS_SHOWN = 200
+CHANGES_SHOWN = 100
 UNUSED_SHOWN = 1000
 """Devices in a picture that no rank has."""
 
@@ -180,7 +181,7 @@ def knobs(fabric: Fabric, look: LookKnobs) -> KnobsView:
                 reverted_by=change.reverted_by,
                 ranks=len(change.lives),
             )
-            for change in reversed(list(fabric.ledger.of_job(look.job)))
+            for change in list(fabric.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
         ),
     )
 

@@ -226,17 +226,17 @@ class Conversation:
 
     async def resolve(self, change: Committed) -> None:
         """The step of a change has come and no verdict: write abort, unless one stands, and obey what stands."""
-        job = self._life.rank.job
+        job, key = self._life.rank.job, change.key or change.id
         try:
             commit = False
             try:
-                headers = only_verdict(job, change.id)
-                abort = ABORT.to(job=job, change=change.id)
+                headers = only_verdict(job, key)
+                abort = ABORT.to(job=job, change=key)
                 await self._client.jetstream().publish(abort, b"", timeout=RESOLVE_SECONDS, headers=headers)
             except APIError as error:
                 if error.err_code != WRONG_LAST_SEQUENCE:
                     raise
-                commit = await stands_committed(self._client, job, change.id, RESOLVE_SECONDS)
+                commit = await stands_committed(self._client, job, key, RESOLVE_SECONDS)
         except Exception as error:  # noqa: BLE001  cut off: the training goes on unchanged when its patience ends
             logger.debug("torchLoom: no verdict on %s: %r", change.id, error)
             return

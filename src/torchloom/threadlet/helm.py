@@ -6,6 +6,7 @@ waits here in two cases: while a change that it promised to obey has no verdict 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -127,9 +128,9 @@ class Helm:
                     self.stopping = True
                     logger.warning("torchLoom: asked to stop at step %d by %s", step, change.id)
                 case "checkpoint":
-                    result = "" if self.save is None else str(self.save(step) or "")
+                    result = "" if self.save is None else one_line(self.save(step) or "")
         except Exception as error:  # noqa: BLE001  the user's setter or saver
-            ok, result = False, f"{type(error).__name__}: {error}"[:500]
+            ok, result = False, one_line(f"{type(error).__name__}: {error}")
             logger.warning("torchLoom: %s failed at step %d: %s", change.id, step, result)
         with self._lock:
             answer = self.steering.done(change, step, ok, result)
@@ -140,8 +141,14 @@ class Helm:
         with self._lock:
             self.steering.begin_ramp(change, before)
         if not change.over or step >= change.step + change.over:
-            for name, value in change.values.items():
-                self._give(name, value)
+            try:
+                for name, value in change.values.items():
+                    self._give(name, value)
+            except Exception:
+                for name, value in before.items():  # all of it or nothing
+                    with contextlib.suppress(Exception):
+                        self._give(name, value)
+                raise
 
     def _move_ramps(self, step: int) -> None:
         if not self.steering.ramps:
@@ -251,4 +258,14 @@ class Helm:
         return tuple(knob.spec for knob in list(self.knobs.values())[:128])
 
     def values(self) -> dict[str, Value]:
-        return {name: knob.read() for name, knob in list(self.knobs.items())[:64]}
+        """As they are now; what a knob could not be set to (NaN, an object) is not told."""
+        told = {}
+        for name, knob in list(self.knobs.items())[:64]:
+            with contextlib.suppress(Exception):  # whatever the script has put there
+                told[name] = check(knob.spec, knob.read())
+        return told
+
+
+def one_line(text: object) -> str:
+    """What a script said, for a line in the log."""
+    return " ".join(str(text)[:4000].split())[:500]

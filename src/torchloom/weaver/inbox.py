@@ -89,6 +89,8 @@ class Inbox:
             self._health.refuse("report: not a rank's subject")
         except msgspec.MsgspecError as error:
             self._health.refuse(f"{subject.split('.')[1]}: {error}")
+        except Exception as error:  # noqa: BLE001  whatever it is, the next weaver must not stumble over it again
+            self._health.refuse(f"{subject.split('.')[1]}: {error!r}")
         return None
 
 

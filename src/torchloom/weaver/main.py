@@ -34,10 +34,7 @@ def run(settings: Settings, takeover: bool = False) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", force=True
     )
     logging.getLogger("nats").setLevel(logging.CRITICAL)  # what it has to say reaches us through callbacks
-    try:
-        asyncio.run(serve(settings, takeover))
-    except BaseExceptionGroup as group:  # from the task group: the first one is the cause
-        raise group.exceptions[0] from group
+    asyncio.run(serve(settings, takeover))
     return 0
 
 

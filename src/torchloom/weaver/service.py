@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import nats.errors
 import nats.js.errors
+from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -37,6 +38,7 @@ from torchloom.core.fabric import Fabric
 from torchloom.core.picture import curves, knobs, picture
 from torchloom.messages import (
     Answer,
+    Done,
     InboxRead,
     LookCurves,
     LookFabric,
@@ -65,6 +67,9 @@ THOROUGH = 4
 """Every so many ticks everyone is looked at."""
 BATCH = 1000
 """Events decided together at most."""
+STUCK = "nothing has been decided"
+STUCK_SECONDS = 15.0
+"""A weaver that decides nothing for so long is to be started anew."""
 QUEUE = 50_000
 """Events waiting at most; past it the inbox waits on disk and announcements are made up for by a roll-call."""
 
@@ -96,6 +101,10 @@ class Weaver:
         self._snapshot_at = self.began
         self._batch: list[Waiting] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turned = self.began
+        """When something was last decided: there is a tick to decide on four times a second."""
+        self._in_hand: set[str] = set()
+        """Requests taken in and not yet decided on."""
         self._ahead = False
         """The fabric holds decisions that the log does not hold yet."""
         store.complain = self.health.complain
@@ -112,15 +121,20 @@ class Weaver:
     async def run(self) -> None:
         """Serve until cancelled, or until a newer weaver takes over (Fenced)."""
         await self._listen()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.inbox.read_on(self.fabric.inbox_seq))
-            for task in (self._tick, self.curves.keep, self._keep_snapshots, self._loop):
-                tasks.create_task(task())
+        works = (self.inbox.read_on(self.fabric.inbox_seq), self._tick(), self.curves.keep(), self._keep_snapshots())
+        tasks = [asyncio.create_task(work) for work in (*works, self._loop())]
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()  # none ends but by an error
+        finally:
+            await _stop(tasks)
 
     async def _loop(self) -> None:
         while True:
             self._take(await self._queue.get())
             await self._decide_waiting()
+            self._turned = self.clock()
 
     def _take(self, first: Waiting) -> None:
         self._batch = [first]
@@ -149,6 +163,9 @@ class Weaver:
         if records:
             await self.store.append(self.fabric.term, now, records)
         self._ahead = False
+        for waiting in self._batch:
+            if isinstance(waiting.event, Asked):
+                self._in_hand.discard(getattr(waiting.event.ask, "request", ""))
         for waiting, decision in decisions:
             await self._carry_out(waiting, decision, now)
 
@@ -159,9 +176,9 @@ class Weaver:
             self.fabric.watch.has_told((rank, command.incarnation), now)
             await self._send(COMMAND.for_rank(rank), encode(command))
         for reply, answer in decision.replies:
-            await self._send(reply, encode(answer))
+            await self._send(reply, self._fitting(answer))
         if waiting.reply and decision.answer is not None:
-            await self._send(waiting.reply, encode(decision.answer))
+            await self._send(waiting.reply, self._fitting(decision.answer))
         elif isinstance(decision.answer, No):
             self.health.refuse(decision.answer.why)
         for verdict in decision.verdicts:
@@ -171,7 +188,7 @@ class Weaver:
 
     async def _write_verdict(self, wanted: WantedVerdict) -> None:
         try:
-            commit = await self.store.write_verdict(wanted.job, wanted.change, wanted.commit)
+            commit = await self.store.write_verdict(wanted.job, wanted.key, wanted.commit)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
             log.warning("%s: the verdict could not be written: %s", wanted.change, error or type(error).__name__)
             return  # wanted again in a while
@@ -246,12 +263,16 @@ class Weaver:
             self.health.refuse(f"ask: {error}")
             await self._send_answer(message, No(why=f"not understood: {error}", hint="is this `loom` newer?"))
             return
+        request = getattr(ask, "request", "")
+        if request in self._in_hand:
+            return  # it is being decided on; an answer now could be untrue
         if self.health.trouble.startswith(LOG_TROUBLE):
             await self._send_answer(
                 message, No(why=f"{self.health.trouble}; nothing was changed", hint="is the disk full?")
             )
             return
-        self._enqueue(Waiting(Asked(ask, message.reply), reply=message.reply))
+        if self._enqueue(Waiting(Asked(ask, message.reply), reply=message.reply)) and request:
+            self._in_hand.add(request)
 
     async def _on_look(self, message: Msg) -> None:
         try:
@@ -271,11 +292,19 @@ class Weaver:
         await self._send_answer(message, answer)
 
     async def _send_answer(self, message: Msg, answer: Answer) -> None:
-        data = encode(answer)
-        if len(data) > self.client.max_payload:
-            data = encode(No(why=f"the answer has {len(data)} bytes, too many for one message", hint="ask for less"))
         if message.reply:
-            await self._send(message.reply, data)
+            await self._send(message.reply, self._fitting(answer))
+
+    def _fitting(self, answer: Answer) -> bytes:
+        """An answer as one message; what ranks had to say is shortened if it is too much."""
+        data, most = encode(answer), self.client.max_payload
+        if len(data) > most and isinstance(answer, Done) and answer.results:
+            share = max(200, most // (4 * len(answer.results)))
+            results = tuple((rank, f"{text[:share]}\n(shortened)") for rank, text in answer.results)
+            data = encode(replace(answer, results=results))
+        if len(data) > most:
+            data = encode(No(why=f"the answer has {len(data)} bytes, too many for one message", hint="ask for less"))
+        return data
 
     def on_link(self, event: LinkOpened | LinkClosed) -> None:
         """The server announced a connect or a disconnect."""
@@ -340,6 +369,10 @@ class Weaver:
 
     # ── how it fares ──
 
+    def _standstill(self) -> str:
+        still = self.clock() - self._turned
+        return f"{STUCK} for {still:.0f} s" if still > STUCK_SECONDS else ""
+
     def plane(self) -> PlaneView:
         url = self.client.connected_url
         version = self.client.connected_server_version
@@ -354,5 +387,16 @@ class Weaver:
             server=f"nats-server {version.major}.{version.minor}.{version.patch} at {where}",
             advisories=self.ear is not None,
             refused=dict(self.health.refused),
-            trouble=self.health.trouble,
+            trouble=self.health.trouble or self._standstill(),
         )
+
+
+async def _stop(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel until they have ended: in Python 3.11 a cancellation can get lost in asyncio.wait_for."""
+    for _ in range(50):
+        for task in tasks:
+            task.cancel()
+        _, pending = await asyncio.wait(tasks, timeout=0.1)
+        if not pending:
+            return
+    log.critical("a part of the weaver does not end")

@@ -32,6 +32,7 @@ from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
 from torchloom.messages import FabricView, LookFabric, PlaneView, decode_answer, encode
 from torchloom.settings import Settings
 from torchloom.subjects import LOOK, Role
+from torchloom.weaver.service import STUCK
 from torchloom.weaver.store import LOG_TROUBLE
 
 Say = Callable[[str], None]
@@ -180,7 +181,7 @@ class Upkeep:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096) if select.select([wake], [], [], 0)[0] else b""
                 self._mend()
-                self._reopen_store()
+                self._look_after()
         finally:
             for child in reversed(self.children):
                 if child.process is not None:
@@ -238,17 +239,27 @@ class Upkeep:
                 else:
                     self.say(f"{child.name} is running again (pid {child.process.pid if child.process else '?'})")
 
-    def _reopen_store(self) -> None:
-        """After a write error the server refuses every further write until it is started anew, even with room again."""
+    def _look_after(self) -> None:
+        """Start anew what lives but does not work: a weaver that decides nothing, and a server that writes nothing.
+
+        After a write error the server refuses every further write until it is started anew, even with room again.
+        """
         now = time.monotonic()
-        if self.server is None or now < self._look_due:
+        if now < self._look_due:
             return
         self._look_due = now + LOOK_SECONDS
         plane = asyncio.run(look_at_weaver(self.settings))
+        weaver = self.children[-1].process
+        if plane is not None and plane.trouble.startswith(STUCK) and weaver is not None:
+            self.say(f"{plane.trouble}; the weaver is started anew")
+            weaver.kill()
+            return
         if plane is None or not plane.trouble.startswith(LOG_TROUBLE):
             self._trouble_since = None
         elif self._trouble_since is None:
             self._trouble_since = now
+        elif self.server is None:
+            pass  # somebody else's server
         elif shutil.disk_usage(self.folder.path).free > ROOM_BYTES and self.children[0].process is not None:
             self.say(f"{plane.trouble}; there is room on the disk, so nats-server is started anew")
             stop_process(self.children[0].process, STOP_SECONDS)
