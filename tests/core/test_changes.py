@@ -990,3 +990,15 @@ def test_a_rank_that_an_operator_killed_is_known_to_be_dead_and_by_whom() -> Non
     assert isinstance(died, RankDied)
     assert died.confirmed
     assert died.reason == "killed by ann (o1)"
+
+
+def test_a_change_taken_while_paused_is_reverted_not_withdrawn() -> None:
+    loom = a_job()
+    loom.ask(a_set(1, values={"lr": 0.5}))
+    stand(loom, 20, paused=True)
+    promise(loom, "c1")
+    judge(loom)
+    take(loom, "c1", (A, B))
+    loom.ask(Revert(request=request(2), job="mnist", change="c1"))
+    stand(loom, 20, 2, paused=True)
+    assert loom.fabric.ledger.changes["c2"].change.values == {"lr": 0.1}

@@ -85,7 +85,8 @@ def standing(fabric: Fabric, course: Course) -> Decision:
     number = fabric.ledger.change_count + 1
     ask = wish.ask
     target = fabric.ledger.changes.get(wish.reverts)
-    ahead = target is not None and target.change.step == step  # nobody has it yet: it is to have no effect at all
+    foremost = max(standing.step for standing in course.standings.values())
+    ahead = target is not None and foremost < target.change.step == step  # nobody has it yet: it is to have no effect
     change = Committed(
         id=f"c{number}",
         number=number,

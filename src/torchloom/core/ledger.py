@@ -152,12 +152,9 @@ class Ledger:
     def order_of(self, request: str) -> GivenOrder | None:
         return next((order for order in reversed(self.orders.values()) if order.request == request), None)
 
-    def killed_by(self, rank: RankId, life: str) -> str:
-        """Who had this life ended by an order, or nothing."""
-        for order in self.orders.values():
-            if order.verb == "kill" and (rank, life) in order.lives:
-                return f"killed by {order.operator or 'an operator'} ({order.id})"
-        return ""
+    def kills(self, rank: RankId, life: str) -> Iterable[GivenOrder]:
+        """Orders by which this life was to be ended."""
+        return (order for order in self.orders.values() if order.verb == "kill" and (rank, life) in order.lives)
 
     def in_force(self, rank: RankId) -> tuple[Committed, ...]:
         """Changes of values that a rank has, or will have at their steps, oldest first; what was reverted is not."""

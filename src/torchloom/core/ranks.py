@@ -171,10 +171,20 @@ def link_closed(fabric: Fabric, rank: RankId, incarnation: str, reason: str) -> 
         return NOTHING
     if fabric.watch.linked((rank, incarnation)):
         return NOTHING  # it has another link: it had reconnected before the server noticed the old one
-    killed = fabric.ledger.killed_by(rank, incarnation)
+    killed = _killed_by(fabric, rank, incarnation)
     if killed:
         return _failed(fabric, known, killed)
     return Decision(tuple(_lost(fabric, rank, incarnation, reason)), reason=f"{rank}: its link closed ({reason})")
+
+
+def _killed_by(fabric: Fabric, rank: RankId, incarnation: str) -> str:
+    """Who had it killed, if it has said itself that it obeys: an order alone may never have reached it."""
+    for order in fabric.ledger.kills(rank, incarnation):
+        course = fabric.watch.courses.find(order.id)
+        obeyed = course.ordered.get(rank) if course is not None else None
+        if (order.outcome and order.ok) or (obeyed is not None and obeyed.outcome == "applied"):
+            return f"killed by {order.operator or 'an operator'} ({order.id})"
+    return ""
 
 
 def silent(fabric: Fabric, rank: RankId, now: float, offset: int) -> Decision:
@@ -220,7 +230,7 @@ def link_opened(fabric: Fabric, rank: RankId, incarnation: str, now: float) -> D
     known = fabric.ranks.get(rank)
     if known is None or known.incarnation != incarnation:
         return NOTHING
-    return _found(known, "its link is open again", now)
+    return _found(fabric, known, "its link is open again", now)
 
 
 def heard(fabric: Fabric, rank: RankId, beat: Beat, now: float) -> Decision:
@@ -233,7 +243,7 @@ def heard(fabric: Fabric, rank: RankId, beat: Beat, now: float) -> Decision:
             astray = _astray(fabric, known, beat)
         if now - known.since < fabric.settings.settle_seconds:
             return astray  # may have been under way when it died
-        return together((astray, _found(known, f"heard at step {beat.step}", now)))
+        return together((astray, _found(fabric, known, f"heard at step {beat.step}", now)))
     if not fabric.watch.may_tell(life, now):
         return NOTHING
     if known is not None and beat.incarnation < known.incarnation:
@@ -260,12 +270,7 @@ def _astray(fabric: Fabric, known: Rank, beat: Beat) -> Decision:
         decision=REPORT_ONLY,
         reason="it could not reach the server when the step came, and went on unchanged",
     )
-    again = Welcome(  # in case it never heard of it
-        term=fabric.term,
-        incarnation=known.incarnation,
-        beat_seconds=fabric.beat_seconds(),
-        changes=fabric.ledger.in_force(known.id),
-    )
+    again = _welcome(fabric, known)  # in case it never heard of it
     return Decision((opened,), ((known.id, again),), reason=opened.what)
 
 
@@ -295,14 +300,24 @@ def _differs(known: KnobSpec, said: KnobSpec) -> bool:
     return replace(known, value=said.value) != said
 
 
-def _found(known: Rank, why: str, now: float) -> Decision:
+def _found(fabric: Fabric, known: Rank, why: str, now: float) -> Decision:
     if known.presence not in {Presence.LOST, Presence.DEAD}:
         return NOTHING
     records: list[Record] = [RankFound(rank=known.id, incarnation=known.incarnation, reason=why)]
     if known.incident:
         outcome = f"came back after {now - known.since:.1f} s: {why}"
         records.append(IncidentAmended(id=known.incident, outcome=outcome, closed=True))
-    return Decision(tuple(records), reason=f"{known.id}: {why}")
+    # What was changed while it was missing did not ask for it.
+    return Decision(tuple(records), ((known.id, _welcome(fabric, known)),), reason=f"{known.id}: {why}")
+
+
+def _welcome(fabric: Fabric, known: Rank) -> Welcome:
+    return Welcome(
+        term=fabric.term,
+        incarnation=known.incarnation,
+        beat_seconds=fabric.beat_seconds(),
+        changes=fabric.ledger.in_force(known.id),
+    )
 
 
 def roll_called(fabric: Fabric, now: float) -> Decision:
@@ -311,7 +326,7 @@ def roll_called(fabric: Fabric, now: float) -> Decision:
     opened = 0
     for known in fabric.ranks.values():
         if fabric.watch.linked((known.id, known.incarnation)):
-            decisions.append(_found(known, "answered the roll-call", now))
+            decisions.append(_found(fabric, known, "answered the roll-call", now))
         elif known.presence is Presence.LIVE:
             why = "absent at the roll-call"
             records = _lost(fabric, known.id, known.incarnation, why, offset=opened)

@@ -14,6 +14,7 @@ from torchloom.core.curves import Curve
 from torchloom.messages import Beat, Committed, RankId
 from torchloom.settings import Settings
 
+DUE_KEPT = 8
 Life = tuple[RankId, str]
 """One incarnation of one rank."""
 
@@ -33,7 +34,7 @@ class Pulse:
     over: bool = False
     """Left or failed: nothing more is expected of this life."""
     due: list[Committed] = field(default_factory=list)
-    """Changes that must be in force from their steps on, and of which no beat has said so yet."""
+    """The latest changes, which must be in force from their steps on. A rank may learn late that it missed one."""
     missed: Committed | None = None
     """The newest of them whose step has passed without it."""
     astray: int = 0
@@ -43,9 +44,8 @@ class Pulse:
 
     def compare(self, beat: Beat) -> None:
         """What a beat says is in force with what must be."""
-        self.due = [change for change in self.due if change.number > beat.change]
-        passed = [change for change in self.due if change.step <= beat.step]
-        missed = max(passed, key=lambda change: change.number, default=None)
+        behind = [change for change in self.due if change.number > beat.change and change.step <= beat.step]
+        missed = max(behind, key=lambda change: change.number, default=None)
         self.mended = missed is None and self.astray >= 2
         if missed is None:
             self.astray = 0
@@ -134,7 +134,7 @@ class Watch:
         """From its step on, this life must have this change in force."""
         pulse = self.pulses.get(rank)
         if pulse is not None and pulse.incarnation == life:
-            pulse.due.append(change)
+            pulse.due = [*pulse.due[1 - DUE_KEPT :], change]
 
     def lost(self, rank: RankId, patient: bool, now: float) -> None:
         grace = self.settings.frozen_grace_seconds if patient else self.settings.grace_seconds
