@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
+from torchloom.bus.tasks import end_all
 from torchloom.bus.verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
 from torchloom.messages import (
     Beat,
@@ -55,8 +56,10 @@ WELCOME_SECONDS = 1.0
 LONGEST_PAUSE = 30.0
 ACK_SECONDS = 2.0
 RESOLVE_SECONDS = 0.8
-OFFER_SECONDS = 0.1
-"""How soon a new knob is told."""
+OFFER_SECONDS = 2.0
+"""Between two looks whether there are knobs to tell of, if no one says so."""
+GATHER_SECONDS = 0.05
+"""Knobs are made one after the other, and told together."""
 NAP_SECONDS = 5.0
 """A process that stood still for so long begins a new connection: what waits in the old one may have expired."""
 KILL_SECONDS = 0.5
@@ -108,6 +111,8 @@ class Conversation:
         self._helm = helm
         self._orders = orders
         self._offered = 0
+        self.more = asyncio.Event()
+        """There may be knobs to tell of."""
         self._spawned: set[asyncio.Task[None]] = set()
         self.welcomed: Callable[[], None] = lambda: None
         """Called at the first welcome of this connection."""
@@ -150,9 +155,7 @@ class Conversation:
             if self._introducing is not None:
                 tasks.append(self._introducing)
             tasks += self._spawned
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all(tasks)
 
     # ── hello ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -170,6 +173,7 @@ class Conversation:
         while not await self._report(hello, f"hello-{number}"):
             await asyncio.sleep(HELLO_AGAIN_SECONDS)
         self._known = True
+        self.more.set()
         # A weaver that died between storing it and answering would owe us the values in force for ever.
         pause = WELCOME_SECONDS
         while not self._greeted.is_set():
@@ -212,7 +216,10 @@ class Conversation:
                 knobs = Knobs(incarnation=self._life.incarnation, knobs=self._helm.specs(), checkpoints=saves)
                 if await self._report(knobs, f"knobs-{count}-{self._life.hellos}"):
                     self._offered = count
-            await asyncio.sleep(OFFER_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.more.wait(), OFFER_SECONDS)
+            self.more.clear()
+            await asyncio.sleep(GATHER_SECONDS)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Something to do on this connection while it lasts."""

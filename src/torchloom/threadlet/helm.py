@@ -39,6 +39,8 @@ class Helm:
         """Has the server decide on a change that has no verdict; set by the link."""
         self.offers = 0
         """Counts up with every knob: the link tells the weaver when it has."""
+        self.announce: Callable[[], None] = lambda: None
+        """Has the link look whether there is more to tell; set by the link."""
         self.linked: Callable[[], bool] = lambda: False
         self._meter = meter
         self._settings = settings
@@ -57,8 +59,13 @@ class Helm:
         self.knobs[name] = knob
         if name in self._values:
             self._turn(knob, self._values[name])
-        self.offers += 1
+        self.offer()
         return knob
+
+    def offer(self) -> None:
+        """There is more that may be changed."""
+        self.offers += 1
+        self.announce()
 
     def reach(self, step: int) -> None:
         """A boundary: settle what is undecided, take what is due, wait while paused. Never raises."""

@@ -79,6 +79,7 @@ class Link:
         """Welcomed, or there is nobody to be welcomed by."""
         helm.answer = lambda reply: self._soon(lambda talk: talk.reply(reply))
         helm.resolve = lambda change: self._soon(lambda talk: talk.resolve(change))
+        helm.announce = self._tell_more
         helm.linked = lambda: self.up
 
     # ── called by the training ───────────────────────────────────────────────────────────────────────────────────────
@@ -90,6 +91,14 @@ class Link:
     def await_welcome(self) -> None:
         """Wait a moment for the values in force, so that the first step has them; not where nobody answers."""
         self._started.wait(self._settings.welcome_seconds)
+
+    def _tell_more(self) -> None:
+        def ring() -> None:
+            if self._talk is not None:
+                self._talk.more.set()
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no link any more
+            self._loop.call_soon_threadsafe(ring)
 
     def _soon(self, work: Callable[[Conversation], Coroutine[Any, Any, None]]) -> None:
         """Have the link do something on the connection it has, if it has one."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import sys
 import uuid
 from collections.abc import Sequence
@@ -83,9 +85,14 @@ def machine_id() -> str:
     return ""
 
 
+@functools.cache
+def _this_process(pid: int) -> psutil.Process:
+    return psutil.Process(pid)  # making one costs more than asking it
+
+
 def rss_mb() -> float:
     try:
-        return float(round(psutil.Process().memory_info().rss / _MB, 1))
+        return float(round(_this_process(os.getpid()).memory_info().rss / _MB, 1))
     except (psutil.Error, OSError):
         return 0.0
 

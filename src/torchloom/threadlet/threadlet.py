@@ -109,7 +109,7 @@ class Threadlet:
     def on_checkpoint(self, save: Callable[[int], object]) -> Callable[[int], object]:
         """Call this when someone asks for a checkpoint, on every rank at the same step; it returns the path."""
         self._helm.save = save
-        self._helm.offers += 1
+        self._helm.offer()
         return save
 
     def resume_at(self, step: int) -> None:

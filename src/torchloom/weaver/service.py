@@ -20,6 +20,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom import __version__
+from torchloom.bus.tasks import end_all
 from torchloom.core.decide import decide
 from torchloom.core.decision import Decision, WantedVerdict
 from torchloom.core.events import (
@@ -128,7 +129,7 @@ class Weaver:
             for task in ended:
                 task.result()  # none ends but by an error
         finally:
-            await _stop(tasks)
+            await end_all(tasks)
 
     async def _loop(self) -> None:
         while True:
@@ -389,14 +390,3 @@ class Weaver:
             refused=dict(self.health.refused),
             trouble=self.health.trouble or self._standstill(),
         )
-
-
-async def _stop(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel until they have ended: in Python 3.11 a cancellation can get lost in asyncio.wait_for."""
-    for _ in range(50):
-        for task in tasks:
-            task.cancel()
-        _, pending = await asyncio.wait(tasks, timeout=0.1)
-        if not pending:
-            return
-    log.critical("a part of the weaver does not end")

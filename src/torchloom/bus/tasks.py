@@ -1,0 +1,28 @@
+"""Ending tasks for certain: in Python 3.11 a cancellation can get lost in asyncio.wait_for, so it is said again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from typing import Any
+
+AGAIN_SECONDS = 0.05
+ATTEMPTS = 100
+
+
+async def end_all(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Cancel them until they have ended. What they ended with is not looked at."""
+    pending = set(tasks)
+    for _ in range(ATTEMPTS):
+        for task in pending:
+            task.cancel()
+        if pending:
+            _, pending = await asyncio.wait(pending, timeout=AGAIN_SECONDS)
+        if not pending:
+            break
+    else:
+        logging.getLogger("torchloom").critical("torchLoom: a task does not end: %r", pending)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # or asyncio complains that nobody asked
