@@ -112,7 +112,7 @@ def _typical_seconds(train: Callable[[], Any], count: int = 100) -> float:
         began = time.perf_counter()
         train()
         seconds.append(time.perf_counter() - began)
-    return quantile(seconds, 0.25)  # of an undisturbed step, on a machine that others use too
+    return quantile(seconds, 0.05)  # of an undisturbed step, on a machine that others use too
 
 
 def _wait_connected(threadlet: Threadlet) -> None:
