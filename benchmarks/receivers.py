@@ -89,7 +89,7 @@ class WeaverHost:
                 waiting.pop()
             return not waiting
 
-        return await _when(done, order) | {"ranks": ranks, "refused": dict(self._weaver.refused)}
+        return await _when(done, order) | {"ranks": ranks, "refused": dict(self._weaver.health.refused)}
 
     async def where(self, _: Answer) -> Answer:
         """Where each of its tasks waits: for when it does not do what was expected of it."""
@@ -115,7 +115,7 @@ class WeaverHost:
             "live": sum(rank.presence is Presence.LIVE for rank in fabric.ranks.values()),
             "applied": self._applied.count if self._applied else 0,
             "steps": sum(pulse.beat.step for pulse in fabric.watch.pulses.values() if pulse.beat is not None),
-            "refused": dict(self._weaver.refused),
+            "refused": dict(self._weaver.health.refused),
             "reunion": fabric.watch.reunion,
         }
 
