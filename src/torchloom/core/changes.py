@@ -248,7 +248,7 @@ def _settled(fabric: Fabric, course: Course) -> Decision:
     change = fabric.ledger.changes.get(course.id)
     if change is None or change.phase is not ChangePhase.COMMITTED:
         return NOTHING
-    gone = [r for r, life in course.lives.items() if r not in course.applied and not _same_life(fabric, r, life)]
+    gone = [r for r, life in course.lives.items() if r not in course.applied and not fabric.lives(r, life)]
     if len(course.applied) + len(gone) < len(course.lives):
         return NOTHING
     failed = [rank for rank, answer in course.applied.items() if not answer.ok]
@@ -288,11 +288,6 @@ def _disagree(fabric: Fabric, course: Course, astray: list[RankId]) -> list[Reco
     ]
 
 
-def _same_life(fabric: Fabric, rank: RankId, life: str) -> bool:
-    known = fabric.ranks.get(rank)
-    return known is not None and known.incarnation == life and known.presence in PRESENT
-
-
 # ── time ──
 
 
@@ -301,7 +296,7 @@ def tend(fabric: Fabric, course: Course, now: float) -> Decision:
     change = fabric.ledger.changes.get(course.id) if course.id else None
     if course.id and change is None:
         return _give_up(course, No(why=f"{course.id}: the run of {course.job} that it was for is over"))
-    gone = [rank for rank, life in course.lives.items() if not _same_life(fabric, rank, life)]
+    gone = [rank for rank, life in course.lives.items() if not fabric.lives(rank, life)]
     if change is None:
         return _tend_inquiry(fabric, course, gone, now)
     if change.phase is ChangePhase.PROPOSED:

@@ -163,6 +163,11 @@ class Fabric:
             self._order = sorted(self.ranks)
         return self._order
 
+    def lives(self, rank: RankId, incarnation: str) -> bool:
+        """Whether this life of the rank is still counted on."""
+        known = self.ranks.get(rank)
+        return known is not None and known.incarnation == incarnation and known.presence in PRESENT
+
     def next_incident(self, offset: int = 0) -> str:
         return f"i{self.incident_count + 1 + offset}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torchloom.core.courses import AskedAgain, AskerWaits, Course, CourseBegan, CourseEnded
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.fabric import Fabric
-from torchloom.core.presence import PRESENT
 from torchloom.core.targets import find_target, names, split_group
 from torchloom.messages import Command, Done, No, Order, OrderEnded, OrderGiven, RankId, Steer
 
@@ -53,7 +52,7 @@ def _ended(fabric: Fabric, course: Course, over: bool) -> Decision:
     if order is None or order.outcome:
         return NOTHING
     silent = [rank for rank in course.lives if rank not in course.ordered]
-    gone = [rank for rank in silent if not _lives(fabric, rank, course.lives[rank])]
+    gone = [rank for rank in silent if not fabric.lives(rank, course.lives[rank])]
     if len(gone) < len(silent) and not over:
         return NOTHING
     expired = [rank for rank in silent if rank not in gone]
@@ -87,8 +86,3 @@ def tend(fabric: Fabric, course: Course, now: float) -> Decision:
     if ended or now - course.sent < AGAIN_SECONDS:
         return ended
     return Decision(commands=_commands(fabric, course, order.verb), notes=(AskedAgain(course.request, now),))
-
-
-def _lives(fabric: Fabric, rank: RankId, life: str) -> bool:
-    known = fabric.ranks.get(rank)
-    return known is not None and known.incarnation == life and known.presence in PRESENT
