@@ -741,6 +741,18 @@ def test_a_rank_that_says_itself_that_it_was_cut_off_is_an_incident_once() -> No
         assert told_no(loom, "to1").why == ("c1: applied at step 12 on 1 rank; mnist/r/1 failed: its step had passed")
 
 
+def test_who_missed_a_change_is_told_also_if_only_the_next_lives_of_its_peers_take_it() -> None:
+    loom = a_job()
+    loom.ask(a_set(), "to1")
+    stand(loom)
+    promise(loom, "c1")
+    judge(loom)
+    loom.join(A, number=2)
+    take(loom, "c1", (B,), ok=False, result="its step had passed")
+    loom.wait(1, heartbeat=(B,))
+    assert "rank mnist/r/1 disagrees with its peers" in loom.open_incidents()
+
+
 # ── pause, stop, checkpoint ──
 
 

@@ -260,7 +260,8 @@ def _settled(fabric: Fabric, course: Course) -> Decision:
         parts.append(f"unknown for {names(gone)}, gone in between")
     outcome = "; ".join(parts)
     record = ChangeSettled(id=course.id, applied=taken, outcome=outcome, failed=len(failed), unknown=tuple(gone))
-    astray = [rank for rank in failed if change.change.action == "set" and taken]
+    # Who is gone may have taken it, and its next life will.
+    astray = failed if change.change.action == "set" and (taken or gone) else []
     results = tuple((rank, answer.result) for rank, answer in sorted(course.applied.items()) if answer.result)
     answer: Done | No = Done(text=f"{course.id}: {outcome}", change=course.id, step=change.change.step, results=results)
     if failed or not taken:
@@ -282,7 +283,7 @@ def _disagree(fabric: Fabric, course: Course, astray: list[RankId]) -> list[Reco
             job=course.job,
             evidence=(f"change {course.id} failed there: {course.applied[rank].result}",),
             decision=REPORT_ONLY,
-            reason="its peers took the change and it did not",
+            reason="its peers take the change and it did not",
         )
         for offset, rank in enumerate(news)
     ]
