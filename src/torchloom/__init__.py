@@ -13,14 +13,27 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from torchloom.checkpoints.checkpoints import Checkpoints
+    from torchloom.checkpoints.retention import Keep
     from torchloom.client import AsyncClient, Client
     from torchloom.errors import TorchLoomError
     from torchloom.threadlet.threadlet import Threadlet, attach
 
-__all__ = ["AsyncClient", "Client", "Threadlet", "TorchLoomError", "__version__", "attach"]
+__all__ = [
+    "AsyncClient",
+    "Checkpoints",
+    "Client",
+    "Keep",
+    "Threadlet",
+    "TorchLoomError",
+    "__version__",
+    "attach",
+]
 
 _HOME = {
     "AsyncClient": "torchloom.client",
+    "Checkpoints": "torchloom.checkpoints.checkpoints",
+    "Keep": "torchloom.checkpoints.retention",
     "Client": "torchloom.client",
     "attach": "torchloom.threadlet.threadlet",
     "Threadlet": "torchloom.threadlet.threadlet",

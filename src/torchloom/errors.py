@@ -9,10 +9,14 @@ TorchLoomError            1  something went wrong
 ├── AlreadyUp             5  someone else is doing this already
 │   └── PortInUse            another program listens there
 ├── BadState              6  the state folder or a credential cannot be used
-└── Fenced                7  a newer weaver has taken over; this one must stop
+├── Fenced                7  a newer weaver has taken over; this one must stop
+├── Damaged               8  a checkpoint must not be believed                (in checkpoints.manifest)
+└── NoValidCheckpoint     8  a folder has none that may be believed           (in checkpoints.search)
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class TorchLoomError(Exception):
@@ -24,6 +28,17 @@ class TorchLoomError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is, whatever its constructor takes: it may be raised again in another process."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[TorchLoomError], args: tuple[Any, ...], fields: dict[str, Any]) -> TorchLoomError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class BadInput(TorchLoomError, ValueError):

@@ -4,12 +4,12 @@ Who a rank is stands in the *subject* it speaks on, where the server enforces it
 names only the incarnation that speaks. Unknown fields are ignored, so an older reader understands a newer writer;
 an unknown tag, a wrong type or a value out of bounds is refused whole.
 
-    rank     → weaver   Report   Hello Goodbye Knobs      durable: acknowledged by the server's disk
+    rank     → weaver   Report   Hello Goodbye Knobs Saved SaveFailed Resumed      durable: on the server's disk
     rank     → weaver   Reply    Standing Ready Applied Ordered   to a command; asked for again until it comes
     rank     → weaver   Beat                              once a second, never stored one by one
     anyone who knows → weaver   Fact   DeviceFailed DeviceRecovered RankExited      durable
     operator → weaver   Ask      Fail Recover Register SetKnobs Revert Steer     answered with Done or No
-    viewer   → weaver   Look     LookFabric LookCurves LookKnobs    answered with a picture
+    viewer   → weaver   Look     LookFabric LookCurves LookKnobs LookCheckpoints    answered with a picture
     weaver   → rank     Command  Welcome Introduce Muted Farewell WhereAreYou Propose Verdict Order
     weaver   → log      Entry    of Records: everything the weaver knows is a fold of these
 """
@@ -131,6 +131,39 @@ class Goodbye(Message, frozen=True):
     step: int = 0
 
 
+class Saved(Message, frozen=True):
+    """A checkpoint is on disk, whole and durable. Told by the one rank that completes it."""
+
+    incarnation: Incarnation
+    step: int
+    folder: Text
+    """Absolute path of the folder that holds `step-N`."""
+    size: int
+    seconds: Seconds
+    """From the beginning of the copy out until it was durable."""
+    stall: Seconds = 0.0
+    """Of which training stood still."""
+
+
+class SaveFailed(Message, frozen=True):
+    """A checkpoint could not be written; the last good one is still there, and the next interval tries again."""
+
+    incarnation: Incarnation
+    step: int
+    folder: Text
+    why: Text
+
+
+class Resumed(Message, frozen=True):
+    """Training goes on from a checkpoint."""
+
+    incarnation: Incarnation
+    step: int
+    path: Text
+    rejected: Annotated[dict[Annotated[str, Meta(max_length=255)], Text], Meta(max_length=100)] = {}
+    """Newer ones that were not whole, and why."""
+
+
 class StepTimes(Part, frozen=True):
     """Step durations since the last beat, in seconds."""
 
@@ -164,7 +197,7 @@ class Beat(Message, frozen=True):
     """Values as they are now; told by rank 0 of a replica."""
 
 
-Report = Hello | Goodbye | Knobs
+Report = Hello | Goodbye | Knobs | Saved | SaveFailed | Resumed
 
 
 # ── rank → weaver, in reply to a command ─────────────────────────────────────────────────────────────────────────────
@@ -365,7 +398,13 @@ class LookKnobs(Message, frozen=True):
     job: Name
 
 
-Look = LookFabric | LookCurves | LookKnobs
+class LookCheckpoints(Message, frozen=True):
+    """The checkpoints that a job has told of."""
+
+    job: Name
+
+
+Look = LookFabric | LookCurves | LookKnobs | LookCheckpoints
 
 
 # ── weaver → rank ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -631,6 +670,37 @@ class OrderEnded(Message, frozen=True):
     """Every rank it was for has done it."""
 
 
+class CheckpointSaved(Message, frozen=True):
+    """A checkpoint of the rank's job is on disk, whole and durable."""
+
+    rank: RankId
+    step: int
+    folder: str
+    node: str
+    size: int
+    seconds: float
+    stall: float = 0.0
+
+
+class CheckpointFailed(Message, frozen=True):
+    """A checkpoint of the rank's job could not be written; the last good one is still there."""
+
+    rank: RankId
+    step: int
+    folder: str
+    why: str
+
+
+class JobResumed(Message, frozen=True):
+    """A rank goes on from a checkpoint of its job."""
+
+    rank: RankId
+    step: int
+    path: str
+    rejected: dict[str, str] = {}
+    """Newer ones that were not whole, and why."""
+
+
 class InboxRead(Message, frozen=True):
     """The durable inbox has been decided on up to here; a restarted weaver goes on after it."""
 
@@ -659,6 +729,9 @@ Record = (
     | ChangeSettled
     | OrderGiven
     | OrderEnded
+    | CheckpointSaved
+    | CheckpointFailed
+    | JobResumed
     | InboxRead
 )
 
@@ -803,6 +876,49 @@ class KnobsView(Message, frozen=True):
     """Newest first."""
 
 
+class SavedStep(Part, frozen=True):
+    """A checkpoint that was written."""
+
+    step: int
+    folder: str
+    node: str
+    size: int
+    seconds: float
+    stall: float
+    at: float
+    """When the weaver learnt of it."""
+
+
+class FailedStep(Part, frozen=True):
+    """A checkpoint that could not be written."""
+
+    step: int
+    why: str
+    at: float
+
+
+class ResumedStep(Part, frozen=True):
+    """Where training went on."""
+
+    step: int
+    path: str
+    at: float
+
+
+class CheckpointsView(Message, frozen=True):
+    job: str
+    folder: str = ""
+    """Where the newest is; empty if none was ever written or tried."""
+    node: str = ""
+    saved: tuple[SavedStep, ...] = ()
+    """The latest, in the order in which they were told of. Some may have been deleted since."""
+    failures: int = 0
+    failed: FailedStep | None = None
+    """The last that could not be written."""
+    resumed: ResumedStep | None = None
+    """Where training went on the last time."""
+
+
 class FabricView(Message, frozen=True):
     plane: PlaneView
     jobs: tuple[JobView, ...] = ()
@@ -819,7 +935,7 @@ class CurvesView(Message, frozen=True):
     total: int = 0
 
 
-Answer = Done | No | FabricView | CurvesView | KnobsView
+Answer = Done | No | FabricView | CurvesView | KnobsView | CheckpointsView
 
 
 # ── the codec ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from torchloom.checkpoints import manifest as manifests
 from torchloom.checkpoints.manifest import Damaged, Manifest, folder_name
@@ -75,9 +76,9 @@ def test_every_kind_of_damage_is_told(tmp_path: Path, damage: object, why: str) 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/b", "..", manifests.NAME, ""])
 def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, 100)
-    document = json.loads((path / manifests.NAME).read_text())
-    document["files"][0]["name"] = name
-    (path / manifests.NAME).write_text(json.dumps(document))
+    manifest = manifests.read(path)
+    wrong = replace(manifest, files=(replace(manifest.files[0], name=name), *manifest.files[1:]))
+    (path / manifests.NAME).write_bytes(manifests.encode(replace(wrong, crc32="00000000")))
     with pytest.raises(Damaged, match="no file of a checkpoint"):
         verify(path)
 

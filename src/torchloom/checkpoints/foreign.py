@@ -25,7 +25,7 @@ def step_of(path: Path) -> int | None:
     if path.name.startswith("."):
         return None
     if path.is_dir():
-        name = path.name if _kind(path) else ""
+        name = path.name if kind_of(path) else ""
     else:
         name = path.name[: -len(path.suffix)] if path.suffix in SUFFIXES else ""
     found = PATTERN.search(name)
@@ -37,6 +37,8 @@ def check(path: Path) -> str:
     try:
         if path.is_dir():
             return _check_folder(path)
+        if not path.is_file():  # a pipe would be waited for
+            raise Damaged(path, "it is neither a file nor a folder")
         return _check_archive(path)
     except OSError as error:
         raise Damaged(path, f"cannot be read: {error.strerror or error}") from error
@@ -57,7 +59,8 @@ def _check_archive(path: Path) -> str:
     return "torch.save"
 
 
-def _kind(path: Path) -> str:
+def kind_of(path: Path) -> str:
+    """What wrote this folder; empty if that cannot be told."""
     if (path / ".metadata").exists() or any(path.glob("*.distcp")):
         return "dcp"
     if any((path / name).exists() for name in ("trainer_state.json", "config.json")):
@@ -66,7 +69,7 @@ def _kind(path: Path) -> str:
 
 
 def _check_folder(path: Path) -> str:
-    kind = _kind(path)
+    kind = kind_of(path)
     if kind == "dcp":
         if not (path / ".metadata").exists():
             raise Damaged(path, "it has no .metadata: it was never finished")

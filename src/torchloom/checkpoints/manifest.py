@@ -7,8 +7,10 @@ then the folder is renamed into place and its parent synced. Killed at any insta
 from __future__ import annotations
 
 import re
+import stat
+import zlib
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -21,6 +23,10 @@ CHUNK: Final = 16 * 1024 * 1024
 """Bytes under one checksum: small enough to say where the damage is, large enough that the list stays short."""
 FOLDER = re.compile(r"step-(\d{1,18})")
 _FILE = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_SEAL = re.compile(rb'"crc32": ?"([0-9a-f]{8})"')
+_OPEN: Final = b"00000000"
+MAX_BYTES: Final = 256 * 1024 * 1024
+"""Of a manifest: a file that size is none."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +41,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     files: tuple[FileEntry, ...]
     format: int = FORMAT
+    crc32: str = _OPEN.decode()
+    """Of this document, with zeros in this place."""
+    layout: Literal["single", "sharded"] = "single"
+    """One file, or one for each rank as torch.distributed.checkpoint writes them."""
+    id: str = ""
+    """Of the save that wrote it: two saves of one step are told apart by it."""
+    parts: tuple[str, ...] = ()
+    """Names of what was saved: model, optimizer, …"""
     created: float = 0.0
     """Wall time, for people; the step decides what is newest."""
     seconds: float = 0.0
-    """From the copy out to the rename."""
+    """From the beginning of the copy out until its files were durable."""
     world_size: int = 1
     torch: str = ""
     job: str = ""
@@ -65,7 +79,14 @@ def folder_name(step: int) -> str:
 
 
 def encode(manifest: Manifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    """The document, sealed with its own checksum."""
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    return _SEAL.sub(f'"crc32": "{zlib.crc32(data):08x}"'.encode(), data, count=1)
+
+
+def _is_sealed(data: bytes) -> bool:
+    seal = _SEAL.search(data)
+    return seal is not None and int(seal[1], 16) == zlib.crc32(data[: seal.start(1)] + _OPEN + data[seal.end(1) :])
 
 
 def read(folder: Path) -> Manifest:
@@ -74,6 +95,11 @@ def read(folder: Path) -> Manifest:
     try:
         if path.is_symlink():
             raise Damaged(folder, "its manifest is a link")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            raise Damaged(folder, "its manifest is not a file")
+        if status.st_size > MAX_BYTES:
+            raise Damaged(folder, "its manifest is larger than any can be")
         data = path.read_bytes()
     except FileNotFoundError:
         raise Damaged(folder, "it has no manifest: it was never finished") from None
@@ -84,7 +110,9 @@ def read(folder: Path) -> Manifest:
         if version > FORMAT:
             raise Damaged(folder, f"its manifest has format {version}, this version reads up to {FORMAT}")
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
+        if not _is_sealed(data):
+            raise Damaged(folder, "its manifest is damaged: its checksum does not fit")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(folder, f"its manifest is damaged: {error}") from error
     _check_claims(folder, manifest)
     return manifest

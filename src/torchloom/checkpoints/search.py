@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchloom.checkpoints import foreign
 from torchloom.checkpoints.manifest import FOLDER, Damaged, Manifest
-from torchloom.checkpoints.verify import verify
+from torchloom.checkpoints.verify import Signature, signature, verify
 from torchloom.errors import BadState, TorchLoomError
 
 
@@ -23,6 +23,10 @@ class Found:
     kind: str
     """`torchloom`, or what a foreign one is."""
     manifest: Manifest | None = None
+    signature: Signature = ()
+    """Of its files before they were checked: whoever reads them later can tell whether they are still the same."""
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    """Newer ones that are not whole, and why."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,17 @@ class Candidate:
     ours: bool
 
     def check(self) -> Found:
+        if self.path.is_symlink() and (self.ours or not leads_inside(self.path)):
+            raise Damaged(self.path, "it is a link; a checkpoint is what lies in its folder")
         if self.ours:
-            return Found(self.step, self.path, "torchloom", verify(self.path))
+            before = signature(self.path)
+            return Found(self.step, self.path, "torchloom", verify(self.path), before)
         return Found(self.step, self.path, foreign.check(self.path))
+
+
+def leads_inside(link: Path) -> bool:
+    """Whether a link (`last.ckpt`) points at a neighbour."""
+    return link.resolve().parent == link.parent.resolve()
 
 
 class NoValidCheckpoint(TorchLoomError):
@@ -98,3 +110,13 @@ def latest(folder: Path, pattern: str | None = None) -> tuple[Found, dict[str, s
         except Damaged as damage:
             rejected[candidate.path.name] = damage.why
     raise NoValidCheckpoint(folder, rejected)
+
+
+def at_step(folder: Path, step: int, pattern: str | None = None) -> Found:
+    """The checkpoint of one step; Damaged if it is not whole, BadState if there is none."""
+    known = candidates(folder, pattern)
+    for candidate in known:
+        if candidate.step == step:
+            return candidate.check()
+    steps = ", ".join(str(candidate.step) for candidate in known[:5])
+    raise BadState(f"there is no checkpoint of step {step} in {folder}", hint=f"there are {steps}" if steps else "")

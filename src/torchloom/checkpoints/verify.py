@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,19 @@ from torchloom.checkpoints.manifest import CHUNK, Damaged, FileEntry, Manifest
 PIECE = 1024 * 1024
 """Bytes given to the checksum at once; the interpreter is free meanwhile."""
 THREADS = min(8, os.cpu_count() or 1)
+Signature = tuple[tuple[str, int, int, int], ...]
+"""Name, inode, size and time of the last change of each file."""
+
+
+def signature(folder: Path) -> Signature:
+    """Another one when a file was touched since; the same when a disk has forgotten a bit."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError):  # vanished meanwhile
+                stat = entry.stat(follow_symlinks=False)
+                found.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(sorted(found))
 
 
 def verify(folder: Path) -> Manifest:
@@ -28,14 +43,16 @@ def verify(folder: Path) -> Manifest:
 def _verify_file(folder: Path, file: FileEntry) -> None:
     path = folder / file.name
     try:
-        # Not through a link: a checkpoint is what lies in its folder.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Not through a link: a checkpoint is what lies in its folder. And not waiting, should it be a pipe.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise Damaged(folder, f"{file.name} is missing") from None
     except OSError as error:
         raise Damaged(folder, f"{file.name} cannot be read: {error.strerror}") from error
     try:
         before = os.fstat(fd)
+        if not stat.S_ISREG(before.st_mode):
+            raise Damaged(folder, f"{file.name} is not a file")
         if before.st_size != file.size:
             raise Damaged(folder, f"{file.name} has {before.st_size} bytes instead of {file.size}")
         wrong = [index for index, crc in enumerate(checksums(fd, file.size, file.chunk)) if crc != file.crcs[index]]

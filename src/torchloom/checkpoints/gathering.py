@@ -1,0 +1,238 @@
+"""Reading what many ranks wrote, with as many ranks, with another number of them, or alone.
+
+Each rank reads its share into host memory. When all have, that becomes the state: nothing is ever half loaded, and no
+device needs room for a second model.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from collections.abc import Mapping, MutableMapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
+
+from torchloom.checkpoints import objects, pickles, single
+from torchloom.checkpoints.manifest import Damaged, Manifest
+from torchloom.checkpoints.sharded import (
+    METADATA,
+    model_of,
+    own_file,
+    shared_state,
+    split,
+)
+from torchloom.checkpoints.team import Ranks, Team, together
+from torchloom.errors import BadState
+
+
+class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
+    """Believes no pickle, and leaves the folder by no path."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        super().__init__(path)
+        self._names = {file.name for file in manifest.files}
+        self._folder = path
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        return read_metadata(self._folder, self._names)
+
+
+def read_metadata(folder: Path, names: set[str]) -> Metadata:
+    try:
+        metadata = pickles.loads((folder / METADATA).read_bytes())
+    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError, IndexError) as error:
+        raise Damaged(folder, f"its {METADATA} cannot be read: {single.first_line(error)}") from error
+    if not isinstance(metadata, Metadata):
+        raise Damaged(folder, f"its {METADATA} is none")
+    for info in metadata.storage_data.values():
+        if info.relative_path not in names:
+            raise Damaged(folder, f"its {METADATA} names {info.relative_path!r}, which is no part of it")
+    return metadata
+
+
+class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
+    """Plans with the live state, reads into buffers, and fills the state from them when told to."""
+
+    def __init__(self, strict: bool) -> None:
+        super().__init__(allow_partial_load=not strict)
+        self._buffers: dict[Any, torch.Tensor] = {}
+        self._others: dict[str, Any] = {}
+
+    def create_local_plan(self) -> Any:
+        # Torch's own takes a rank that has no piece of some tensor for a sign of an old format.
+        return create_default_local_load_plan(self.state_dict, self.metadata, not self.allow_partial_load)
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        self._others[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+
+    def resolve_tensor(self, read_item: Any) -> torch.Tensor:
+        index = read_item.dest_index
+        if index not in self._buffers:
+            there = self.lookup_tensor(index)
+            self._buffers[index] = torch.empty(there.shape, dtype=there.dtype)
+        buffer: torch.Tensor = self.transform_tensor(read_item, self._buffers[index])
+        return buffer
+
+    def fill(self) -> None:
+        with torch.no_grad():
+            for index, buffer in self._buffers.items():
+                self.lookup_tensor(index).detach().copy_(buffer)
+        for key, value in self._others.items():
+            place(self.original_state_dict, self.mappings[key], value)
+
+
+def place(tree: Any, path: tuple[Any, ...], value: Any) -> None:
+    """Put a value where it belongs in nested dicts and lists, making those on the way."""
+    for key, following in pairwise(path):
+        empty: Any = [] if isinstance(following, int) else {}
+        if isinstance(tree, list):
+            tree.extend([None] * (key + 1 - len(tree)))
+            if tree[key] is None:
+                tree[key] = empty
+        elif key not in tree:
+            tree[key] = empty
+        tree = tree[key]
+    if isinstance(tree, list):
+        tree.extend([None] * (path[-1] + 1 - len(tree)))
+    tree[path[-1]] = value
+
+
+class Gathering:
+    """What was read, and what it is for."""
+
+    def __init__(self, path: Path, manifest: Manifest, state: Mapping[str, Any], strict: bool, team: Team) -> None:
+        self._state = state
+        self._parts = split(state)
+        present = set(manifest.parts)
+        # A rank that fails must say so before the others wait for it in what follows.
+        with together(team):
+            self._own = _own_states(path, manifest, [n for n in self._parts.own if n in present], strict, team)
+        self._shared = {name: part for name, part in self._parts.shared.items() if name in present}
+        self._planner = _Planner(strict)
+        fresh = [p for p in self._shared.values() if isinstance(p, torch.optim.Optimizer) and not p.state]
+        try:
+            self._live = shared_state(self._shared)  # an optimizer that has no state yet is given one
+            reader = _Reader(path, manifest)
+            if strict:
+                _check_keys(path, reader, self._live, team)
+            if self._live:
+                _read(path, reader, self._live, self._planner, team)
+        except BaseException:
+            for optimizer in fresh:
+                optimizer.state.clear()
+            raise
+
+    def give(self, strict: bool, where: str) -> dict[str, Any]:
+        """Let it become the state; what belongs to this rank."""
+        objects.give(self._parts.own, self._own["own"], False, where)
+        self._planner.fill()
+        models = [part for part in self._shared.values() if isinstance(part, torch.nn.Module)]
+        for name, part in self._shared.items():
+            if isinstance(part, torch.nn.Module):
+                set_model_state_dict(part, self._live[name], options=StateDictOptions(strict=strict))
+            elif isinstance(part, torch.optim.Optimizer):
+                set_optimizer_state_dict(model_of(name, part, models), part, self._live[name])
+            elif isinstance(self._state, MutableMapping):
+                self._state[name] = self._live[name]
+        return {"rng": self._own["rng"], "torchloom": self._own["torchloom"]}
+
+
+def _read(path: Path, reader: _Reader, live: dict[str, Any], planner: _Planner, team: Team) -> None:
+    group = team.group if isinstance(team, Ranks) else None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is only one process is no news
+            dcp.load(live, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
+    except dcp.CheckpointException as error:
+        rank, failure = min(error.failures.items())
+        raise BadState(
+            f"{path.name} does not fit: rank {rank}: {single.first_line(failure[0])}", hint="nothing was loaded"
+        ) from error
+
+
+def _check_keys(path: Path, reader: _Reader, live: dict[str, Any], team: Team) -> None:
+    """That it holds what all ranks together have, no more and no less. One rank may have no piece of a small tensor."""
+    with together(team):
+        metadata = reader.read_metadata()
+        planner = DefaultLoadPlanner()
+        planner.set_up_planner(live, metadata)
+    here = {key for keys in team.gather(sorted(planner.state_dict)) for key in keys}
+    saved = {key for key, where in (metadata.planner_data or {}).items() if where[0] in live}
+    missing, extra = sorted(here - saved), sorted(saved - here)
+    if missing or extra:
+        told = f"{missing[0]} is missing there" if missing else f"{extra[0]} is not in this state"
+        more = len(missing) + len(extra) - 1
+        raise BadState(
+            f"{path.name} is of another state: {told}" + (f", and {more} more" if more else ""),
+            hint="strict=False takes what fits; nothing was loaded",
+        )
+
+
+def _own_states(path: Path, manifest: Manifest, names: list[str], strict: bool, team: Team) -> dict[str, Any]:
+    """What belongs to this rank. With another number of ranks than there were: what was the same on all of them."""
+    if team.size == manifest.world_size:
+        mine = single.read(path / own_file(team.rank))
+        return {"own": {name: mine["own"][name] for name in names}, "rng": mine["rng"], "torchloom": mine["torchloom"]}
+    all_ranks = [single.read(path / own_file(rank)) for rank in range(manifest.world_size)]
+    kept: dict[str, Any] = {}
+    for name in names:
+        first, *others = [rank["own"][name] for rank in all_ranks]
+        if all(same(first, other) for other in others):
+            kept[name] = first
+        elif strict:
+            raise BadState(
+                f"{path.name}: {name} differed between {manifest.world_size} ranks, and there are {team.size} now",
+                hint="strict=False lets it begin anew; nothing was loaded",
+            )
+    return {"own": kept, "rng": {}, "torchloom": all_ranks[0]["torchloom"]}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal to the bit, all the way down."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def assemble(path: Path, manifest: Manifest, strict: bool) -> dict[str, Any]:
+    """All of it in one process, without the objects it was saved from."""
+    metadata = read_metadata(path, {file.name for file in manifest.files})
+    state: dict[str, Any] = {}
+    for key, where in (metadata.planner_data or {}).items():
+        described = metadata.state_dict_metadata[key]
+        empty = (
+            torch.empty(described.size, dtype=described.properties.dtype)
+            if isinstance(described, TensorStorageMetadata)
+            else None
+        )
+        place(state, where, empty)
+    planner = _Planner(strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(state, storage_reader=_Reader(path, manifest), planner=planner, no_dist=True)
+    planner.fill()
+    own = [single.read(path / own_file(rank))["own"] for rank in range(manifest.world_size)]
+    for name in own[0]:
+        first, *others = [rank[name] for rank in own]
+        if all(same(first, other) for other in others):
+            state[name] = first
+        elif strict:
+            raise BadState(
+                f"{path.name}: {name} differed between its {manifest.world_size} ranks",
+                hint="strict=False leaves it out; resume() gives each rank its own",
+            )
+    return state

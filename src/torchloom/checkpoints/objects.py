@@ -1,0 +1,144 @@
+"""The state a script hands in: a mapping of names to live objects (model, optimizer, sampler) or plain values.
+
+What has a `state_dict` is asked for it when it is saved, and given it back when it is loaded. Before anything is given,
+everything is looked at, so that a checkpoint of another model changes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+from torchloom.errors import BadInput, BadState
+
+
+def is_live(value: Any) -> bool:
+    """Whether it can be asked for its state at any time."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def check_names(state: Any) -> Mapping[str, Any]:
+    if not isinstance(state, Mapping) or not state:
+        raise BadInput(
+            f"the state is a {type(state).__name__}", hint='pass a dict: {"model": model, "optimizer": optimizer}'
+        )
+    for name in state:
+        if not isinstance(name, str) or not name:
+            raise BadInput(f"{name!r} is not a name for a part of the state", hint="name each part with a text")
+    return state
+
+
+def gather(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is to be saved, as it is now. Wrappers for many ranks are looked through."""
+    return {name: unwrap(value).state_dict() if is_live(value) else value for name, value in state.items()}
+
+
+def unwrap(value: Any) -> Any:
+    """The module inside DistributedDataParallel: its names do not depend on how many ranks there are."""
+    if type(value).__name__ == "DistributedDataParallel" and isinstance(value, torch.nn.Module):
+        return value.module
+    return value
+
+
+def check_parts(found: Iterable[str], wanted: Iterable[str], strict: bool, where: str) -> None:
+    """That a checkpoint has what is to be loaded, and nothing that would be lost."""
+    found, wanted = set(found), set(wanted)
+    missing, extra = sorted(wanted - found), sorted(found - wanted)
+    if strict and (missing or extra):
+        told = [f"it has no {', '.join(missing)}"] if missing else []
+        told += [f"nothing was given for {', '.join(extra)}"] if extra else []
+        raise BadState(f"{where}: {'; '.join(told)}", hint="strict=False takes what there is")
+
+
+def check_fit(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where: str) -> None:
+    """BadState if a part cannot take what was saved for it, as far as can be told beforehand."""
+    check_parts(saved, state, strict, where)
+    for name in state.keys() & saved.keys():
+        _check_fit(name, unwrap(state[name]), saved[name], strict, where)
+
+
+def give(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where: str) -> None:
+    """Give each part what was saved for it, or raise BadState with everything as it was."""
+    check_fit(state, saved, strict, where)
+    names = [name for name in state if name in saved]
+    undo: list[Callable[[], None]] = []
+    try:
+        for name in sorted(names, key=lambda name: is_large(state[name])):  # what may refuse comes first
+            _give_one(state, name, saved[name], strict, undo)
+    except Exception as error:
+        for back in reversed(undo):
+            back()
+        if isinstance(error, BadState):
+            raise
+        raise BadState(f"{where}: {name} does not take what was saved: {error}", hint="nothing was loaded") from error
+
+
+def _give_one(state: Mapping[str, Any], name: str, saved: Any, strict: bool, undo: list[Callable[[], None]]) -> None:
+    part = unwrap(state[name])
+    if isinstance(part, torch.nn.Module):
+        part.load_state_dict(saved, strict=strict)
+    elif is_live(part):
+        if not is_large(part):
+            before = copy.deepcopy(part.state_dict())
+            undo.append(lambda: part.load_state_dict(before))
+        part.load_state_dict(saved)
+    elif isinstance(part, torch.Tensor) and isinstance(saved, torch.Tensor):
+        with torch.no_grad():
+            part.copy_(saved)
+    elif isinstance(state, MutableMapping):
+        state[name] = saved
+    else:
+        raise BadState(f"{name} is a plain value and the state cannot be written to", hint="pass a dict")
+
+
+def is_large(part: Any) -> bool:
+    """Whether it belongs to the job rather than to a rank, and is too large to be copied for safety."""
+    return isinstance(part, (torch.nn.Module, torch.optim.Optimizer))
+
+
+def _check_fit(name: str, part: Any, saved: Any, strict: bool, where: str) -> None:
+    if isinstance(part, torch.nn.Module):
+        _check_module(name, part.state_dict(), saved, strict, where)
+    elif isinstance(part, torch.optim.Optimizer):
+        groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
+        shape = [len(group["params"]) for group in part.param_groups]
+        if not isinstance(groups, list) or [len(group["params"]) for group in groups] != shape:
+            raise BadState(f"{where}: {name} was saved with other parameter groups", hint="nothing was loaded")
+    elif isinstance(part, torch.Tensor) and (not isinstance(saved, torch.Tensor) or saved.shape != part.shape):
+        raise BadState(f"{where}: {name} was saved with another shape", hint="nothing was loaded")
+
+
+def _check_module(name: str, own: Mapping[str, Any], saved: Any, strict: bool, where: str) -> None:
+    if not isinstance(saved, Mapping):
+        raise BadState(f"{where}: {name} was saved as something else than a module", hint="nothing was loaded")
+    if strict and own.keys() != saved.keys():
+        missing, extra = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
+        told = f"{(missing or extra)[0]} is {'missing' if missing else 'not in this model'}"
+        raise BadState(
+            f"{where}: {name} is another model: {told}", hint="strict=False takes what fits; nothing was loaded"
+        )
+    for key in own.keys() & saved.keys():
+        mine, theirs = own[key], saved[key]
+        if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and mine.shape != theirs.shape:
+            raise BadState(
+                f"{where}: {name}.{key} has shape {tuple(theirs.shape)} there and {tuple(mine.shape)} here",
+                hint="nothing was loaded",
+            )
+
+
+def is_sharded(state: Mapping[str, Any]) -> bool:
+    """Whether tensors in it are spread over ranks, be there only one."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # if nobody has imported it there are none
+    if tensors is None:
+        return False
+    modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
+    parameters = (parameter for module in modules for parameter in module.parameters())
+    return any(isinstance(p, tensors.DTensor) for p in parameters) or _holds(state, tensors.DTensor)
+
+
+def _holds(value: Any, kind: type) -> bool:
+    return any(_holds(item, kind) for item in value.values()) if isinstance(value, Mapping) else isinstance(value, kind)

@@ -1,0 +1,304 @@
+"""The state of many ranks: each writes its own part, through torch.distributed.checkpoint, and all parts make one.
+
+save() on every rank: copy out, say what this rank has, hear from the first rank which part of it to write. From there
+on ranks do not talk: each writes into the same hidden folder and leaves a mark when its part is durable; the first rank
+waits for all marks, writes the manifest and renames. A rank that fails says so by a mark too, or by taking back the one
+with which it began, which even a full disk lets it do.
+
+    .writing-R   rank R has begun
+    .part-R      rank R is done: which files, which checksums
+    .failed-R    rank R is not going to be, and why
+
+A module or an optimizer belongs to the job: whatever is equal on several ranks is written once. What has a state of
+its own kind (a sampler, a scheduler, random numbers) belongs to its rank, and is kept for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+from torchloom.checkpoints import draft, objects, pickles, single
+from torchloom.checkpoints import manifest as manifests
+from torchloom.checkpoints.copying import Copier
+from torchloom.checkpoints.manifest import FileEntry
+from torchloom.checkpoints.single import Seal
+from torchloom.checkpoints.sink import Sink
+from torchloom.checkpoints.team import Team
+from torchloom.checkpoints.verify import signature
+from torchloom.errors import BadInput, BadState
+
+POLL_SECONDS = 0.01
+PATIENCE = 60.0
+"""Seconds without any progress of any rank after which the others give up."""
+METADATA: Final = ".metadata"
+
+
+def own_file(rank: int) -> str:
+    return f"rank-{rank}.pt"
+
+
+class Split(NamedTuple):
+    """A state by whom it belongs to."""
+
+    shared: dict[str, Any]
+    own: dict[str, Any]
+
+
+def split(state: Mapping[str, Any]) -> Split:
+    shared = {name: part for name, part in state.items() if not objects.is_live(part) or objects.is_large(part)}
+    return Split(shared, {name: part for name, part in state.items() if name not in shared})
+
+
+def shared_state(shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of modules and optimizers by the names of their parameters, which no number of ranks changes."""
+    models = [part for part in shared.values() if isinstance(part, torch.nn.Module)]
+    found: dict[str, Any] = {}
+    for name, part in shared.items():
+        if isinstance(part, torch.nn.Module):
+            found[name] = get_model_state_dict(part)
+        elif isinstance(part, torch.optim.Optimizer):
+            found[name] = get_optimizer_state_dict(model_of(name, part, models), part)
+        else:
+            found[name] = part
+    return found
+
+
+def model_of(name: str, optimizer: torch.optim.Optimizer, models: list[torch.nn.Module]) -> torch.nn.Module:
+    """The module whose parameters it optimizes."""
+    ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for model in models:
+        if ids <= {id(parameter) for parameter in model.parameters()}:
+            return model
+    raise BadInput(
+        f"no module in the state has all parameters of {name}",
+        hint="several ranks save an optimizer by its parameters' names: hand in the module, not its state_dict",
+    )
+
+
+class _Planner(DefaultSavePlanner):  # type: ignore[misc]
+    """Plans with the live state; what is written later are copies of this rank's share of it."""
+
+    def copy_out(self, plan: Any, copier: Copier) -> int:
+        """Copy what this rank writes; its size."""
+        originals = [super(_Planner, self).resolve_data(item) for item in plan.items]
+        tensors = {at: value.detach() for at, value in enumerate(originals) if isinstance(value, torch.Tensor)}
+        copied = copier.copy(tensors)
+        self._copies = {
+            item.index: copied.tree.get(at, value)
+            for at, (item, value) in enumerate(zip(plan.items, originals, strict=True))
+        }
+        return copied.size
+
+    def resolve_data(self, write_item: Any) -> Any:
+        return self._copies[write_item.index]
+
+
+class _Files(FileSystem):  # type: ignore[misc]
+    """Where torch.distributed.checkpoint writes: into files that know their checksums."""
+
+    def __init__(self, grown: Callable[[int], None]) -> None:
+        self._grown = grown
+        self.sinks: list[Sink] = []
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:  # noqa: ARG002  always to write
+        with Sink(Path(path), self._grown) as sink:
+            self.sinks.append(sink)
+            yield sink
+
+    @property
+    def error(self) -> OSError | None:
+        return next((sink.error for sink in self.sinks if sink.error is not None), None)
+
+
+class ShardedSave:
+    """One rank's side of a save."""
+
+    layout: Literal["single", "sharded"] = "sharded"
+
+    def __init__(
+        self, folder: Path, step: int, state: Mapping[str, Any], rank_state: dict[str, Any], copier: Copier, team: Team
+    ) -> None:
+        self._folder = folder
+        self._step = step
+        self._team = team
+        self._copier = copier
+        self._own_copier = Copier()
+        self.id = team.next_id()
+        self._draft = draft.path_of(folder, step, self.id)
+        self._planner = _Planner()
+        self._metadata: Any = None
+        try:
+            self._plan = self._share(state, rank_state)
+            self.size += self._planner.copy_out(self._plan, copier)
+        except BaseException as error:
+            self._give_up(error)
+            self.release()
+            raise
+
+    def _share(self, state: Mapping[str, Any], rank_state: dict[str, Any]) -> Any:
+        """Which part of it this rank writes: said by the first rank when all have told what they have."""
+        problem: Exception | None = None
+        local: Any = None
+        try:
+            parts = split(state)
+            copied = self._own_copier.copy({"own": objects.gather(parts.own), **rank_state})
+            self._own, self.size = copied.tree, copied.size
+            self._planner.set_up_planner(shared_state(parts.shared), is_coordinator=self._team.rank == 0)
+            local = self._planner.create_local_plan()
+            self._draft.mkdir(exist_ok=True)
+            (self._draft / f".writing-{self._team.rank}").touch()
+        except Exception as error:  # noqa: BLE001  raised below, when the others know
+            problem = error
+
+        def share(said: list[Any]) -> list[Any]:
+            for rank, (kind, why, _) in enumerate(said):
+                if why:
+                    raise kind(f"rank {rank}: {why}")
+            plans, self._metadata = self._planner.create_global_plan([plan for *_, plan in said])
+            return list(dcp.FileSystemWriter(self._draft).prepare_global_plan(plans))
+
+        why = "" if problem is None else str(getattr(problem, "message", "") or repr(problem))[:500]
+        kind = BadInput if isinstance(problem, BadInput) else BadState
+        try:
+            plan = self._team.allot((kind, why, local), share)
+        except Exception:
+            if problem is not None:
+                raise problem from None
+            raise
+        return self._planner.finish_plan(plan)
+
+    # ── on the writing thread ────────────────────────────────────────────────────────────────────────────────────────
+
+    def write(self, grown: Callable[[int], None], seal: Seal) -> None:
+        rank = self._team.rank
+        try:
+            self._write_part(grown)
+            if rank == 0:
+                self._complete(seal)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if rank != 0:
+            self._await_outcome()
+
+    def _write_part(self, grown: Callable[[int], None]) -> None:
+        rank = self._team.rank
+        files = _Files(grown)
+        writer = dcp.FileSystemWriter(self._draft, single_file_per_rank=True, sync_files=True, thread_count=1)
+        writer.fs = files
+        try:
+            results = writer.write_data(self._plan, self._planner).wait() if self._plan.items else []
+        except Exception:
+            if files.error is not None:
+                raise files.error from None
+            raise
+        entries = [sink.entry for sink in files.sinks]
+        entries.append(single.write(self._draft / own_file(rank), self._own, grown))
+        mark = self._draft / f".part-{rank}"
+        told = pickle.dumps((msgspec.json.encode(entries), results))
+        draft.write_durably(mark.with_name(f"{mark.name}.new"), told)
+        mark.with_name(f"{mark.name}.new").rename(mark)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Let the first rank know; if it is the first, there will be no such checkpoint."""
+        rank = self._team.rank
+        if rank == 0:
+            draft.discard(self._draft)
+            return
+        with contextlib.suppress(OSError):
+            (self._draft / f".failed-{rank}").write_text(str(error)[:1000])
+        with contextlib.suppress(OSError):
+            (self._draft / f".writing-{rank}").unlink()
+
+    def _complete(self, seal: Seal) -> None:
+        """All parts are there: one description of them, and the rename."""
+        parts = [pickles.loads(data) for data in self._await_parts()]
+        entries = [entry for files, _ in parts for entry in msgspec.json.decode(files, type=list[FileEntry])]
+        writer = dcp.FileSystemWriter(self._draft, sync_files=True)
+        writer.finish(self._metadata, [results for _, results in parts])
+        entries.append(describe_inline(self._draft / METADATA))
+        for mark in self._draft.iterdir():
+            if mark.name.startswith((".part-", ".writing-", ".failed-")):
+                mark.unlink()
+        draft.commit(self._draft, seal(tuple(entries), self.id))
+
+    def _await_parts(self) -> list[bytes]:
+        """What each rank says of its part, when all have; an error if one will not."""
+        began: set[int] = set()
+        growth = Growth(self._draft)
+        while True:
+            names = growth.look()
+            waiting = [rank for rank in range(self._team.size) if f".part-{rank}" not in names]
+            if not waiting:
+                return [(self._draft / f".part-{rank}").read_bytes() for rank in range(self._team.size)]
+            began |= {rank for rank in waiting if f".writing-{rank}" in names}
+            for rank in waiting:
+                if f".failed-{rank}" in names:
+                    why = (self._draft / f".failed-{rank}").read_text()
+                    raise BadState(f"rank {rank}: {why or 'it could not write its part'}")
+                if rank in began and f".writing-{rank}" not in names:
+                    raise BadState(f"rank {rank} could not write its part, nor say why; is the disk full?")
+            if growth.ended:
+                ranks = ", ".join(str(rank) for rank in waiting)
+                raise BadState(f"rank {ranks} wrote nothing for {PATIENCE:.0f} s; do all ranks see {self._folder}?")
+            time.sleep(POLL_SECONDS)
+
+    def _await_outcome(self) -> None:
+        """The first rank renames the folder, or removes it."""
+        growth = Growth(self._draft)
+        while growth.look():
+            if growth.ended:
+                raise BadState("the first rank did not complete it")
+            time.sleep(POLL_SECONDS)
+        final = self._folder / manifests.folder_name(self._step)
+        if not final.exists() or manifests.read(final).id != self.id:
+            raise BadState("another rank could not write its part, or the first could not complete it")
+
+    def release(self) -> None:
+        self._own = None
+        self._planner = _Planner()
+        self._copier.release()
+
+
+def describe_inline(path: Path) -> FileEntry:
+    """The entry of a small file, read back; without threads, which cannot be begun while an interpreter exits."""
+    data = path.read_bytes()
+    chunk = manifests.CHUNK
+    crcs = tuple(zlib.crc32(data[at : at + chunk]) for at in range(0, len(data), chunk))
+    return FileEntry(name=path.name, size=len(data), chunk=chunk, crcs=crcs)
+
+
+class Growth:
+    """Whether a folder still grows; how long one rank waits for the others depends on nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._size = -1
+        self._since = time.monotonic()
+
+    def look(self) -> set[str]:
+        """The names in it; none if it is gone."""
+        files = signature(self._folder)
+        size = sum(file[2] for file in files)
+        if size != self._size:
+            self._size, self._since = size, time.monotonic()
+        return {file[0] for file in files}
+
+    @property
+    def ended(self) -> bool:
+        return time.monotonic() - self._since > PATIENCE

@@ -1,0 +1,88 @@
+"""A file that is written once, from beginning to end, and knows its checksums when it is finished.
+
+The interpreter is free while bytes are summed and written, so training hardly notices the thread that does it.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from torchloom.checkpoints.manifest import CHUNK, FileEntry
+
+PIECE = 1024 * 1024
+"""Bytes summed and written at once, while they are in the processor's cache."""
+
+
+class Sink:
+    """As much of a binary file as torch.save and torch.distributed.checkpoint need to write to."""
+
+    def __init__(self, path: Path, grown: Callable[[int], None] = lambda _: None, chunk: int = CHUNK) -> None:
+        self.path = path
+        self.error: OSError | None = None
+        """What stopped it; kept, because not every caller lets an error of write() through as it was."""
+        self._grown = grown
+        self._chunk = chunk
+        self._size = 0
+        self._crcs: list[int] = []
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        with memoryview(data) as given, given.cast("B") as view:
+            at = 0
+            while at < view.nbytes:
+                room = self._chunk - self._size % self._chunk
+                with view[at : at + min(PIECE, room)] as piece:
+                    at += self._take(piece)
+            return view.nbytes
+
+    def _take(self, piece: memoryview) -> int:
+        if self._size % self._chunk == 0:
+            self._crcs.append(0)
+        self._crcs[-1] = zlib.crc32(piece, self._crcs[-1])
+        try:
+            written = 0
+            while written < piece.nbytes:
+                written += os.write(self._fd, piece[written:])
+        except OSError as error:
+            self.error = error
+            raise
+        self._size += piece.nbytes
+        self._grown(piece.nbytes)
+        return piece.nbytes
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def finish(self) -> FileEntry:
+        """Make it durable; what stands in it."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            self.error = error
+            raise
+        return self.entry
+
+    @property
+    def entry(self) -> FileEntry:
+        """What stands in it by now."""
+        return FileEntry(name=self.path.name, size=self._size, chunk=self._chunk, crcs=tuple(self._crcs))
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
