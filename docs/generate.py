@@ -282,7 +282,10 @@ def cli() -> list[str]:
         "",
         str(parser.description),
         "",
-        *table(("verb", "what it does"), ((f"[`{name}`](#loom-{name})", text) for name, text in summaries.items())),
+        *table(
+            ("verb", "what it does"),
+            ((f"[`{name}`](#loom-{name.replace(' ', '-')})", text) for name, text in summaries.items()),
+        ),
         "",
         "These may stand before or after the verb:",
         "",

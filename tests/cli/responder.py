@@ -26,6 +26,7 @@ class Responder:
         self.view = view
         self.curves: tuple[tuple[m.RankId, tuple[m.Point, ...]], ...] = ()
         self.knobs = m.KnobsView()
+        self.checkpoints: dict[str, m.CheckpointsView] = {}
         self.answer: m.Done | m.No = m.Done(text="done")
         self.deaf = 0
         """So many asks to come are heard, but not answered: as if the weaver were killed over them."""
@@ -91,6 +92,9 @@ class Responder:
         if isinstance(look, m.LookKnobs):
             known = any(job.job == look.job for job in self.view.jobs)
             await message.respond(m.encode(self.knobs if known else m.KnobsView()))
+            return
+        if isinstance(look, m.LookCheckpoints):
+            await message.respond(m.encode(self.checkpoints.get(look.job, m.CheckpointsView(job=look.job))))
             return
         end = look.offset + look.limit
         if isinstance(look, m.LookCurves):

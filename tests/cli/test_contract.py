@@ -6,6 +6,8 @@ from inspect import signature
 
 import torchloom
 from torchloom import errors
+from torchloom.checkpoints.manifest import Damaged
+from torchloom.checkpoints.search import NoValidCheckpoint
 from torchloom.cli.parser import EXIT_CODES, build, options_of, verbs_of
 
 EVERYWHERE = {"-h", "--help", "--state", "--no-color"}
@@ -36,6 +38,8 @@ VERBS: dict[str, tuple[list[str], set[str]]] = {
     "stop": (["target"], STEERING | {"-y", "--yes"}),
     "kill": (["target"], STEERING | {"-y", "--yes"}),
     "stacks": (["target"], STEERING),
+    "checkpoints": (["target"], LISTING | {"--verify", "--pattern"}),
+    "checkpoints prune": (["target"], LISTING | {"--last", "--hours", "--every", "--dry-run", "-y", "--yes"}),
     "fail": (["device"], LISTING | {"--cause"}),
     "recover": (["device"], LISTING),
     "register": (["device", "replica"], LISTING | {"--job"}),
@@ -69,7 +73,9 @@ def test_every_verb_has_a_summary_and_an_example() -> None:
 def test_public_names() -> None:
     assert sorted(torchloom.__all__) == [
         "AsyncClient",
+        "Checkpoints",
         "Client",
+        "Keep",
         "Threadlet",
         "TorchLoomError",
         "__version__",
@@ -84,18 +90,26 @@ def test_the_two_clients_have_the_same_methods() -> None:
 
     assert methods(torchloom.Client) == methods(torchloom.AsyncClient)
     assert sorted(methods(torchloom.Client)) == [
-        "changes", "checkpoint", "close", "fail", "jobs", "kill", "knobs", "parse", "pause", "recover", "register",
-        "resume", "revert", "set", "stacks", "status", "stop",
+        "changes", "checkpoint", "checkpoints", "close", "fail", "jobs", "kill", "knobs", "parse", "pause", "recover",
+        "register", "resume", "revert", "set", "stacks", "status", "stop",
+    ]  # fmt: skip
+
+
+def test_what_a_training_script_may_call() -> None:
+    assert [name for name in dir(torchloom.Threadlet) if not name.startswith("_")] == [
+        "accumulation", "checkpoint_interval", "clip", "close", "connected", "disown", "end", "incarnation", "keep",
+        "knob", "knobs", "load_state_dict", "log_interval", "on_checkpoint", "resume_at", "state_dict", "step",
+        "step_number", "stopping", "tell", "values", "watch",
     ]  # fmt: skip
 
 
 def test_exit_codes_are_documented() -> None:
     codes = {
         kind.exit_code
-        for kind in vars(errors).values()
+        for kind in (*vars(errors).values(), Damaged, NoValidCheckpoint)
         if isinstance(kind, type) and issubclass(kind, errors.TorchLoomError)
     }
-    assert codes == {1, 2, 3, 4, 5, 6, 7}
+    assert codes == {1, 2, 3, 4, 5, 6, 7, 8}
     for code in codes | {0, 130, 141}:
         assert f"\n  {code}  " in EXIT_CODES
     assert EXIT_CODES.splitlines()[0] in build().format_help()

@@ -33,6 +33,17 @@ def test_version_and_help(loom: Loom) -> None:
         (["zzzzzz"], "there are: up, down"),
         (["token", "--role", "viewr"], "did you mean viewer"),
         (["fail"], "--help"),
+        (["checkpoints"], "--help"),
+        (["checkpoints", "prun", "x"], "did you mean prune"),
+        (["checkpoints", "a", "b"], "loom checkpoints --help"),
+        (["checkpoints", "x", "--last", "3"], "`loom checkpoints prune` has it"),
+        (["checkpoints", "x", "--verfy"], "did you mean --verify"),
+        (["checkpoints", "prune", "--lats", "3", "x"], "did you mean --last"),
+        (["checkpoints", "prune", "x"], "--last 5"),
+        (["checkpoints", "prune", "x", "--last", "0"], "leave it out"),
+        (["checkpoints", "prune", "x", "--hours", "nan"], "leave it out"),
+        (["checkpoints", "prune", "x", "--every", "often"], "--help"),
+        (["checkpoints", "a.b"], "names have 1 to 128"),
         (["events", "--last", "many"], "--help"),
         (["events", "--last", "-3"], ""),
         (["map", "--rank", "x"], "JOB/REPLICA/RANK"),
@@ -87,7 +98,7 @@ def test_lifetimes() -> None:
 
 def test_nothing_heavy_is_imported_before_a_verb_needs_it() -> None:
     code = (
-        "import sys\nfrom torchloom.cli.parser import parse\nparse(['status'])\n"
+        "import sys\nfrom torchloom.cli.parser import parse\nparse(['status'])\nparse(['checkpoints', 'x'])\n"
         "heavy = {'nats', 'asyncio', 'msgspec', 'nkeys', 'argcomplete', 'torch', 'ssl', 'socket'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

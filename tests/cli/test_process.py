@@ -137,6 +137,17 @@ def test_verbs_and_options_complete() -> None:
     assert set(complete("loom completion ")) >= {"bash", "zsh", "fish"}
 
 
+def test_a_verb_of_two_words_completes(tmp_path: Path) -> None:
+    nobody = {"TORCHLOOM_STATE": str(tmp_path / "none"), "TORCHLOOM_ADDR": "nats://127.0.0.1:9"}
+    (tmp_path / "runs").mkdir()
+    assert complete("loom checkpoints", **nobody) == ["checkpoints"]
+    assert complete("loom checkpoints pru", **nobody) == ["prune"]
+    assert complete("loom checkpoints --v", **nobody) == ["--verify"]
+    assert complete("loom checkpoints prune --la", **nobody) == ["--last"]
+    for words in ("checkpoints", "checkpoints prune", "checkpoints prune --last 3"):
+        assert complete(f"loom {words} {tmp_path}/r", **nobody) == [f"{tmp_path}/runs/"]
+
+
 def test_names_complete_from_the_live_weaver(weaver: Responder, settings: Settings) -> None:
     weaver.view = fabric(
         jobs=(job("mnist"), job("bert")), devices=(device("GPU-1"), device("GPU-2")), seats=(),
@@ -147,6 +158,7 @@ def test_names_complete_from_the_live_weaver(weaver: Responder, settings: Settin
     assert complete("loom events --job m", **state) == ["mnist"]
     assert complete("loom register GPU-1 h", **state) == ["hi"]
     assert complete("loom map --rank m", **state) == ["mnist/hi/0"]
+    assert complete("loom checkpoints prune mn", **state) == ["mnist"]
 
 
 def test_targets_knobs_and_changes_complete(weaver: Responder, settings: Settings) -> None:

@@ -98,6 +98,25 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ["Order o1 given by ann@box: kill other/hi/0"],
     ),
     (m.OrderEnded(id="o1", outcome="applied on 1 rank"), ["Order o1 ended: applied on 1 rank"]),
+    (
+        m.CheckpointSaved(rank=RANK, step=1200, folder="/a", node="n1", size=1_234_567_890, seconds=3.125, stall=0.1),
+        ["Checkpoint of mnist at step 1,200 written to /a on n1: 1.2 GB in 3.12 s, training stood still for 0.10 s"],
+    ),
+    (
+        m.CheckpointFailed(rank=RANK, step=1200, folder="/a", why="no space left on device"),
+        ["Checkpoint of mnist at step 1,200 could not be written to /a: no space left on device"],
+    ),
+    (
+        m.JobResumed(rank=OTHER, step=1200, path="/a/step-1200"),
+        ["Job other resumed at step 1,200 from /a/step-1200 (rank hi/0)"],
+    ),
+    (
+        m.JobResumed(rank=OTHER, step=1, path="/a/step-1", rejected={"step-2": "no manifest", "step-3": "torn"}),
+        [
+            "Job other resumed at step 1 from /a/step-1 (rank hi/0); newer ones are damaged: step-2 (no manifest), "
+            "step-3 (torn)"
+        ],
+    ),
     (m.InboxRead(seq=4), ["Inbox read up to 4"]),
 ]
 

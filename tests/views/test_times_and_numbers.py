@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchloom.views.numbers import number, sparkline, value
+from torchloom.views.numbers import number, size, sparkline, value
 from torchloom.views.times import ago, clock, duration, stamp
 
 
@@ -46,6 +46,18 @@ def test_numbers_have_few_digits(value: float | None, text: str) -> None:
 )  # fmt: skip
 def test_a_knobs_value_reads_as_it_is_typed(held: Any, text: str) -> None:
     assert value(held) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"), (7, "7 B"), (999, "999 B"), (1000, "1.0 kB"), (9_949, "9.9 kB"), (9_950, "10 kB"),
+        (999_499, "999 kB"), (999_500, "1.0 MB"), (120_400_000, "120 MB"), (1_240_000_000, "1.2 GB"),
+        (5 * 10**12, "5.0 TB"), (5 * 10**15, "5,000 TB"),
+    ],
+)  # fmt: skip
+def test_sizes_have_few_digits(count: int, text: str) -> None:
+    assert size(count) == text
 
 
 def test_a_sparkline_shows_the_course_and_leaves_gaps() -> None:

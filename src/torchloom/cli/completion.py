@@ -29,6 +29,8 @@ def complete() -> None:
     """Called by the shell while someone types; ends the process."""
     import argcomplete
 
-    from torchloom.cli.parser import build
+    from torchloom.cli.parser import build, verbs_of
 
-    argcomplete.autocomplete(build())
+    parser = build()
+    # The second word of a verb is offered after its first.
+    argcomplete.autocomplete(parser, exclude=[name for name in verbs_of(parser) if " " in name])

@@ -13,6 +13,7 @@ from torchloom.cli import (
     doctor,
     events,
     joining,
+    keeping,
     knobs,
     looking,
     settings,
@@ -25,7 +26,7 @@ from torchloom.cli.verbs import Verbs, common
 from torchloom.errors import BadInput
 from torchloom.guess import did_you_mean
 
-GROUPS = (control, looking, events, knobs, steering, telling, joining, doctor, settings, shell, completion)
+GROUPS = (control, looking, events, knobs, steering, keeping, telling, joining, doctor, settings, shell, completion)
 EXIT_CODES = """\
 exit codes:
   0  done
@@ -36,6 +37,7 @@ exit codes:
   5  someone else is doing this already, or the port is in use
   6  the state folder or a credential cannot be used
   7  a newer weaver has taken over
+  8  no checkpoint is valid
   130  interrupted with Ctrl-C
   141  the reader of the output went away
 """
@@ -46,6 +48,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(message, hint=f"`{self.prog} --help` explains")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """A verb may have two words: `checkpoints prune` is another one than `checkpoints`."""
+        both = " ".join(arg_strings[:2])
+        if isinstance(action, argparse._SubParsersAction) and both in action.choices:
+            arg_strings = [both, *arg_strings[2:]]
+        return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -94,9 +103,15 @@ def verbs_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 
 
 def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: Sequence[str]) -> BadInput:
-    verb = verbs_of(parser).get(args.verb or "", parser)
+    verbs = verbs_of(parser)
+    verb = verbs.get(args.verb or "", parser)
+    longer = {name.partition(" ")[2]: verbs[name] for name in verbs if name.startswith(f"{args.verb} ")}
     word = unknown[0]
     if not word.startswith("-"):
-        return BadInput(f"`{verb.prog}` does not take {word!r}", hint=f"`{verb.prog} --help` explains")
+        guess = did_you_mean(getattr(args, "target", ""), list(longer))
+        hint = guess if guess.startswith("did") else f"`{verb.prog} --help` explains"
+        return BadInput(f"`{verb.prog}` does not take {word!r}", hint=hint)
     word = word.partition("=")[0]
-    return BadInput(f"`{verb.prog}` has no option {word}", hint=did_you_mean(word, options_of(verb)))
+    owner = next((other.prog for other in longer.values() if word in options_of(other)), None)
+    hint = f"`{owner}` has it" if owner else did_you_mean(word, options_of(verb))
+    return BadInput(f"`{verb.prog}` has no option {word}", hint=hint)

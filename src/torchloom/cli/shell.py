@@ -52,7 +52,7 @@ def obey(call: Call, line: str) -> int | None:
     if words[0] in {"exit", "quit"}:
         return None
     if words[0] == "help":
-        words = [*words[1:2], "--help"]
+        words = [*words[1:3], "--help"]
     if words[0] == "shell":
         problem = BadInput("this is a shell already")
         tell(problem)
@@ -124,6 +124,7 @@ class _Completer:
         if not words or words == ["help"]:
             known = [*self._verbs, "help", "exit"]
         else:
-            verb = self._verbs.get(words[0])
+            verb = self._verbs.get(" ".join(words[:2])) or self._verbs.get(words[0])
             known = options_of(verb) if verb else []
+            known += [name.partition(" ")[2] for name in self._verbs if words == name.split()[:-1]]
         return [f"{name} " for name in sorted(known) if name.startswith(text)]

@@ -12,6 +12,8 @@ from torchloom.messages import (
     ChangeDecided,
     ChangeProposed,
     ChangeSettled,
+    CheckpointFailed,
+    CheckpointSaved,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
     DeviceSeated,
@@ -22,6 +24,7 @@ from torchloom.messages import (
     JobBegan,
     JobEnded,
     JobForgotten,
+    JobResumed,
     KnobsOffered,
     OrderEnded,
     OrderGiven,
@@ -37,6 +40,7 @@ from torchloom.messages import (
 from torchloom.views.answers import names
 from torchloom.views.changes import moved
 from torchloom.views.document import plain
+from torchloom.views.numbers import size
 from torchloom.views.tables import Screen, clean
 from torchloom.views.times import stamp
 
@@ -70,6 +74,8 @@ class Teller:
             case JobBegan(job=job) | JobEnded(job=job) | JobForgotten(job=job) | KnobsOffered(job=job):
                 return frozenset([job])
             case RankJoined() | RankLost() | RankFound() | RankDied() | RankLeft() | RankForgotten():
+                return frozenset([record.rank.job])
+            case CheckpointSaved() | CheckpointFailed() | JobResumed():
                 return frozenset([record.rank.job])
             case DeviceSeated(replica=replica):
                 return frozenset([replica.job])
@@ -160,6 +166,15 @@ def sentences(record: Record) -> list[str]:
             return [f"Order {id} given by {operator or 'someone'}: {verb} {names([rank for rank, _ in lives])}"]
         case OrderEnded(id=id, outcome=outcome):
             return [f"Order {id} ended: {outcome}"]
+        case CheckpointSaved(rank=rank, step=step, folder=folder, node=node, seconds=seconds, stall=stall):
+            took = f"{size(record.size)} in {seconds:.2f} s, training stood still for {stall:.2f} s"
+            return [f"Checkpoint of {rank.job} at step {step:,} written to {folder} on {node}: {took}"]
+        case CheckpointFailed(rank=rank, step=step, folder=folder, why=why):
+            return [f"Checkpoint of {rank.job} at step {step:,} could not be written to {folder}: {why}"]
+        case JobResumed(rank=rank, step=step, path=path, rejected=rejected):
+            damaged = ", ".join(f"{name} ({why})" for name, why in rejected.items())
+            newer = f"; newer ones are damaged: {damaged}" if damaged else ""
+            return [f"Job {rank.job} resumed at step {step:,} from {path} (rank {rank.replica}/{rank.rank}){newer}"]
         case InboxRead(seq=seq):
             return [f"Inbox read up to {seq}"]
 
@@ -186,7 +201,7 @@ def _style(record: Record) -> str:
     match record:
         case RankDied() | DeviceMarkedFailed() | IncidentOpened():
             return "red"
-        case RankLost() | ChangeDecided(commit=False):
+        case RankLost() | ChangeDecided(commit=False) | CheckpointFailed():
             return "yellow"
         case RankFound() | DeviceMarkedRecovered():
             return "green"

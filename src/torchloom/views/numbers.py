@@ -1,4 +1,4 @@
-"""Numbers as people read them: a loss, a rate, a count, and a curve drawn in one line."""
+"""Numbers as people read them: a loss, a rate, a count, a size, and a curve drawn in one line."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ def number(value: float | None, digits: int = 4) -> str:
         return f"{value:.{digits - 1}e}"
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     return f"{value:,.{max(0, digits - whole)}f}"
+
+
+def size(count: int) -> str:
+    """Bytes: `640 B`, `1.2 GB`, `120 MB`."""
+    scaled, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if scaled < 999.5:
+            break
+        scaled, unit = scaled / 1000, larger
+    return f"{scaled:.1f} {unit}" if scaled < 9.95 and unit != "B" else f"{scaled:,.0f} {unit}"
 
 
 def value(held: Value) -> str:
