@@ -29,6 +29,7 @@ from torchloom.guess import did_you_mean, unknown
 from torchloom.messages import (
     Ask,
     ChangeView,
+    CheckpointsView,
     Done,
     FabricView,
     Fail,
@@ -127,14 +128,25 @@ class AsyncClient:
         """What may be changed in a job, its values now, and every change made."""
         view = await (await self._weaver()).knobs(check_name("job", job))
         if not view.knobs and not view.changes:
-            known = [one.job for one in await self.jobs()]
-            if job not in known:
-                raise unknown("job", job, known)
+            await self._check_job(job)
         return view
 
     async def changes(self, job: str) -> tuple[ChangeView, ...]:
         """Newest first."""
         return (await self.knobs(job)).changes
+
+    async def checkpoints(self, job: str) -> CheckpointsView:
+        """What a job has told of its checkpoints: the latest, the last failure, where it resumed."""
+        view = await (await self._weaver()).checkpoints(check_name("job", job))
+        if view == CheckpointsView(job=job):
+            await self._check_job(job)
+        return view
+
+    async def _check_job(self, job: str) -> None:
+        """Nothing is known about it: perhaps because there is no such job."""
+        known = [one.job for one in await self.jobs()]
+        if job not in known:
+            raise unknown("job", job, known)
 
     # ── changing ──
 
@@ -302,6 +314,9 @@ class Client:
 
     def changes(self, job: str) -> tuple[ChangeView, ...]:
         return self._do(self._client.changes(job))
+
+    def checkpoints(self, job: str) -> CheckpointsView:
+        return self._do(self._client.checkpoints(job))
 
     def set(
         self,

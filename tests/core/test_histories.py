@@ -12,11 +12,21 @@ from hypothesis import strategies as st
 from tests.core.loom import Loom, a_hello, life
 from torchloom.core.events import FactTold, LinkClosed, LinkOpened, Reported
 from torchloom.core.fabric import Fabric, State
-from torchloom.messages import Fail, Goodbye, RankExited, RankId, Recover, Register
+from torchloom.messages import Fail, Goodbye, RankExited, RankId, Recover, Register, Resumed, Saved, SaveFailed
 from torchloom.settings import Settings
 
 Event = Any
 RANKS = [RankId("job", "a", 0), RankId("job", "a", 1), RankId("job", "b", 0)]
+
+
+def _news(incarnation: str) -> list[Saved | SaveFailed | Resumed]:
+    return [
+        Saved(incarnation=incarnation, step=1, folder="/a", size=1, seconds=1.0),
+        Saved(incarnation=incarnation, step=2, folder="/a", size=1, seconds=1.0),
+        SaveFailed(incarnation=incarnation, step=3, folder="/a", why="full"),
+        SaveFailed(incarnation=incarnation, step=4, folder="/a", why="read-only"),
+        Resumed(incarnation=incarnation, step=1, path="/a/step-1", rejected={"step-2": "torn"}),
+    ]
 
 
 @st.composite
@@ -27,6 +37,7 @@ def senders(draw: st.DrawFn) -> list[list[Event]]:
     for rank in RANKS:
         for number in range(1, draw(st.integers(1, 3)) + 1):
             said: list[Event] = [Reported(rank, a_hello(number, devices=(draw(st.sampled_from(["GPU-1", "GPU-2"])),)))]
+            said += [Reported(rank, news) for news in draw(st.lists(st.sampled_from(_news(life(number))), max_size=3))]
             links = draw(st.integers(1, 2))
             for link in range(links):
                 server.append(LinkOpened(rank, life(number), f"{number}:{link}"))

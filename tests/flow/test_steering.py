@@ -349,10 +349,10 @@ async def test_ranks_that_reach_the_step_without_a_verdict_have_it_aborted_and_a
 # ── the example ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_ddp_example_is_steered_and_ends_with_equal_parameters(tmp_path: Path) -> None:
+async def test_the_ddp_example_is_steered_ends_with_equal_parameters_and_goes_on_later(tmp_path: Path) -> None:
     async with plane(tmp_path / "s") as up:
         words = ["--job", "job", "--step-seconds", "0.02", "--save", f"{tmp_path}/end", "--log-interval", "1"]
-        words += ["--checkpoint", f"{tmp_path}/checkpoint.pt"]
+        words += ["--checkpoints", f"{tmp_path}/kept"]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone"]
         env = up.env | {"TORCHLOOM_REPLICA": "hi", "OMP_NUM_THREADS": "1"}
         launched = subprocess.Popen([*torchrun, str(EXAMPLE), *words], env=env, stdout=subprocess.PIPE, text=True)
@@ -362,7 +362,7 @@ async def test_the_ddp_example_is_steered_and_ends_with_equal_parameters(tmp_pat
             await change(up, lr=0.01, batch_size=8, accumulation=2)
             saved = await tell(up, "checkpoint")
             assert isinstance(saved, Done)
-            assert saved.results == ((RankId("job", "hi", 0), f"{tmp_path}/checkpoint.pt"),)
+            assert saved.results == ((RankId("job", "hi", 0), f"{tmp_path}/kept/step-{saved.step}"),)
             assert isinstance(await tell(up, "pause"), Done)
             assert isinstance(await tell(up, "resume"), Done)
             assert isinstance(await tell(up, "stop"), Done)
@@ -376,3 +376,14 @@ async def test_the_ddp_example_is_steered_and_ends_with_equal_parameters(tmp_pat
         rates = [float(rate) for rate in re.findall(r"lr ([0-9.e-]+)", output)]
         assert rates[0] > 0.04
         assert 0.009 < rates[-1] < 0.01  # the schedule goes on from the new rate
+
+        # Other processes, and fewer of them, go on from what was saved, with the values that were set.
+        assert saved.step is not None
+        words += ["--steps", str(saved.step + 3)]
+        torchrun[torchrun.index("4")] = "2"
+        again = [*torchrun, str(EXAMPLE), *words]
+        ended = await asyncio.to_thread(subprocess.run, again, env=env, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0, ended.stderr
+        steps = [int(step) for step in re.findall(r"step +([0-9]+)", ended.stdout)]
+        assert steps == [saved.step + 1, saved.step + 2, saved.step + 3]
+        assert all(float(rate) < 0.01 for rate in re.findall(r"lr ([0-9.e-]+)", ended.stdout))

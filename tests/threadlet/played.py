@@ -16,7 +16,6 @@ from torchloom.messages import (
     Command,
     Goodbye,
     Hello,
-    Knobs,
     RankId,
     Report,
     Welcome,
@@ -77,7 +76,7 @@ class PlayedWeaver:
 
     async def reports(self) -> list[Hello | Goodbye]:
         """Every hello and goodbye stored so far."""
-        return [report for report in await self.letters() if not isinstance(report, Knobs)]
+        return [report for report in await self.letters() if isinstance(report, Hello | Goodbye)]
 
     async def letters(self) -> list[Report]:
         """Everything stored so far."""

@@ -18,6 +18,10 @@ def a_change(number: int = 1, step: int = 10, action: Action = "set", over: int 
     return Committed(id=f"c{number}", number=number, step=step, action=action, values=wanted, over=over)
 
 
+def a_withdrawal(number: int, of: Committed) -> Committed:
+    return Committed(id=f"c{number}", number=number, step=of.step, withdraws=of.id)
+
+
 def steering() -> Steering:
     return Steering(LIFE, lambda _: None)
 
@@ -197,6 +201,44 @@ def test_a_change_that_was_aborted_while_a_rank_was_cut_off_is_not_missed() -> N
     rank.welcome((a_change(2, step=20),))
     take(rank, 20)
     assert rank.in_force == 2
+
+
+def test_what_was_missed_is_made_good_by_what_comes_after_it_whenever_that_is_heard() -> None:
+    rank, missed = steering(), a_change(2, step=20, x=2.0, y=2.0)
+    propose(rank, missed)
+    rank.skip(missed)
+    rank.welcome((a_change(3, step=30, x=3.0),))
+    take(rank, 30)
+    tell(rank, missed)
+    rank.welcome((a_change(1, step=10, x=1.0, y=1.0),))  # an earlier one, heard of late: y is not as it should be
+    take(rank, 31)
+    assert rank.in_force == 1
+    rank.welcome((a_change(4, step=40, y=4.0),))
+    take(rank, 40)
+    assert rank.in_force == 4
+
+
+def test_a_withdrawn_change_has_no_effect() -> None:
+    rank, change = steering(), a_change(1, step=10)
+    rank.welcome((change, a_withdrawal(2, change)))
+    assert [due.values for due in rank.due(10)] == [{}, {}]
+
+
+@pytest.mark.parametrize("promised", [True, False])
+def test_a_rank_that_took_what_was_withdrawn_goes_on_saying_that_it_disagrees(promised: bool) -> None:
+    rank, change = steering(), a_change(1, step=10, x=1.0)
+    withdrawal = a_withdrawal(2, change)
+    rank.welcome((change,))
+    if promised:
+        propose(rank, withdrawal)
+        rank.skip(withdrawal)  # cut off
+    assert take(rank, 10) == ["c1"]
+    rank.welcome((withdrawal, a_change(3, step=20, y=3.0)))  # or it joined in between, and its next welcome was lost
+    take(rank, 20)
+    assert rank.in_force == 1
+    rank.welcome((a_change(4, step=30, x=4.0),))
+    take(rank, 30)
+    assert rank.in_force == 4
 
 
 @pytest.mark.parametrize("welcome_first", [True, False])

@@ -18,7 +18,20 @@ from nats.js.api import Header
 from torchloom import messages
 from torchloom.bus.client import connect, find
 from torchloom.errors import Refused, TorchLoomError, Unreachable
-from torchloom.messages import Ask, CurvesView, Done, FabricView, KnobsView, Look, LookCurves, LookFabric, LookKnobs, No
+from torchloom.messages import (
+    Ask,
+    CheckpointsView,
+    CurvesView,
+    Done,
+    FabricView,
+    KnobsView,
+    Look,
+    LookCheckpoints,
+    LookCurves,
+    LookFabric,
+    LookKnobs,
+    No,
+)
 from torchloom.settings import Settings
 from torchloom.subjects import ASK, LOOK, Role
 
@@ -104,6 +117,13 @@ class Asking:
         """What may be changed in a job, and what was."""
         answer = await self.look(LookKnobs(job=job))
         if isinstance(answer, KnobsView):
+            return answer
+        raise _unexpected(answer)
+
+    async def checkpoints(self, job: str) -> CheckpointsView:
+        """What a job has told of its checkpoints."""
+        answer = await self.look(LookCheckpoints(job=job))
+        if isinstance(answer, CheckpointsView):
             return answer
         raise _unexpected(answer)
 

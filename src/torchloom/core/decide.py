@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from torchloom.core import changes, devices, orders, ranks, sweep, wishes
+from torchloom.core import changes, checkpoints, devices, orders, ranks, sweep, wishes
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.events import (
     Asked,
@@ -41,7 +41,10 @@ from torchloom.messages import (
     Recover,
     Register,
     Reply,
+    Resumed,
     Revert,
+    Saved,
+    SaveFailed,
     SetKnobs,
     Standing,
     Steer,
@@ -77,6 +80,12 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
             return devices.register(fabric, register)
         case Reported(rank=rank, report=Knobs() as offered):
             return ranks.offers(fabric, rank, offered)
+        case Reported(rank=rank, report=Saved() as saved):
+            return checkpoints.saved(fabric, rank, saved)
+        case Reported(rank=rank, report=SaveFailed() as failed):
+            return checkpoints.failed(fabric, rank, failed)
+        case Reported(rank=rank, report=Resumed() as resumed):
+            return checkpoints.resumed(fabric, rank, resumed)
         case Asked(ask=SetKnobs() as ask, reply=reply):
             return wishes.set_knobs(fabric, ask, reply, now)
         case Asked(ask=Revert() as ask, reply=reply):

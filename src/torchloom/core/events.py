@@ -9,7 +9,7 @@ from torchloom.messages import Ask, Beat, Fact, RankId, Reply, Report
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A rank's hello or goodbye, read from the durable inbox."""
+    """What a rank reports, read from the durable inbox."""
 
     rank: RankId
     report: Report

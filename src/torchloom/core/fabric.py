@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from torchloom.core.courses import Course
 from torchloom.core.drmap import DRMap, Seat
+from torchloom.core.keeping import Keeping, KeepingState
 from torchloom.core.ledger import Change, ChangePhase, Ledger, LedgerState
 from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
 from torchloom.core.watch import Watch
@@ -109,6 +110,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     hand_seats: tuple[Seat, ...] = ()
     incidents: tuple[Incident, ...] = ()
     ledger: LedgerState = LedgerState()
+    keeping: KeepingState = KeepingState()
 
 
 class Fabric:
@@ -117,6 +119,7 @@ class Fabric:
         self.settings = settings
         self.watch = Watch(settings)
         self.ledger = Ledger(state.ledger)
+        self.keeping = Keeping(state.keeping)
         self.term = state.term
         self.inbox_seq = state.inbox_seq
         self.incident_count = state.incident_count
@@ -155,6 +158,7 @@ class Fabric:
             hand_seats=tuple(sorted(self.hand_seats, key=lambda seat: (seat.device, seat.replica))),
             incidents=tuple(self.incidents.values()),
             ledger=self.ledger.state(),
+            keeping=self.keeping.state(),
         )
 
     def order(self) -> list[RankId]:
@@ -223,6 +227,7 @@ class Fabric:
                     self._forget(rank)
                 self.jobs.pop(name, None)
                 self.ledger.forget(name)
+                self.keeping.forget(name)
             case DeviceSeated(device=device, replica=replica, node=node):
                 seat = Seat(device, replica, None, node)
                 self.hand_seats.add(seat)
@@ -260,6 +265,8 @@ class Fabric:
                 request = self.ledger.orders[id].request
                 self.ledger.end(record)
                 self.watch.courses.end(request)
+            case _:
+                self.keeping.fold(record, at)
 
     def _follow_change(self, change: Change, at: float) -> None:
         """Keep the course of a change in step with the ledger, and tell the watch what beats must say from now on."""

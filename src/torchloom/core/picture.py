@@ -9,6 +9,7 @@ from torchloom.core.ledger import ChangePhase
 from torchloom.core.presence import JobPhase, Presence
 from torchloom.messages import (
     ChangeView,
+    CheckpointsView,
     CurvesView,
     DeviceView,
     FabricView,
@@ -16,6 +17,7 @@ from torchloom.messages import (
     JobView,
     KnobsView,
     KnobView,
+    LookCheckpoints,
     LookCurves,
     LookFabric,
     LookKnobs,
@@ -183,6 +185,19 @@ def knobs(fabric: Fabric, look: LookKnobs) -> KnobsView:
             )
             for change in list(fabric.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
         ),
+    )
+
+
+def checkpoints(fabric: Fabric, look: LookCheckpoints) -> CheckpointsView:
+    kept = fabric.keeping.of(look.job)
+    return CheckpointsView(
+        job=kept.job,
+        folder=kept.folder,
+        node=kept.node,
+        saved=kept.saved,
+        failures=kept.failures,
+        failed=kept.failed,
+        resumed=kept.resumed,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.core import changes, orders, ranks
+from torchloom.core import changes, checkpoints, orders, ranks
 from torchloom.core.decision import Decision, together
 from torchloom.core.fabric import Fabric, Job
 from torchloom.core.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence
@@ -56,4 +56,7 @@ def _ended_jobs(fabric: Fabric) -> Decision:
     if excess <= 0:
         return Decision()
     oldest = sorted(ended, key=lambda job: (job.ended or 0.0, job.name))[:excess]
-    return Decision(tuple(JobForgotten(job=job.name) for job in oldest), reason="ended long ago")
+    records: list[Record] = []
+    for job in oldest:
+        records += (*checkpoints.forgotten(fabric, job.name), JobForgotten(job=job.name))
+    return Decision(tuple(records), reason="ended long ago")

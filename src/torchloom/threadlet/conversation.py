@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from enum import Enum, auto
 from random import SystemRandom
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
@@ -30,7 +30,6 @@ from torchloom.messages import (
     Muted,
     Order,
     Propose,
-    RankId,
     Reply,
     Report,
     Verdict,
@@ -43,8 +42,10 @@ from torchloom.subjects import ABORT, BEAT, COMMAND, REPLY, REPORT
 from torchloom.threadlet.ending import Ending
 from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.incarnation import new_incarnation
+from torchloom.threadlet.life import Life
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.orders import Orders
+from torchloom.threadlet.outbox import News
 from torchloom.threadlet.probe import device_mb, rss_mb
 from torchloom.threadlet.readings import Reader
 
@@ -67,23 +68,6 @@ KILL_SECONDS = 0.5
 READ_SECONDS = 0.2
 """Longest a beat waits for a device to give up a number."""
 _chance = SystemRandom()
-
-
-@dataclass
-class Life:
-    """What one life of a rank knows of itself, from connection to connection."""
-
-    rank: RankId
-    incarnation: str
-    beat_seconds: float
-    welcomed: bool = False
-    term: int = 0
-    """The highest term of a weaver heard of; a lower one was replaced."""
-    hellos: int = 0
-    ignored: int = 0
-    """Commands that could not be understood."""
-    complained: bool = False
-    """The user was told that something given to step() cannot be reported."""
 
 
 class Over(Enum):
@@ -113,6 +97,8 @@ class Conversation:
         self._offered = 0
         self.more = asyncio.Event()
         """There may be knobs to tell of."""
+        self.news = asyncio.Event()
+        """There may be something in the outbox."""
         self._spawned: set[asyncio.Task[None]] = set()
         self.welcomed: Callable[[], None] = lambda: None
         """Called at the first welcome of this connection."""
@@ -135,10 +121,11 @@ class Conversation:
         """Talk until the connection closes, the weaver ends it, or the process leaves (`ending` then says how)."""
         await self._client.subscribe(COMMAND.for_rank(self._life.rank), cb=self._hear)
         self._introduce()
-        beats, shut, left = (asyncio.ensure_future(work) for work in (self._beat_on(), closed.wait(), leaving.wait()))
+        works = (self._beat_on(), self._tell_on(), closed.wait(), leaving.wait())
+        beats, telling, shut, left = map(asyncio.ensure_future, works)
         self.spawn(self._offer_on())
         self.spawn(self._notice_naps())
-        tasks: list[asyncio.Future[Any]] = [beats, shut, left]
+        tasks: list[asyncio.Future[Any]] = [beats, telling, shut, left]
         try:
             await asyncio.wait([self._over, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if self._over.done():
@@ -146,6 +133,7 @@ class Conversation:
             if not leaving.is_set():
                 return Over.LOST
             beats.cancel()
+            telling.cancel()
             how, seconds = ending()
             parting = asyncio.ensure_future(self._part(how))
             tasks.append(parting)
@@ -174,6 +162,7 @@ class Conversation:
             await asyncio.sleep(HELLO_AGAIN_SECONDS)
         self._known = True
         self.more.set()
+        self.news.set()
         # A weaver that died between storing it and answering would owe us the values in force for ever.
         pause = WELCOME_SECONDS
         while not self._greeted.is_set():
@@ -193,6 +182,24 @@ class Conversation:
             logger.debug("torchLoom: %s not stored: %r", what, error)
             return False
         return True
+
+    async def _tell_on(self) -> None:
+        """Tell the weaver what there is to tell, once the hello of this connection is stored."""
+        while True:
+            if self._known and not await self._empty_outbox():
+                await asyncio.sleep(HELLO_AGAIN_SECONDS)
+                continue
+            await self.news.wait()
+            self.news.clear()
+
+    async def _empty_outbox(self) -> bool:
+        life = self._life
+
+        async def say(number: int, news: News) -> bool:
+            report = replace(news, incarnation=life.incarnation)
+            return await self._report(report, f"news-{number}") and report.incarnation == life.incarnation
+
+        return await life.outbox.empty(say, lambda: life.welcomed)
 
     async def _notice_naps(self) -> None:
         """Frozen, then thawed: an order found in the socket now may long be given up. This is seen before it is."""
@@ -299,12 +306,13 @@ class Conversation:
     # ── goodbye ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _part(self, ending: Ending) -> None:
-        """The last numbers, then the goodbye, on disk and known to the weaver. Nothing is sent after it."""
+        """The last news and numbers, then the goodbye, on disk and known to the weaver. Nothing is sent after it."""
         if self._introducing is not None:
             self._introducing.cancel()  # it may still be saying hello for want of a welcome
         # A very short life: whoever says goodbye has said hello before.
         if not self._known and not await self._report(self._hello(), f"hello-{self._life.hellos}"):
             return
+        await self._empty_outbox()
         await self._beat()
         goodbye = Goodbye(
             incarnation=self._life.incarnation, how=ending.how, error=ending.error, step=self._meter.step_number
@@ -357,6 +365,7 @@ class Conversation:
                 else:  # it has just begun, on a machine whose clock is behind
                     life.incarnation = new_incarnation(newer_than=newest)
                     self._helm.rename(life.incarnation)
+                    life.outbox.unsay()
                     self._end(Over.RENAMED)
 
     def _steer(self, command: Command) -> Reply | None:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torchloom.checkpoints.attached import Kept
 from torchloom.knobs import BadValue, check, ramp
 from torchloom.messages import Applied, Committed, KnobSpec, Propose, Ready, Reply, Standing, Value, Verdict
 from torchloom.settings import Settings
-from torchloom.threadlet.knob import Knob
+from torchloom.threadlet.knob import INTERVAL, Knob, interval_knob
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.steering import Steering
 
@@ -33,6 +34,10 @@ class Helm:
         self.knobs: dict[str, Knob] = {}
         self.stopping = False
         self.save: Callable[[int], object] | None = None
+        """Writes a checkpoint when an operator asks for one."""
+        self._lent_save: Callable[[int], object] | None = None
+        """The same, if not the script but its checkpoints have given it; and the knob of their interval."""
+        self._lent_knob: Knob | None = None
         self.answer: Callable[[Reply], None] = lambda _: None
         """Sends a reply; set by the link."""
         self.resolve: Callable[[Committed], None] = lambda _: None
@@ -54,13 +59,21 @@ class Helm:
 
     def add(self, knob: Knob) -> Knob:
         name = knob.spec.name
-        if name in self.knobs:
+        if name in self.knobs and self.knobs[name] is not self._lent_knob:
             logger.warning("torchLoom: there are two knobs %s; the newer one counts", name)
         self.knobs[name] = knob
         if name in self._values:
             self._turn(knob, self._values[name])
         self.offer()
         return knob
+
+    def keep(self, kept: Kept) -> None:
+        """Let the operator reach these checkpoints, unless the script has seen to that itself. The newest count."""
+        if self.save is self._lent_save:
+            self.save = self._lent_save = kept.wanted
+            self.offer()
+        if kept.every is not None and self.knobs.get(INTERVAL) is self._lent_knob:
+            self._lent_knob = self.add(interval_knob(kept))
 
     def offer(self) -> None:
         """There is more that may be changed."""

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from torchloom.checkpoints.attached import Kept
 from torchloom.errors import BadInput
 from torchloom.knobs import check
 from torchloom.messages import NAME, KnobSpec, Value
 
 KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
+INTERVAL = "checkpoint_interval"
 MAX_CHOICES = 64
 MAX_UNIT = 32
 
@@ -103,6 +105,16 @@ def log_level_knob() -> Knob:
         return name if name in levels else "WARNING"
 
     return make_knob("log_level", get=level, set=root.setLevel, choices=levels, help="of the root logger")
+
+
+def interval_knob(kept: Kept) -> Knob:
+    """How often these checkpoints are written."""
+
+    def every(steps: int) -> None:
+        kept.every = steps
+
+    help = "steps between two checkpoints"
+    return make_knob(INTERVAL, get=lambda: kept.every, set=every, low=1, unit="steps", help=help)
 
 
 def plain(value: Any) -> Any:

@@ -15,9 +15,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from random import SystemRandom
-from typing import Any
 
 from nats.aio.client import Client
 
@@ -27,13 +26,15 @@ from torchloom.bus.names import connection_name
 from torchloom.messages import Hello
 from torchloom.settings import Settings
 from torchloom.subjects import Role
-from torchloom.threadlet.conversation import Conversation, Life, Over
+from torchloom.threadlet.conversation import Conversation, Over
 from torchloom.threadlet.ending import Ending
 from torchloom.threadlet.helm import Helm
+from torchloom.threadlet.life import Life
 from torchloom.threadlet.loop import LinkLoop
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.names import Names
 from torchloom.threadlet.orders import Orders
+from torchloom.threadlet.outbox import News
 from torchloom.threadlet.probe import find_devices
 from torchloom.threadlet.readings import Reader
 
@@ -77,9 +78,9 @@ class Link:
         self._gone = threading.Event()
         self._started = threading.Event()
         """Welcomed, or there is nobody to be welcomed by."""
-        helm.answer = lambda reply: self._soon(lambda talk: talk.reply(reply))
-        helm.resolve = lambda change: self._soon(lambda talk: talk.resolve(change))
-        helm.announce = self._tell_more
+        helm.answer = lambda reply: self._soon(lambda talk: talk.spawn(talk.reply(reply)))
+        helm.resolve = lambda change: self._soon(lambda talk: talk.spawn(talk.resolve(change)))
+        helm.announce = lambda: self._soon(lambda talk: talk.more.set())
         helm.linked = lambda: self.up
 
     # ── called by the training ───────────────────────────────────────────────────────────────────────────────────────
@@ -92,20 +93,18 @@ class Link:
         """Wait a moment for the values in force, so that the first step has them; not where nobody answers."""
         self._started.wait(self._settings.welcome_seconds)
 
-    def _tell_more(self) -> None:
-        def ring() -> None:
-            if self._talk is not None:
-                self._talk.more.set()
+    def tell(self, news: News) -> None:
+        """Let the weaver know, now or when there is a connection again. From any thread."""
+        if not self._gone.is_set():
+            self.life.outbox.put(news)
+            self._soon(lambda talk: talk.news.set())
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no link any more
-            self._loop.call_soon_threadsafe(ring)
-
-    def _soon(self, work: Callable[[Conversation], Coroutine[Any, Any, None]]) -> None:
+    def _soon(self, work: Callable[[Conversation], None]) -> None:
         """Have the link do something on the connection it has, if it has one."""
 
         def begin() -> None:
             if self._talk is not None:
-                self._talk.spawn(work(self._talk))
+                work(self._talk)
 
         with contextlib.suppress(RuntimeError):  # the loop is closed: there is no link any more
             self._loop.call_soon_threadsafe(begin)

@@ -5,7 +5,8 @@
         loss = train(batch)
         loom.step(loss=loss, samples=len(batch))
 
-attach() raises for names that cannot be meant. After that nothing here raises, and only the goodbye waits, briefly.
+attach() raises for names that cannot be meant. After that nothing here raises, and only the goodbye waits: briefly, or
+for a checkpoint that is being written.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
+from torchloom.checkpoints import attached
 from torchloom.errors import BadInput, BadSetting
-from torchloom.messages import check_name
+from torchloom.messages import Resumed, Saved, SaveFailed, Value, check_name
 from torchloom.settings import Settings
 from torchloom.threadlet import hooks
 from torchloom.threadlet.ending import Ending, ending_of
 from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.incarnation import first_incarnation
-from torchloom.threadlet.knob import Knob, log_level_knob, make_knob
+from torchloom.threadlet.knob import INTERVAL, Knob, log_level_knob, make_knob
 from torchloom.threadlet.link import Link
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.names import Host, Names, find_names
@@ -34,6 +36,8 @@ from torchloom.threadlet.optimizers import optimizer_knobs
 
 logger = logging.getLogger("torchloom")
 MAX_DEVICES = 64
+FINISH_SECONDS = 30.0
+"""Longest a goodbye waits for a checkpoint that is being written."""
 
 
 class Threadlet:
@@ -104,7 +108,7 @@ class Threadlet:
         return self.knob("log_interval", int(value), low=1, unit="steps", help="steps between two log lines")
 
     def checkpoint_interval(self, value: int = 1000) -> Knob:
-        return self.knob("checkpoint_interval", int(value), low=1, unit="steps", help="steps between two checkpoints")
+        return self.knob(INTERVAL, int(value), low=1, unit="steps", help="steps between two checkpoints")
 
     def on_checkpoint(self, save: Callable[[int], object]) -> Callable[[int], object]:
         """Call this when someone asks for a checkpoint, on every rank at the same step; it returns the path."""
@@ -123,6 +127,28 @@ class Threadlet:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._helm.load_state_dict(state)
 
+    # ── the checkpoints of this process ──────────────────────────────────────────────────────────────────────────────
+
+    def keep(self, kept: attached.Kept) -> None:
+        """Offer these checkpoints to the operator; what the script registers itself goes before."""
+        try:
+            self._helm.keep(kept)
+        except Exception as error:  # noqa: BLE001  training goes on, and so do its checkpoints
+            logger.warning("torchLoom: the checkpoints cannot be offered: %s", error)
+
+    def tell(self, news: Saved | SaveFailed | Resumed) -> None:
+        """Let the weaver know what became of a checkpoint: now, or when there is a link again."""
+        link = self._link
+        if link is not None:
+            with contextlib.suppress(Exception):
+                link.tell(news)
+
+    def values(self) -> dict[str, Value]:
+        """Knobs as they are now."""
+        return self._helm.values()
+
+    # ── beginning and end ────────────────────────────────────────────────────────────────────────────────────────────
+
     @property
     def connected(self) -> bool:
         return self._link is not None and self._link.up
@@ -137,15 +163,23 @@ class Threadlet:
         self.end(Ending())
 
     def end(self, ending: Ending) -> None:
-        """Say goodbye in these words; only the first goodbye counts."""
-        link, self._link, self._meter = self._link, None, None
-        if link is not None:
-            hooks.leave(self._names.rank)
-            link.goodbye(ending)
+        """Say goodbye in these words, after what is being saved is saved; only the first goodbye counts."""
+        if self._link is None:
+            return
+        try:
+            with contextlib.suppress(Exception):
+                attached.finish(FINISH_SECONDS)
+        finally:  # also if someone is tired of waiting
+            link, self._link, self._meter = self._link, None, None
+            if link is not None:
+                attached.left(self)
+                hooks.leave(self._names.rank)
+                link.goodbye(ending)
 
     def disown(self) -> None:
         """In a forked child: this is the parent's rank. Say nothing, measure nothing."""
         link, self._link, self._meter = self._link, None, None
+        attached.left(self)
         if link is not None:
             link.disown()
 
@@ -195,6 +229,7 @@ def attach(
         logger.warning("torchLoom: cannot attach, training goes on without it: %r", error)
         return Threadlet(names, meter, helm, None)
     hooks.enter(names.rank, threadlet)
+    attached.came(threadlet)
     _announce(names)
     link.await_welcome()
     return threadlet

@@ -36,11 +36,12 @@ from torchloom.core.events import (
     VerdictKnown,
 )
 from torchloom.core.fabric import Fabric
-from torchloom.core.picture import curves, knobs, picture
+from torchloom.core.picture import checkpoints, curves, knobs, picture
 from torchloom.messages import (
     Answer,
     Done,
     InboxRead,
+    LookCheckpoints,
     LookCurves,
     LookFabric,
     LookKnobs,
@@ -290,6 +291,8 @@ class Weaver:
                 answer = curves(self.fabric, look)
             case LookKnobs():
                 answer = knobs(self.fabric, look)
+            case LookCheckpoints():
+                answer = checkpoints(self.fabric, look)
         await self._send_answer(message, answer)
 
     async def _send_answer(self, message: Msg, answer: Answer) -> None:
