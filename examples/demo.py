@@ -17,6 +17,7 @@ from typing import TypeVar
 import psutil
 
 from torchloom.bus.asking import Asking
+from torchloom.checkpoints.search import latest
 from torchloom.messages import FabricView, IncidentOpened, RankLost, RankView, decode_entry
 from torchloom.settings import Settings
 from torchloom.subjects import LOG, Role
@@ -48,9 +49,13 @@ class Stage:
     def train(self, replica: str) -> subprocess.Popen[bytes]:
         script = EXAMPLES / "train_integrated.py"
         words = [sys.executable, str(script), "--job", "demo", "--replica-id", replica, "--epochs", "1000"]
-        with (self.folder / f"{replica}.log").open("wb") as output:
+        words += ["--checkpoints", str(self.kept(replica)), "--every", "20"]
+        with (self.folder / f"{replica}.log").open("ab") as output:
             self.training[replica] = subprocess.Popen(words, stdout=output, stderr=output)
         return self.training[replica]
+
+    def kept(self, replica: str) -> Path:
+        return self.folder / f"checkpoints-{replica}"
 
     async def look(self) -> FabricView:
         async with Asking(self.settings, Role.VIEWER) as weaver:
@@ -97,6 +102,12 @@ async def listening(stage: Stage) -> AsyncIterator[Callable[[], Awaitable[tuple[
                     return heard, f"{incident.id}: {incident.what}; {incident.evidence[0]}"
 
         yield next_loss
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 async def show(stage: Stage) -> None:
@@ -154,10 +165,33 @@ async def show(stage: Stage) -> None:
         raise SystemExit("the state after the restart is not the state before it")
     loom("status")
 
+    await show_checkpoints(stage)
+
     tell("Everything is taken down.")
     stage.training["hi"].send_signal(signal.SIGINT)
     stage.training["hi"].wait()
     loom("down")
+
+
+async def show_checkpoints(stage: Stage) -> None:
+    tell("Checkpoints are written behind the training, every 20 steps here. An operator may want one at once:")
+    loom("checkpoint", "demo/hi")
+
+    tell("The process is killed, and one bit of its newest checkpoint flips, as on a disk that forgets.")
+    stage.training["hi"].kill()
+    stage.training["hi"].wait()
+    folder = stage.kept("hi")
+    whole, _ = latest(folder)
+    flip_a_bit(whole.path / "state.pt")
+    loom("checkpoints", str(folder), "--verify")
+
+    tell("torch.load looks at no checksum. Here training, started again, goes on from the one before:")
+    stage.train("hi")
+    resumed, _ = latest(folder)
+    await until("training to go on", lambda: stage.beating("hi", after=resumed.step))
+    loom("events", "--last", "6")
+    if resumed.step >= whole.step:
+        raise SystemExit("it went on from a damaged checkpoint")
 
 
 def main() -> None:

@@ -1,7 +1,10 @@
 """Train an image classifier on several processes that average their gradients (DDP on gloo, no GPU needed).
 
-    torchrun --nproc-per-node 4 examples/train_ddp_gloo.py
+    torchrun --nproc-per-node 4 examples/train_ddp_gloo.py --checkpoints runs/a
     loom set train_ddp_gloo lr=0.01 batch_size=32        # all ranks take it at the same step
+    loom checkpoint train_ddp_gloo                       # all ranks save at the same step, each its part
+
+Started again it goes on from the newest checkpoint that is whole, with any number of processes.
 
 Under another launcher set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The images are digits of a seven-segment
 display, drawn here; which ones depends only on the step and the rank, so the same steps give the same bits.
@@ -10,7 +13,6 @@ display, drawn here; which ones depends only on the step and the rank, so the sa
 import argparse
 import contextlib
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,8 +28,8 @@ parser.add_argument("--step-seconds", type=float, default=0.0, help="a step take
 parser.add_argument("--batch-size", type=int, default=16, help="images a rank draws for one backward pass")
 parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--log-interval", type=int, default=20, help="steps between two printed lines")
-parser.add_argument("--checkpoint", default="checkpoint.pt", metavar="PATH", help="where `loom checkpoint` saves")
-parser.add_argument("--resume", default=None, metavar="PATH", help="go on from a checkpoint")
+parser.add_argument("--checkpoints", default=None, metavar="FOLDER", help="save there, and go on from what is there")
+parser.add_argument("--every", type=int, default=500, help="steps between two checkpoints")
 parser.add_argument("--save", default=None, metavar="PATH", help="each rank writes its final parameters to PATH.rankN")
 args = parser.parse_args()
 
@@ -71,24 +73,10 @@ with torchloom.attach(args.job, rank=rank, world_size=world) as loom:
     accumulation = loom.accumulation(1)
     clip = loom.clip(10.0)
 
-    @loom.on_checkpoint
-    def save(step: int) -> str:
-        """Called on every rank at the same step; parameters are the same on all, so one writes."""
-        try:
-            if rank == 0:
-                parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loom": loom}
-                torch.save({name: part.state_dict() for name, part in parts.items()}, args.checkpoint)
-                print(f"step {step:5d}  saved {args.checkpoint}", flush=True)
-        finally:
-            dist.barrier()  # even if writing failed: the others wait here
-        return str(Path(args.checkpoint).absolute()) if rank == 0 else ""
-
-    first = 0
-    if args.resume:
-        state = torch.load(args.resume, weights_only=True)
-        for name, part in {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loom": loom}.items():
-            part.load_state_dict(state[name])
-        first = state["loom"]["step"]
+    # The interval is a knob, and `loom checkpoint` reaches this without further code. The values above are kept too.
+    checkpoints = torchloom.Checkpoints(args.checkpoints, every=args.every, keep=3) if args.checkpoints else None
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    first = checkpoints.resume(state) if checkpoints else 0
 
     for step in range(first + 1, args.steps + 1):
         began = time.monotonic()
@@ -108,6 +96,8 @@ with torchloom.attach(args.job, rank=rank, world_size=world) as loom:
             total = loss.item() * accumulation.value
             print(f"step {step:5d}  loss {total:.4f}  lr {scheduler.get_last_lr()[0]:.4g}", flush=True)
         loom.step(loss=loss, samples=batch_size.value * accumulation.value)
+        if checkpoints:
+            checkpoints.save(step, state)  # copies out and returns; the rest is written behind the next steps
         if loom.stopping:  # on all ranks after the same step
             break
 

@@ -1,13 +1,15 @@
 """Train an image classifier that torchLoom watches.
 
     python examples/train_integrated.py --replica-id hi
-    python examples/train_integrated.py --replica-id there --epochs 5 --loaders 2
+    python examples/train_integrated.py --replica-id there --epochs 5 --loaders 2 --checkpoints runs/there
 
 The images are digits of a seven-segment display, drawn here, shifted and buried in noise: nothing is downloaded. Two
-processes with different replica ids are two replicas of one job. It runs the same without a control plane.
+processes with different replica ids are two replicas of one job. It runs the same without a control plane. Killed and
+started again with the same --checkpoints, it ends with the same bits as if nothing had happened.
 """
 
 import argparse
+from itertools import islice
 
 import torch
 from torch import nn
@@ -26,6 +28,8 @@ parser.add_argument("--samples", type=int, default=6400, help="training images o
 parser.add_argument("--loaders", type=int, default=0, help="processes that load data (0: none of their own)")
 parser.add_argument("--log-interval", type=int, default=20, help="steps between two printed lines")
 parser.add_argument("--dry-run", action="store_true", help="one batch only, to see that everything works")
+parser.add_argument("--checkpoints", default=None, metavar="FOLDER", help="save there, and go on from what is there")
+parser.add_argument("--every", type=int, default=100, help="steps between two checkpoints")
 parser.add_argument("--save", default=None, metavar="PATH", help="write the final parameters there")
 args = parser.parse_args()
 
@@ -63,9 +67,10 @@ class Digits(Dataset):
         return image, digit
 
 
+order = torch.Generator()  # of its own, so that shuffling does not depend on what else draws random numbers
+
+
 def loader(dataset: Dataset, shuffle: bool) -> DataLoader:
-    # A generator of its own, so that shuffling does not depend on what else draws random numbers.
-    order = torch.Generator().manual_seed(args.seed)
     return DataLoader(dataset, args.batch_size, shuffle=shuffle, num_workers=args.loaders, generator=order)
 
 
@@ -83,21 +88,30 @@ optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 with torchloom.attach(args.job, args.replica_id) as loom:
     loom.watch(optimizer)  # lr, betas and weight decay may now be changed while it trains: `loom set JOB lr=5e-4`
     log_interval = loom.log_interval(args.log_interval)
+    checkpoints = torchloom.Checkpoints(args.checkpoints, every=args.every, keep=3) if args.checkpoints else None
+    state = {"model": model, "optimizer": optimizer}
+    step = checkpoints.resume(state) if checkpoints else 0  # the newest that is whole; 0 if there is none
+    finished, done = divmod(step, len(train_data))
     accuracy = 0.0
-    for epoch in range(1, args.epochs + 1):
+    for epoch in range(finished + 1, args.epochs + 1):
         model.train()
-        for batch, (images, digits) in enumerate(train_data):
+        order.manual_seed(args.seed + epoch)  # the same order again, if this epoch was begun before
+        for batch, (images, digits) in enumerate(islice(train_data, done, None), start=done):
             loss = nn.functional.cross_entropy(model(images.to(device)), digits.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             # The loss stays a tensor: .item() here would make this loop wait for the GPU at every step.
             loom.step(loss=loss, samples=len(images), epoch=epoch, accuracy=accuracy)
+            step += 1
+            if checkpoints:
+                checkpoints.save(step, state)  # copies out and returns; the rest is written behind the next steps
             if batch % log_interval.value == 0:
                 print(f"epoch {epoch}  step {batch:4d}/{len(train_data)}  loss {loss.item():.4f}", flush=True)
             if args.dry_run or loom.stopping:
                 break
 
+        done = 0
         model.eval()
         right = seen = 0
         with torch.no_grad():
