@@ -48,6 +48,14 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("fanout_1000_s", "<=", 0.5),
         Target("knob_read_ns", "<=", 200),
     ),
+    "checkpoint": (
+        Target("ratio_to_torch_save", "<=", 0.15),
+        Target("ratio_to_dcp_async", "<=", 0.9),
+        Target("ratio_to_memcpy", "<=", 1.5),
+        Target("durable_ratio_to_torch_save", "<=", 1.5),
+        Target("flips_caught", ">=", 200),
+        Target("verify_ratio", "<=", 0.5),
+    ),
 }
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import Thread, main_thread
 from types import TracebackType
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ from torchloom.checkpoints.retention import Keep, prune
 from torchloom.checkpoints.saving import Saving
 from torchloom.checkpoints.search import Found
 from torchloom.checkpoints.single import Prepared, Seal, SingleSave
-from torchloom.checkpoints.team import Alone, Team, find_team, is_distributed
+from torchloom.checkpoints.team import Alone, Team, find_team, is_distributed, together
 from torchloom.checkpoints.verify import Signature, signature
 from torchloom.errors import AlreadyUp, BadInput, BadState, TorchLoomError
 from torchloom.messages import Resumed, Saved, SaveFailed
@@ -99,14 +99,15 @@ class Checkpoints:
         step = _step(step)
         if not self._is_time(step) and not now:
             return None
-        objects.check_names(state)
-        self._wanted = False
         began = time.monotonic()
-        if not self._is_free():
-            logger.warning("torchLoom: step %d is not saved: step %s is still being written", step, self._saved)
-            return None
         saving = Saving(step, self.folder / folder_name(step), began)
         try:
+            with together(self._members()):
+                objects.check_names(state)
+            if not self._is_free():
+                logger.warning("torchLoom: step %d is not saved: step %s is still being written", step, self._saved)
+                return None
+            self._wanted = False
             self._claim()
             prepared = self._prepare(step, state)
         except (BadInput, AlreadyUp):
@@ -142,8 +143,10 @@ class Checkpoints:
         thread = Thread(target=self._write, args=(saving, prepared, seal), name=THREAD, daemon=False)
         saving.stall = time.monotonic() - began
         try:
+            if not main_thread().is_alive():
+                raise RuntimeError("the interpreter is exiting: it would not wait for another thread")
             thread.start()
-        except RuntimeError:  # the interpreter is exiting, or there can be no more threads
+        except RuntimeError:  # or there can be no more threads
             self._write(saving, prepared, seal)
         return saving
 
@@ -257,9 +260,10 @@ class Checkpoints:
         0, with nothing touched, if the folder holds no checkpoint yet. If there are some and none is whole:
         NoValidCheckpoint. If it does not fit what it is loaded into, everything is left as it was.
         """
-        objects.check_names(state)
         self.wait()
         team = self._members()
+        with together(team):
+            objects.check_names(state)
         found = team.lead(lambda: self._begin(step))
         self._claimed = True
         if all(objects.is_live(part) for part in state.values()):
@@ -314,12 +318,12 @@ class Checkpoints:
 
     def _claim(self) -> None:
         """This job writes here, and no other does. Its first rank sees to that; all of them hear if it cannot."""
-        if not self._claimed:
+        if not self._claimed or (self._lock is not None and not self._lock.held):
             self._members().lead(self._lock_folder)
             self._claimed = True
 
     def _lock_folder(self) -> None:
-        if self._lock is not None:
+        if self._lock is not None and self._lock.held:
             return
         side = attached.side()
         try:

@@ -6,10 +6,15 @@ several times what the copy costs; hence the buffers stay, one for each storage,
 
 from __future__ import annotations
 
+import codecs
+import copy
+import ctypes
 import mmap
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from threading import Thread
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -17,19 +22,65 @@ from torchloom.errors import BadInput
 
 HUGE = 2 * 1024 * 1024
 """From this size on a buffer asks for huge pages: the first copy into it is several times faster."""
+PIECE = 4 * 1024 * 1024
+THREADS = min(4, torch.get_num_threads())
 DEPTH = 64
-PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device)
-CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set, torch.Size)
+PLAIN = frozenset({bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device})
+MAPPINGS = frozenset({dict, OrderedDict, Counter})
+SEQUENCES = frozenset({list, tuple, set, torch.Size})
+TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+BITS = 2032
+"""torch.load reads whole numbers of up to so many, as data alone."""
 _HINT = "a checkpoint holds tensors, numbers, texts, and dicts, lists, tuples and sets of them"
+
+
+Path = tuple[Any, Any] | None
+"""Where in the state: (the path of the container, the key in it). Put into words only if something is wrong there."""
+
+
+class _Later(NamedTuple):
+    """A tensor that was copied, to be made of its buffer when it is written."""
+
+    buffer: torch.Tensor
+    dtype: torch.dtype
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    parameter: bool
+    gradient: bool
+
+    def make(self) -> torch.Tensor:
+        out = torch.empty(0, dtype=self.dtype)
+        out.set_(self.buffer.untyped_storage(), self.offset, self.size, self.stride)
+        if self.parameter:
+            return torch.nn.Parameter(out, self.gradient)
+        return out.requires_grad_() if self.gradient else out
 
 
 @dataclass
 class Copied:
-    """What was copied: a tree of the same shape whose tensors lie in our buffers."""
+    """What was copied."""
 
-    tree: Any
+    parts: Any = None
     size: int = 0
     devices: set[torch.device] = field(default_factory=set)
+
+    @cached_property
+    def tree(self) -> Any:
+        """Of the same shape as what was copied, with tensors that lie in our buffers. Made by whoever needs it."""
+        return _made(self.parts)
+
+
+def _made(part: Any) -> Any:
+    kind = type(part)
+    if kind is _Later:
+        return part.make()
+    if kind in MAPPINGS:
+        pairs = {key: _made(item) for key, item in part.items()}
+        return pairs if kind is dict else kind(pairs)
+    if kind in SEQUENCES:
+        return kind([_made(item) for item in part])
+    return part
 
 
 class Copier:
@@ -38,14 +89,16 @@ class Copier:
     def __init__(self) -> None:
         self._free: dict[tuple[int, bool], list[torch.Tensor]] = {}
         self._used: list[torch.Tensor] = []
-        self._storages: dict[tuple[int, int, torch.device], torch.Tensor] = {}
+        self._storages: dict[tuple[int, int, torch.device, torch.dtype], torch.Tensor] = {}
+        self._moves: list[tuple[torch.Tensor, torch.UntypedStorage]] = []
 
     def copy(self, tree: Any) -> Copied:
         """As it is now, whatever training does to it afterwards. BadInput, naming the place, if it cannot be saved."""
-        copied = Copied(None)
+        copied = Copied()
         try:
             with torch.no_grad():
-                copied.tree = self._tree(tree, "state", 0, copied)
+                copied.parts = self._tree(tree, None, 0, copied)
+                move(self._moves)
                 for device in copied.devices:
                     torch.get_device_module(device).synchronize(device)
         except BaseException:
@@ -53,6 +106,7 @@ class Copier:
             raise
         finally:
             self._storages.clear()
+            self._moves.clear()
         self._free.clear()  # what this state no longer needs
         return copied
 
@@ -62,62 +116,99 @@ class Copier:
             self._free.setdefault((buffer.nbytes, buffer.is_pinned()), []).append(buffer)
         self._used.clear()
 
-    def _tree(self, value: Any, place: str, depth: int, copied: Copied) -> Any:
-        if depth > DEPTH:
-            raise BadInput(f"{place[:200]}: nested deeper than {DEPTH}; does it contain itself?", hint=_HINT)
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value, place, copied)
+    def _tree(self, value: Any, path: Path, depth: int, copied: Copied) -> Any:
         kind = type(value)
-        if value is None or kind in PLAIN or kind in torch.serialization.get_safe_globals():
-            return value
-        if kind in {dict, OrderedDict, Counter}:
-            pairs = [
-                (check_key(key, place), self._tree(item, f"{place}[{key!r}]", depth + 1, copied))
-                for key, item in value.items()
-            ]
-            return kind(pairs) if kind is not Counter else Counter(dict(pairs))
-        if kind in {list, tuple, set, torch.Size}:
-            return kind([self._tree(item, f"{place}[{at}]", depth + 1, copied) for at, item in enumerate(value)])
+        if kind in TENSORS or isinstance(value, torch.Tensor):
+            return self._tensor(value, path, copied)
+        if value is None or kind in PLAIN:
+            return check_plain(value, path)
+        if depth > DEPTH:
+            raise BadInput(f"{where(path)[:200]}: nested deeper than {DEPTH}; does it contain itself?", hint=_HINT)
+        if kind in MAPPINGS:
+            pairs = {
+                check_key(key, path): self._tree(item, (path, key), depth + 1, copied) for key, item in value.items()
+            }
+            return pairs if kind is dict else kind(pairs)
+        if kind in SEQUENCES:
+            return kind([self._tree(item, (path, at), depth + 1, copied) for at, item in enumerate(value)])
+        if kind in torch.serialization.get_safe_globals():
+            return copy.deepcopy(value)
         item = getattr(value, "item", None)
         if kind.__module__ == "numpy" and callable(item) and getattr(value, "ndim", None) == 0:
-            return item()
-        raise BadInput(f"{place}: a {kind.__module__}.{kind.__qualname__} cannot be saved", hint=_HINT)
+            number = item()
+            if type(number) in PLAIN:
+                return check_plain(number, path)
+        raise BadInput(f"{where(path)}: a {kind.__module__}.{kind.__qualname__} cannot be saved", hint=_HINT)
 
-    def _tensor(self, tensor: torch.Tensor, place: str, copied: Copied) -> torch.Tensor:
+    def _tensor(self, tensor: torch.Tensor, path: Path, copied: Copied) -> torch.Tensor | _Later:
         kind = type(tensor)
-        if kind not in {torch.Tensor, torch.nn.Parameter} or tensor.is_meta:
+        if kind not in TENSORS or tensor.is_meta:
             what = "without data (meta)" if tensor.is_meta else f"of type {kind.__qualname__}"
             hint = "one that is spread over ranks is saved by all of them, with torch.distributed initialised"
-            raise BadInput(f"{place}: a tensor {what} cannot be saved by a single process", hint=hint)
+            raise BadInput(f"{where(path)}: a tensor {what} cannot be saved by a single process", hint=hint)
+        parameter = kind is torch.nn.Parameter
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-            copy = tensor.detach().to("cpu", copy=True)
-            copied.size += copy.numel() * copy.element_size()
-        else:
-            storage = self._storage(tensor, copied)
-            copy = torch.empty(0, dtype=tensor.dtype)
-            copy.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
-        if kind is torch.nn.Parameter:
-            return torch.nn.Parameter(copy, tensor.requires_grad)
-        return copy.requires_grad_() if tensor.requires_grad else copy
+            out = tensor.detach().to("cpu", copy=True)
+            copied.size += out.numel() * out.element_size()
+            if parameter:
+                return torch.nn.Parameter(out, tensor.requires_grad)
+            return out.requires_grad_() if tensor.requires_grad else out
+        buffer = self._storage(tensor, copied)
+        return _Later(
+            buffer,
+            tensor.dtype,
+            tensor.storage_offset(),
+            tensor.size(),
+            tensor.stride(),
+            parameter,
+            tensor.requires_grad,
+        )
 
-    def _storage(self, tensor: torch.Tensor, copied: Copied) -> torch.UntypedStorage:
+    def _storage(self, tensor: torch.Tensor, copied: Copied) -> torch.Tensor:
         source = tensor.untyped_storage()
-        key = (source.data_ptr(), source.nbytes(), source.device)
+        size, device = source.nbytes(), source.device
+        key = (source.data_ptr(), size, device, tensor.dtype)  # torch.save refuses one as two types
         buffer = self._storages.get(key)
         if buffer is None:
-            buffer = self._storages[key] = self._buffer(source.nbytes(), source.device.type == "cuda")
-            there = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
-            buffer.copy_(there, non_blocking=True)
-            copied.size += source.nbytes()
-            if source.device.type != "cpu":
-                copied.devices.add(source.device)
-        return buffer.untyped_storage()
+            buffer = self._storages[key] = self._buffer(size, device.type == "cuda")
+            copied.size += size
+            if device.type == "cpu":
+                self._moves.append((buffer, source))
+            else:
+                there = torch.empty(0, dtype=torch.uint8, device=device).set_(source)
+                buffer.copy_(there, non_blocking=True)
+                copied.devices.add(device)
+        return buffer
 
     def _buffer(self, size: int, pinned: bool) -> torch.Tensor:
         free = self._free.get((size, pinned))
         buffer = free.pop() if free else allocate(size, pinned)
         self._used.append(buffer)
         return buffer
+
+
+def move(moves: list[tuple[torch.Tensor, torch.UntypedStorage]]) -> None:
+    """Copy these storages, in pieces, on as many threads as torch would use.
+
+    Not with copy_: torch gathers and dismisses its threads for each tensor, and waits long for them on a busy machine.
+    """
+    pieces = [
+        (buffer.data_ptr() + at, source.data_ptr() + at, min(PIECE, source.nbytes() - at))
+        for buffer, source in moves
+        for at in range(0, source.nbytes(), PIECE)
+    ]
+    todo = iter(pieces)
+
+    def work() -> None:
+        for piece in todo:  # each piece is given out once: next() of a list's iterator is one act
+            ctypes.memmove(*piece)
+
+    helpers = [Thread(target=work, daemon=True) for _ in range(min(THREADS, len(pieces)) - 1)]
+    for helper in helpers:
+        helper.start()
+    work()
+    for helper in helpers:
+        helper.join()
 
 
 def allocate(size: int, pinned: bool = False) -> torch.Tensor:
@@ -128,8 +219,38 @@ def allocate(size: int, pinned: bool = False) -> torch.Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def check_key(key: Any, place: str) -> Any:
+def check_key(key: Any, path: Path) -> Any:
+    if type(key) is str:
+        return key
     parts = key if type(key) is tuple else (key,)
     if any(part is not None and type(part) not in PLAIN for part in parts):
-        raise BadInput(f"{place}: {key!r} cannot be the key of what is saved", hint=_HINT)
-    return key
+        raise BadInput(f"{where(path)}: {key!r} cannot be the key of what is saved", hint=_HINT)
+    return tuple(check_plain(part, path) for part in key) if type(key) is tuple else check_plain(key, path)
+
+
+def check_plain(value: Any, path: Path) -> Any:
+    """As it is, such that torch.load takes it as data alone."""
+    if type(value) is int and value.bit_length() > BITS:
+        raise BadInput(f"{where(path)}: a number of {value.bit_length()} bits is too large to be saved", hint=_HINT)
+    if type(value) is bytearray:
+        return bytearray(value)
+    return EMPTY if value == b"" and type(value) is bytes else value
+
+
+def where(path: Path) -> str:
+    """state['model'][0]"""
+    keys = []
+    while path is not None:
+        path, key = path
+        keys.append(f"[{key!r}]")
+    return "state" + "".join(reversed(keys))
+
+
+class _Empty:
+    """Empty bytes, pickled as others are: the pickler calls bytes() for them, which torch.load does not allow."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return codecs.encode, ("", "latin1")
+
+
+EMPTY: Final = _Empty()

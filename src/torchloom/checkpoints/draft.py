@@ -105,7 +105,11 @@ def _replace(draft: Path, final: Path, step: int) -> Path:
         return draft
     old = hidden(final.parent, "old", step)
     final.rename(old)
-    draft.rename(final)
+    try:
+        draft.rename(final)
+    except OSError:
+        old.rename(final)
+        raise
     return old
 
 

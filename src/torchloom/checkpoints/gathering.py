@@ -6,8 +6,8 @@ device needs room for a second model.
 
 from __future__ import annotations
 
+import copy
 import io
-import pickle
 import warnings
 from collections.abc import Mapping, MutableMapping
 from itertools import pairwise
@@ -27,7 +27,6 @@ from torchloom.checkpoints.sharded import (
     model_of,
     own_file,
     shared_state,
-    split,
 )
 from torchloom.checkpoints.team import Ranks, Team, together
 from torchloom.errors import BadState
@@ -48,13 +47,15 @@ class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
 def read_metadata(folder: Path, names: set[str]) -> Metadata:
     try:
         metadata = pickles.loads((folder / METADATA).read_bytes())
-    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError, IndexError) as error:
+        if not isinstance(metadata, Metadata):
+            raise Damaged(folder, f"its {METADATA} is none")
+        for info in metadata.storage_data.values():
+            if info.relative_path not in names:
+                raise Damaged(folder, f"its {METADATA} names {info.relative_path!r}, which is no part of it")
+    except Damaged:
+        raise
+    except Exception as error:  # whatever a damaged or hostile pickle leads to
         raise Damaged(folder, f"its {METADATA} cannot be read: {single.first_line(error)}") from error
-    if not isinstance(metadata, Metadata):
-        raise Damaged(folder, f"its {METADATA} is none")
-    for info in metadata.storage_data.values():
-        if info.relative_path not in names:
-            raise Damaged(folder, f"its {METADATA} names {info.relative_path!r}, which is no part of it")
     return metadata
 
 
@@ -110,36 +111,65 @@ class Gathering:
 
     def __init__(self, path: Path, manifest: Manifest, state: Mapping[str, Any], strict: bool, team: Team) -> None:
         self._state = state
-        self._parts = split(state)
-        present = set(manifest.parts)
+        self._team = team
+        present = {name: part for name, part in state.items() if name in manifest.parts}
         # A rank that fails must say so before the others wait for it in what follows.
         with together(team):
-            self._own = _own_states(path, manifest, [n for n in self._parts.own if n in present], strict, team)
-        self._shared = {name: part for name, part in self._parts.shared.items() if name in present}
+            names = _own_names(path, present)
+            self._own = _own_states(path, manifest, names, strict, team)
+        self._shared = {name: part for name, part in present.items() if name not in names}
         self._planner = _Planner(strict)
-        fresh = [p for p in self._shared.values() if isinstance(p, torch.optim.Optimizer) and not p.state]
+        self._fresh = [p for p in self._shared.values() if isinstance(p, torch.optim.Optimizer) and not p.state]
+        reader = _Reader(path, manifest)
         try:
-            self._live = shared_state(self._shared)  # an optimizer that has no state yet is given one
-            reader = _Reader(path, manifest)
+            with together(team):
+                metadata = reader.read_metadata()
+                self._live = shared_state(self._shared)  # an optimizer that has no state yet is given one
+                _leave_out_what_had_no_state(self._shared, self._live, metadata)
             if strict:
-                _check_keys(path, reader, self._live, team)
+                _check_keys(path, metadata, self._live, team)
             if self._live:
                 _read(path, reader, self._live, self._planner, team)
         except BaseException:
-            for optimizer in fresh:
-                optimizer.state.clear()
+            self.abandon()
             raise
 
-    def give(self, strict: bool, where: str) -> dict[str, Any]:
+    def abandon(self) -> None:
+        """It will not become the state."""
+        for optimizer in self._fresh:
+            optimizer.state.clear()
+
+    def give_own(self, where: str) -> None:
+        """First what may refuse. If it does on one rank, the others take it back."""
+        own = self._own["own"]
+        given = {name: self._state[name] for name in own if objects.is_live(self._state[name])}
+        before = copy.deepcopy(objects.gather(given))
+        done = False
+        try:
+            with together(self._team):
+                if len(given) < len(own) and not isinstance(self._state, MutableMapping):
+                    name = min(own.keys() - given.keys())
+                    raise BadState(f"{name} is a plain value and the state cannot be written to", hint="pass a dict")
+                objects.give(given, own, False, where)
+                done = True
+        except BaseException:
+            if done:
+                objects.give(given, before, False, where)
+            raise
+
+    def give(self, strict: bool) -> dict[str, Any]:
         """Let it become the state; what belongs to this rank."""
-        objects.give(self._parts.own, self._own["own"], False, where)
         self._planner.fill()
+        if isinstance(self._state, MutableMapping):
+            own = self._own["own"]
+            self._state.update({name: own[name] for name in own if not objects.is_live(self._state[name])})
         models = [part for part in self._shared.values() if isinstance(part, torch.nn.Module)]
         for name, part in self._shared.items():
             if isinstance(part, torch.nn.Module):
                 set_model_state_dict(part, self._live[name], options=StateDictOptions(strict=strict))
             elif isinstance(part, torch.optim.Optimizer):
-                set_optimizer_state_dict(model_of(name, part, models), part, self._live[name])
+                options = StateDictOptions(strict=False)  # a parameter may have no state; the rest was checked
+                set_optimizer_state_dict(model_of(name, part, models), part, self._live[name], options=options)
             elif isinstance(self._state, MutableMapping):
                 self._state[name] = self._live[name]
         return {"rng": self._own["rng"], "torchloom": self._own["torchloom"]}
@@ -158,10 +188,18 @@ def _read(path: Path, reader: _Reader, live: dict[str, Any], planner: _Planner, 
         ) from error
 
 
-def _check_keys(path: Path, reader: _Reader, live: dict[str, Any], team: Team) -> None:
+def _leave_out_what_had_no_state(shared: Mapping[str, Any], live: dict[str, Any], metadata: Metadata) -> None:
+    """A parameter that has had no gradient yet has no state in its optimizer, and gets none."""
+    saved = {where[:3] for where in (metadata.planner_data or {}).values()}
+    for name, part in shared.items():
+        if isinstance(part, torch.optim.Optimizer):
+            states = live[name]["state"]
+            live[name]["state"] = {key: state for key, state in states.items() if (name, "state", key) in saved}
+
+
+def _check_keys(path: Path, metadata: Metadata, live: dict[str, Any], team: Team) -> None:
     """That it holds what all ranks together have, no more and no less. One rank may have no piece of a small tensor."""
     with together(team):
-        metadata = reader.read_metadata()
         planner = DefaultLoadPlanner()
         planner.set_up_planner(live, metadata)
     here = {key for keys in team.gather(sorted(planner.state_dict)) for key in keys}
@@ -174,6 +212,16 @@ def _check_keys(path: Path, reader: _Reader, live: dict[str, Any], team: Team) -
             f"{path.name} is of another state: {told}" + (f", and {more} more" if more else ""),
             hint="strict=False takes what fits; nothing was loaded",
         )
+
+
+def _own_names(path: Path, present: Mapping[str, Any]) -> list[str]:
+    """What was kept for each rank; the rest belongs to the job."""
+    there = single.read(path / own_file(0))["own"]
+    for name, part in present.items():
+        belongs_to_job = objects.is_large(part) or (name not in there and not objects.is_live(part))
+        if belongs_to_job == (name in there):
+            raise BadState(f"{path.name}: {name} was saved as something else than it is now", hint="nothing was loaded")
+    return [name for name in present if name in there]
 
 
 def _own_states(path: Path, manifest: Manifest, names: list[str], strict: bool, team: Team) -> dict[str, Any]:

@@ -54,13 +54,19 @@ def resume(found: Found, state: Mapping[str, Any], strict: bool, team: Team) -> 
         from torchloom.checkpoints.gathering import Gathering
 
         gathered = Gathering(found.path, found.manifest, state, strict, team)
-        with together(team):
-            check_unchanged(found)
-        return gathered.give(strict, found.path.name)
+        try:
+            with together(team):
+                check_unchanged(found)
+            gathered.give_own(found.path.name)
+        except BaseException:
+            gathered.abandon()
+            raise
+        return gathered.give(strict)
     with together(team):
         tree = _read(found, state, strict, team)
         check_unchanged(found)
-    objects.give(state, tree["state"], strict, found.path.name)
+    with together(team):
+        objects.give(state, tree["state"], strict, found.path.name)
     return tree
 
 

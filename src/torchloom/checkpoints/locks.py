@@ -74,6 +74,11 @@ class WriterLock:
                 held = (file, 0)
             _held[self._key] = (held[0], held[1] + 1)
 
+    @property
+    def held(self) -> bool:
+        """Not in a forked child: there it is still the parent's."""
+        return self._pid == os.getpid()
+
     def release(self) -> None:
         with _guard:
             held = _held.get(self._key)

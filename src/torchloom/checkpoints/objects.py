@@ -57,8 +57,9 @@ def check_parts(found: Iterable[str], wanted: Iterable[str], strict: bool, where
 def check_fit(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where: str) -> None:
     """BadState if a part cannot take what was saved for it, as far as can be told beforehand."""
     check_parts(saved, state, strict, where)
-    for name in state.keys() & saved.keys():
-        _check_fit(name, unwrap(state[name]), saved[name], strict, where)
+    for name in state:
+        if name in saved:
+            _check_fit(name, unwrap(state[name]), saved[name], strict, where)
 
 
 def give(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where: str) -> None:
@@ -87,12 +88,20 @@ def _give_one(state: Mapping[str, Any], name: str, saved: Any, strict: bool, und
             undo.append(lambda: part.load_state_dict(before))
         part.load_state_dict(saved)
     elif isinstance(part, torch.Tensor) and isinstance(saved, torch.Tensor):
-        with torch.no_grad():
-            part.copy_(saved)
+        was = part.detach().clone()
+        undo.append(lambda: _set(part, was))
+        _set(part, saved)
     elif isinstance(state, MutableMapping):
+        plain = state[name]
+        undo.append(lambda: state.update({name: plain}))
         state[name] = saved
     else:
         raise BadState(f"{name} is a plain value and the state cannot be written to", hint="pass a dict")
+
+
+def _set(tensor: torch.Tensor, saved: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(saved)
 
 
 def is_large(part: Any) -> bool:
@@ -121,8 +130,8 @@ def _check_module(name: str, own: Mapping[str, Any], saved: Any, strict: bool, w
         raise BadState(
             f"{where}: {name} is another model: {told}", hint="strict=False takes what fits; nothing was loaded"
         )
-    for key in own.keys() & saved.keys():
-        mine, theirs = own[key], saved[key]
+    for key in own:
+        mine, theirs = own[key], saved.get(key)
         if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and mine.shape != theirs.shape:
             raise BadState(
                 f"{where}: {name}.{key} has shape {tuple(theirs.shape)} there and {tuple(mine.shape)} here",
@@ -132,10 +141,12 @@ def _check_module(name: str, own: Mapping[str, Any], saved: Any, strict: bool, w
 
 def is_sharded(state: Mapping[str, Any]) -> bool:
     """Whether tensors in it are spread over ranks, be there only one."""
+    modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
+    if any(type(module).__name__ == "FullyShardedDataParallel" for part in modules for module in part.modules()):
+        return True
     tensors = sys.modules.get("torch.distributed.tensor")  # if nobody has imported it there are none
     if tensors is None:
         return False
-    modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
     parameters = (parameter for module in modules for parameter in module.parameters())
     return any(isinstance(p, tensors.DTensor) for p in parameters) or _holds(state, tensors.DTensor)
 

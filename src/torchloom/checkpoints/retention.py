@@ -31,10 +31,13 @@ class Keep:
     """Those whose step is a multiple of this, for ever."""
 
     def __post_init__(self) -> None:
-        for name in ("last", "hours", "every"):
+        for name, kinds in (("last", int), ("hours", (int, float)), ("every", int)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not value > 0):
-                raise BadInput(f"keep {name}={value!r}: it must be greater than 0", hint="leave it out to keep all")
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
+                what = "number" if name == "hours" else "whole number"
+                raise BadInput(
+                    f"keep {name}={value!r}: it must be a {what} greater than 0", hint="leave it out to keep all"
+                )
 
     @property
     def all(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ class Saving:
         self.error = ""
         """Why it failed; empty if it did not."""
         self._done = threading.Event()
+        self._pid = os.getpid()
 
     def grow(self, size: int) -> None:
         self.written += size
@@ -47,8 +49,8 @@ class Saving:
         return min(0.99, self.written / self.total) if self.total else 0.0
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it is over, waiting for that at most so long."""
-        return self._done.wait(seconds)
+        """Whether it is over, waiting for that at most so long. A forked child, which never hears, does not wait."""
+        return self._done.wait(seconds) if self._pid == os.getpid() else self.done
 
     def __repr__(self) -> str:
         how = f"failed: {self.error}" if self.error else "done" if self.done else f"{self.progress:.0%}"

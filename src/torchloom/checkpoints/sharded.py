@@ -10,14 +10,17 @@ with which it began, which even a full disk lets it do.
     .failed-R    rank R is not going to be, and why
 
 A module or an optimizer belongs to the job: whatever is equal on several ranks is written once. What has a state of
-its own kind (a sampler, a scheduler, random numbers) belongs to its rank, and is kept for each.
+its own kind (a sampler, a scheduler, a number, random numbers) belongs to its rank, and is kept for each. What belongs
+to the job and may differ all the same (running means) is the first rank's, as it is when DDP broadcasts buffers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -29,15 +32,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
 from torchloom.checkpoints import draft, objects, pickles, single
 from torchloom.checkpoints import manifest as manifests
-from torchloom.checkpoints.copying import Copier
+from torchloom.checkpoints.copying import Copied, Copier
 from torchloom.checkpoints.manifest import FileEntry
 from torchloom.checkpoints.single import Seal
 from torchloom.checkpoints.sink import Sink
-from torchloom.checkpoints.team import Team
+from torchloom.checkpoints.team import Team, put
 from torchloom.checkpoints.verify import signature
 from torchloom.errors import BadInput, BadState
 
@@ -45,6 +49,8 @@ POLL_SECONDS = 0.01
 PATIENCE = 60.0
 """Seconds without any progress of any rank after which the others give up."""
 METADATA: Final = ".metadata"
+_WRAPPERS = re.compile(r"\b(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""What torch's wrappers put into names, and leave out again in a checkpoint."""
 
 
 def own_file(rank: int) -> str:
@@ -59,8 +65,36 @@ class Split(NamedTuple):
 
 
 def split(state: Mapping[str, Any]) -> Split:
-    shared = {name: part for name, part in state.items() if not objects.is_live(part) or objects.is_large(part)}
+    shared = {name: part for name, part in state.items() if objects.is_large(part) or _is_plain_with_tensors(part)}
     return Split(shared, {name: part for name, part in state.items() if name not in shared})
+
+
+def _is_plain_with_tensors(part: Any) -> bool:
+    """Tensors may be large, or spread over ranks. What has none is small, and each rank keeps it as it is."""
+    return not objects.is_live(part) and _holds_tensors(part)
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_tensors, value.values()))
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, (list, tuple, set)) and any(map(_holds_tensors, value))
+    )
+
+
+def _check_keys(value: Any, place: str) -> None:
+    """torch.distributed.checkpoint would make texts of other keys, and a state_dict of it that fits nothing."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise BadInput(
+                    f"{place}: {key!r} cannot be a key beside tensors that several ranks save",
+                    hint="hand in the optimizer and its module, not a state_dict; or make the key a text",
+                )
+            _check_keys(item, f"{place}[{key!r}]")
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            _check_keys(item, f"{place}[{at}]")
 
 
 def shared_state(shared: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,6 +111,25 @@ def shared_state(shared: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def state_to_save(shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The same; an optimizer that has no state yet, and would be given one by being asked, goes on without."""
+    fresh = {name: p for name, p in shared.items() if isinstance(p, torch.optim.Optimizer) and not p.state}
+    try:
+        found = shared_state(shared)
+    finally:
+        for optimizer in fresh.values():
+            optimizer.state.clear()
+    for name in fresh:
+        found[name]["state"] = {}
+    return found
+
+
+def buffers_of(shared: Mapping[str, Any]) -> set[str]:
+    """The names under which what modules have beside parameters is saved."""
+    modules = [(name, part) for name, part in shared.items() if isinstance(part, torch.nn.Module)]
+    return {f"{name}.{_WRAPPERS.sub('', key)}" for name, module in modules for key, _ in module.named_buffers()}
+
+
 def model_of(name: str, optimizer: torch.optim.Optimizer, models: list[torch.nn.Module]) -> torch.nn.Module:
     """The module whose parameters it optimizes."""
     ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -91,6 +144,25 @@ def model_of(name: str, optimizer: torch.optim.Optimizer, models: list[torch.nn.
 
 class _Planner(DefaultSavePlanner):  # type: ignore[misc]
     """Plans with the live state; what is written later are copies of this rank's share of it."""
+
+    def set_up(self, shared: Mapping[str, Any], is_first: bool) -> None:
+        for name, part in shared.items():
+            if not objects.is_large(part):
+                _check_keys(part, f"state[{name!r}]")
+        self._buffers = buffers_of(shared)
+        self.set_up_planner(state_to_save(shared), is_coordinator=is_first)
+        Copier().copy({key: value for key, value in self.state_dict.items() if not isinstance(value, torch.Tensor)})
+
+    def create_global_plan(self, all_plans: list[Any]) -> Any:
+        """Who writes what: tensors that several have are spread over them, the rest is the first rank's."""
+        first, *others = all_plans
+        kept = {
+            item.index for item in first.items if item.type == WriteItemType.BYTE_IO or item.index.fqn in self._buffers
+        }
+        without = [
+            dataclasses.replace(plan, items=[item for item in plan.items if item.index not in kept]) for plan in others
+        ]
+        return super().create_global_plan([first, *without])
 
     def copy_out(self, plan: Any, copier: Copier) -> int:
         """Copy what this rank writes; its size."""
@@ -157,8 +229,8 @@ class ShardedSave:
         try:
             parts = split(state)
             copied = self._own_copier.copy({"own": objects.gather(parts.own), **rank_state})
-            self._own, self.size = copied.tree, copied.size
-            self._planner.set_up_planner(shared_state(parts.shared), is_coordinator=self._team.rank == 0)
+            self._own, self.size = copied, copied.size
+            self._planner.set_up(parts.shared, is_first=self._team.rank == 0)
             local = self._planner.create_local_plan()
             self._draft.mkdir(exist_ok=True)
             (self._draft / f".writing-{self._team.rank}").touch()
@@ -166,16 +238,21 @@ class ShardedSave:
             problem = error
 
         def share(said: list[Any]) -> list[Any]:
-            for rank, (kind, why, _) in enumerate(said):
-                if why:
+            for rank, (told, names, _) in enumerate(said):
+                if told is not None:
+                    kind, why = told
                     raise kind(f"rank {rank}: {why}")
+                if other := names ^ said[0][1]:
+                    raise BadInput(
+                        f"rank {rank} and rank 0 differ in what they save: {', '.join(sorted(other))}",
+                        hint="each rank hands in the same names",
+                    )
             plans, self._metadata = self._planner.create_global_plan([plan for *_, plan in said])
             return list(dcp.FileSystemWriter(self._draft).prepare_global_plan(plans))
 
-        why = "" if problem is None else str(getattr(problem, "message", "") or repr(problem))[:500]
-        kind = BadInput if isinstance(problem, BadInput) else BadState
+        told = None if problem is None else put(problem)
         try:
-            plan = self._team.allot((kind, why, local), share)
+            plan = self._team.allot((told, set(state), local), share)
         except Exception:
             if problem is not None:
                 raise problem from None
@@ -208,7 +285,7 @@ class ShardedSave:
                 raise files.error from None
             raise
         entries = [sink.entry for sink in files.sinks]
-        entries.append(single.write(self._draft / own_file(rank), self._own, grown))
+        entries.append(single.write(self._draft / own_file(rank), self._own.tree, grown))
         mark = self._draft / f".part-{rank}"
         told = pickle.dumps((msgspec.json.encode(entries), results))
         draft.write_durably(mark.with_name(f"{mark.name}.new"), told)
@@ -218,7 +295,12 @@ class ShardedSave:
         """Let the first rank know; if it is the first, there will be no such checkpoint."""
         rank = self._team.rank
         if rank == 0:
-            draft.discard(self._draft)
+            doomed = draft.hidden(self._folder, "deleting", self._step)
+            try:
+                self._draft.rename(doomed)  # before it is emptied: whoever still writes finds no place to
+            except OSError:
+                doomed = self._draft
+            draft.discard(doomed)
             return
         with contextlib.suppress(OSError):
             (self._draft / f".failed-{rank}").write_text(str(error)[:1000])
@@ -270,7 +352,7 @@ class ShardedSave:
             raise BadState("another rank could not write its part, or the first could not complete it")
 
     def release(self) -> None:
-        self._own = None
+        self._own = Copied()
         self._planner = _Planner()
         self._copier.release()
 

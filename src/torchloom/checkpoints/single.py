@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Protocol
 import torch
 
 from torchloom.checkpoints import draft
-from torchloom.checkpoints.copying import Copier
+from torchloom.checkpoints.copying import Copied, Copier
 from torchloom.checkpoints.manifest import Damaged, FileEntry, Manifest
 from torchloom.checkpoints.sink import Sink
 
@@ -38,22 +38,22 @@ class SingleSave:
         self._folder = folder
         self._step = step
         self._copier = copier
-        copied = copier.copy(tree)
-        self._tree = copied.tree
-        self.size = copied.size
+        self._copied: Copied | None = copier.copy(tree)
+        self.size = self._copied.size
 
     def write(self, grown: Callable[[int], None], seal: Seal) -> None:
         id = draft.new_id()
         folder = draft.begin(self._folder, self._step, id)
         try:
-            entry = write(folder / FILE, self._tree, grown)
+            assert self._copied is not None
+            entry = write(folder / FILE, self._copied.tree, grown)
             draft.commit(folder, seal((entry,), id))
         except BaseException:
             draft.discard(folder)
             raise
 
     def release(self) -> None:
-        self._tree = None
+        self._copied = None
         self._copier.release()
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from torchloom.errors import BadState, TorchLoomError
+from torchloom.errors import BadInput, BadState, TorchLoomError
 
 Answer = TypeVar("Answer")
 TALK_SECONDS = 600.0
@@ -129,9 +129,16 @@ def together(team: Team) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001  raised when the others know
         problem = error
-    told = team.gather(None if problem is None else str(getattr(problem, "message", "") or repr(problem))[:500])
+    told = team.gather(None if problem is None else put(problem))
     if problem is not None:
         raise problem
     for rank, other in enumerate(told):
         if other is not None:
-            raise BadState(f"rank {rank}: {other}")
+            kind, why = other
+            raise kind(f"rank {rank}: {why}")
+
+
+def put(problem: Exception) -> tuple[type[TorchLoomError], str]:
+    """An error as the other ranks are told of it."""
+    kind = BadInput if isinstance(problem, BadInput) else BadState
+    return kind, str(getattr(problem, "message", "") or repr(problem))[:500]

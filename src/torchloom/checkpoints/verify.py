@@ -1,21 +1,20 @@
-"""Is a checkpoint whole, to the last bit? Checksums over mapped pages, on all cores: faster than loading it."""
+"""Is a checkpoint whole, to the last bit? Checksums on all cores: faster than loading it."""
 
 from __future__ import annotations
 
 import contextlib
-import mmap
+import errno
 import os
 import stat
-import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from torchloom.checkpoints import manifest as manifests
+from torchloom.checkpoints.crc import crc32
 from torchloom.checkpoints.manifest import CHUNK, Damaged, FileEntry, Manifest
 
-PIECE = 1024 * 1024
-"""Bytes given to the checksum at once; the interpreter is free meanwhile."""
+PIECE = 256 * 1024
+"""Bytes read and given to the checksum at once; the interpreter is free meanwhile."""
 THREADS = min(8, os.cpu_count() or 1)
 Signature = tuple[tuple[str, int, int, int], ...]
 """Name, inode, size and time of the last change of each file."""
@@ -71,25 +70,22 @@ def _verify_file(folder: Path, file: FileEntry) -> None:
 
 
 def checksums(fd: int, size: int, chunk: int = CHUNK) -> list[int]:
-    """CRC-32 of each chunk of an open file."""
-    if size == 0:
-        return []
-    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as pages:
-        pages.madvise(mmap.MADV_SEQUENTIAL)
-        with memoryview(pages) as view, ThreadPoolExecutor(THREADS) as pool:
-            return list(pool.map(lambda start: _crc(view, start, min(size, start + chunk)), range(0, size, chunk)))
+    """CRC-32 of each chunk of an open file. OSError where it cannot be read, or is cut off meanwhile."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(lambda start: _crc(fd, start, min(size, start + chunk)), range(0, size, chunk)))
 
 
-def _crc(view: memoryview, start: int, end: int) -> int:
+def _crc(fd: int, start: int, end: int) -> int:
+    """Read, not mapped: a sector that is bad, or gone, under a mapped page would kill the process."""
     crc = 0
-    for piece in _pieces(start, end):
-        crc = zlib.crc32(view[piece], crc)
+    with memoryview(bytearray(min(PIECE, end - start))) as buffer:
+        while start < end:
+            count = os.preadv(fd, [buffer[: end - start]], start)
+            if count == 0:
+                raise OSError(errno.EIO, "it was cut off while it was read")
+            crc = crc32(buffer[:count], crc)
+            start += count
     return crc
-
-
-def _pieces(start: int, end: int) -> Iterator[slice]:
-    for at in range(start, end, PIECE):
-        yield slice(at, min(end, at + PIECE))
 
 
 def describe(path: Path, chunk: int = CHUNK) -> FileEntry:
