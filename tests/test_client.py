@@ -17,7 +17,7 @@ from torchloom.bus.server import EmbeddedServer
 from torchloom.client import Target, parse_target
 from torchloom.errors import BadInput, BadName, BadState, Refused, Unreachable
 from torchloom.knobs import BadValue
-from torchloom.messages import Done, Fail, No, Recover, Register, SetKnobs, Steer
+from torchloom.messages import CheckpointsView, Done, Fail, No, Recover, Register, SetKnobs, Steer
 from torchloom.settings import Settings
 
 
@@ -47,6 +47,11 @@ def test_looking(weaver: Responder, loom: torchloom.Client) -> None:
     assert [knob.spec.name for knob in loom.knobs("mnist").knobs][:2] == ["lr", "accumulate"]
     assert [change.id for change in loom.changes("mnist")] == ["c3"]
     assert loom.parse("mnist", {"lr": "3e-4", "shuffle": "off"}) == {"lr": 3e-4, "shuffle": False}
+    assert loom.checkpoints("mnist") == CheckpointsView(job="mnist")  # it never wrote one
+    weaver.checkpoints["mnist"] = CheckpointsView(job="mnist", folder="/runs/a", failures=2)
+    assert loom.checkpoints("mnist").failures == 2
+    with pytest.raises(Refused, match="no job 'mnits'"):
+        loom.checkpoints("mnits")
     with pytest.raises(Refused, match="no job 'mnits'") as refused:
         loom.knobs("mnits")
     assert refused.value.hint == "did you mean mnist?"

@@ -13,6 +13,7 @@ from torchloom.core import changes, ledger, orders
 from torchloom.core.decision import Decision
 from torchloom.core.events import Replied, Reported, VerdictKnown
 from torchloom.core.fabric import Fabric
+from torchloom.core.presence import Presence
 from torchloom.messages import (
     Applied,
     ChangeDecided,
@@ -456,6 +457,7 @@ def test_a_weaver_restarted_after_the_verdict_was_written_learns_it_from_the_ser
     refuse(again, "c1", A, "it is over already")  # it found the verdict by itself and took the change
     judge(again, stands=True)
     assert phase(again) == "committed"
+    assert again.fabric.ledger.changes["c1"].outcome == "all ranks are ready"  # whatever this weaver wanted
     take(again, "c1")
     assert phase(again) == "settled"
 
@@ -981,6 +983,51 @@ def test_a_change_that_lies_ahead_is_withdrawn_and_never_has_an_effect() -> None
     promise(loom, "c2")
     judge(loom)
     assert [change.id for change in loom.fabric.ledger.in_force(A)] == ["c2"]
+    knob = loom.fabric.ledger.knobs["mnist"]["lr"]
+    assert (knob.value, knob.change) == (0.1, "")
+
+
+def ahead(loom: Loom, number: int, ask: SetKnobs | None = None) -> None:
+    """A change that is certain and that nobody has reached; by default it reverts the one before."""
+    loom.ask(ask or Revert(request=request(number), job="mnist", change=f"c{number - 1}"))
+    stand(loom, 20, number)
+    promise(loom, f"c{number}")
+    judge(loom)
+
+
+def test_a_revert_that_lies_ahead_is_undone_by_setting_the_values_for_those_who_were_welcomed_without_them() -> None:
+    loom = a_job()
+    make(loom, values={"lr": 0.5})
+    ahead(loom, 2)
+    loom.join(B, number=2, link="s:2")  # is not told of c1: it was reverted
+    assert [change.id for change in only(loom, Welcome).changes] == ["c2"]
+    loom.ask(Revert(request=request(3), job="mnist", change="c2"))
+    stand(loom, 20, 3, (A,))
+    loom.happen(Replied(B, Standing(incarnation=life(2), id=request(3), step=15, step_seconds=0.02)))
+    undoing = loom.fabric.ledger.changes["c3"]
+    assert undoing.change.step == loom.fabric.ledger.changes["c2"].change.step
+    assert (undoing.change.values, undoing.change.withdraws) == ({"lr": 0.5}, "")
+    assert undoing.before == {"lr": 0.1}  # as c2 leaves it, at that very step
+
+
+def test_a_withdrawal_that_is_reverted_brings_the_change_back_ahead_or_past() -> None:
+    loom = a_job()
+    ahead(loom, 1, a_set(over=7, at_step=1000))
+    ahead(loom, 2)
+    ahead(loom, 3)
+    again = loom.fabric.ledger.changes["c3"]
+    assert (again.change.step, again.change.values, again.change.over) == (1000, {"lr": 0.5}, 7)
+    assert again.before == {"lr": 0.1}
+    assert [change.id for change in loom.fabric.ledger.in_force(A)] == ["c3"]
+
+    loom = a_job()
+    ahead(loom, 1, a_set(at_step=1000))
+    ahead(loom, 2)
+    take(loom, "c1")
+    take(loom, "c2")
+    loom.ask(Revert(request=request(3), job="mnist", change="c2"), "to3")
+    carry(loom, 3, 1100)
+    assert loom.fabric.ledger.changes["c3"].change.values == {"lr": 0.5}
 
 
 def test_what_a_change_found_is_what_a_rank_said_it_had() -> None:
@@ -1002,6 +1049,33 @@ def test_a_rank_that_an_operator_killed_is_known_to_be_dead_and_by_whom() -> Non
     assert isinstance(died, RankDied)
     assert died.confirmed
     assert died.reason == "killed by ann (o1)"
+
+
+def test_a_rank_that_a_kill_never_reached_is_not_called_killed_when_its_link_closes_again() -> None:
+    loom = a_job()
+    loom.ask(a_steer("kill", replica="r", rank=A.rank), "to1")
+    loom.close(A, link=f"s:{A.rank}")
+    loom.wait(60, heartbeat=(B,))
+    assert loom.answers("to1")  # presumed dead, which is what was wanted
+    assert loom.fabric.ledger.orders["o1"].ok
+    loom.open(A, link="s:9")  # presumed wrongly
+    assert loom.fabric.ranks[A].presence is Presence.LIVE
+    loom.close(A, link="s:9")
+    assert loom.fabric.ranks[A].presence is Presence.LOST  # it may come back once more, and be asked
+
+
+def test_a_change_that_its_only_rank_missed_is_a_failure_and_an_incident_if_its_beats_go_on_saying_so() -> None:
+    loom = a_job(A)
+    loom.ask(a_set(), "to1")
+    stand(loom, ranks=(A,))
+    promise(loom, "c1", (A,))
+    judge(loom)
+    take(loom, "c1", (A,), ok=False, result="its step had passed")
+    assert told_no(loom, "to1").why == "c1: mnist/r/0 failed: its step had passed"
+    assert loom.open_incidents() == []  # no peer has it
+    for step in (13, 14):
+        loom.beat(A, step=step, change=0)
+    assert loom.open_incidents() == ["rank mnist/r/0 disagrees with its peers"]
 
 
 def test_a_change_taken_while_paused_is_reverted_not_withdrawn() -> None:

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.core.world import CHOICES, Living, Log, Parts, Verdicts, World, storm, take_reply
+from tests.core.world import CHOICES, JOB, RANKS, Living, Log, Parts, Request, Verdicts, World, storm, take_reply
+from torchloom.core.events import Asked
 from torchloom.core.fabric import Fabric
-from torchloom.messages import Applied, Command, Committed, Propose, RankId, Ready, Record, Reply
+from torchloom.messages import Applied, Beat, Command, Committed, Propose, RankId, Ready, Record, Reply, SetKnobs
 from torchloom.threadlet.steering import Steering
 
 MOVES = st.lists(st.tuples(st.sampled_from(CHOICES), st.integers(0, 999)), min_size=10, max_size=100)
@@ -32,6 +33,44 @@ def test_in_any_storm_ranks_agree_and_operators_are_answered(moves: list[tuple[s
 @pytest.mark.parametrize("seed", range(100))
 def test_long_storms(seed: int) -> None:
     assert World().play(storm(seed, most=240)) == []
+
+
+FOUND = {
+    2659977765: "a revert of a revert was withdrawn: who had joined in between kept other values",
+    3928185149: "a weaver that was replaced without knowing it was expected to know of a newer change",
+    1700607413: "a kill that never arrived was believed to have ended a rank, which lived on and was asked no more",
+    575993128: "an incident was expected of a change that nobody took, and that the next one replaced",
+    232080880: "the same, of a rank that was alone",
+}
+"""Storms of long campaigns that showed something."""
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_storms_that_once_went_wrong(seed: int) -> None:
+    assert World().play(storm(seed, most=600)) == []
+
+
+def test_a_rank_behind_is_told_of_by_the_weaver_that_can_write_and_by_no_other() -> None:
+    world = World()
+    old = world.weavers[-1]
+    world.usurp(0)
+    ask = SetKnobs(request="1", job=JOB, values={"lr": 2.0})
+    world.requests["1"] = Request(ask, world.now)
+    world.weavers[-1].happen(Asked(ask, "1"), reply="1")  # the old one does not hear of it
+    world.flow(11)
+    rank, step = RANKS[0], world.of(RANKS[0]).step
+    behind = Beat(incarnation=world.of(rank).incarnation, step=step, change=0)
+    assert world.decided == {"c1": True}
+    assert old.alive  # replaced, and nothing has told it so
+    assert "c1" not in old.fabric.ledger.changes
+    world.heard(rank, behind)
+    world.replace(0)
+    world.heard(rank, behind)  # the second for the old one, the first for the newest
+    assert world.problems == []
+    assert world.incidents == set()
+    world.heard(rank, behind)
+    assert world.problems == []
+    assert f"{rank}#c1" in world.incidents
 
 
 # ── broken parts: each must be noticed ──

@@ -174,6 +174,8 @@ class Living:
         self.asks_at = 0.0
         self.ordered: dict[str, Ordered] = {}
         self.took: dict[str, int] = {}
+        self.gave: set[str] = set()
+        """Changes that have given a knob its value here."""
         self.skipped: set[str] = set()
         self.heard: dict[str, int] = {}
         """Changes learnt from a welcome, and how far it was then."""
@@ -327,9 +329,10 @@ class Living:
     def _take(self, change: Committed) -> None:
         self.world.check_taking(self, change)
         self.took[change.id] = self.step
-        if change.action == "set":
+        if change.values:
+            self.gave.add(change.id)
             self.values.update(change.values)
-        elif change.action == "pause":
+        if change.action == "pause":
             self.steering.set_paused(True)
         self.answer(self.steering.done(change, self.step))
 
@@ -434,6 +437,8 @@ class World:
         self.requests: dict[str, Request] = {}
         self.proposed: dict[str, ChangeProposed] = {}
         self.decided: dict[str, bool] = {}
+        self.owned: dict[str, set[RankId]] = {}
+        """Who may lack a change, as its outcome says: gone without a word on it; or all, when nobody took it."""
         self.given: dict[str, tuple[Life, ...]] = {}
         self.incidents: set[str] = set()
         self.problems: list[str] = []
@@ -486,7 +491,11 @@ class World:
                 self._check_beat(weaver, rank, beat)
 
     def _check_beat(self, weaver: Weaver, rank: RankId, beat: Beat) -> None:
-        """One that is cut off at a change is an incident at the second beat that shows it."""
+        """One that is cut off at a change is an incident at the second beat that shows it.
+
+        Beats are counted by each weaver, as each sees them. Nothing is expected of one that was replaced and has not
+        noticed: it may not know of the change, and could not write the incident, since the log does not take it.
+        """
         due = [p.change for p in self.proposed.values() if self.decided.get(p.change.id) and p.change.action == "set"]
         due = [change for change in due if (rank, beat.incarnation) in self.proposed[change.id].lives]
         newest = max(due, key=lambda change: change.number, default=None)  # all that the watch compares with
@@ -496,7 +505,8 @@ class World:
         known = weaver.fabric.ranks.get(rank)
         current = known is not None and known.incarnation == beat.incarnation
         told = any(subject.startswith(f"{rank}#") for subject in self.incidents)
-        if current and weaver.alive and weaver.behind[life] >= 2 and not told:
+        writes = weaver.alive and weaver.seq == len(self.log.entries)
+        if current and writes and weaver.behind[life] >= 2 and not told:
             self.wrong(f"{rank} is behind at step {beat.step} for two beats and nobody knows")
 
     def answered(self, to: str, answer: Done | No) -> None:
@@ -534,7 +544,9 @@ class World:
                     same = [i for i, c in self.decided.items() if c and self._request(i) == self._request(id)]
                     if len(same) > 1:
                         self.wrong(f"one request was done twice: {same}")
-                case ChangeSettled(id=id, applied=applied):
+                case ChangeSettled(id=id, applied=applied, unknown=unknown):
+                    asked = {rank for rank, _ in self.proposed[id].lives}
+                    self.owned[id] = set(unknown) if applied or unknown else asked
                     took = [one for one in self.lives if id in one.took and one.life in self.proposed[id].lives]
                     if applied > len(took):
                         self.wrong(f"{id} is settled as applied on {applied}, but {len(took)} took it")
@@ -590,12 +602,24 @@ class World:
             again.fold(records, at)
         if again.state() != weaver.fabric.state():
             self.wrong("folding the log gives another state")
+        made = [p.change for p in self.proposed.values() if self.decided.get(p.change.id) and p.change.action == "set"]
+        newest = max((change.number for change in made), default=0)
+        agreeing = []
         for one in self.living():
-            missed = {id for id in one.skipped if self.decided.get(id) and self.proposed[id].change.action == "set"}
-            told = {subject for subject in self.incidents if subject.startswith(f"{one.rank}#")}
-            if missed and not told:
-                self.wrong(f"{one.rank} was cut off at {missed} and nobody knows")
-        self._check_values([one for one in self.living() if not one.skipped])
+            missed = {change.id for change in made if change.id in one.skipped}
+            late = {change.id for change in made if change.withdraws in one.gave}  # it had taken what was withdrawn
+            agrees = one.steering.in_force >= newest  # so its beats say
+            # Later changes may replace what it missed before two beats have shown that: while it is thought dead, or
+            # when all who were asked missed it, so that it had no peer to disagree with. It is no incident then, but
+            # the outcome of the change, which the operator is told, must say so.
+            owned = {id for id in missed if one.rank in self.owned.get(id, ())}
+            told = any(subject.startswith(f"{one.rank}#") for subject in self.incidents)
+            untold = missed - owned if agrees else missed | late
+            if untold and not told:
+                self.wrong(f"{one.rank} was cut off at {untold} and nobody knows")
+            if agrees or not (missed or late):
+                agreeing.append(one)
+        self._check_values(agreeing)
 
     def _check_values(self, agreeing: list[Living]) -> None:
         for one in agreeing[1:]:

@@ -59,6 +59,8 @@ REPLY_SECONDS = 10.0
 """Whoever waits for a change to take effect is told after this long that it is certain, if he said nothing else."""
 ATTEMPTS = 4
 """A change whose step had passed before a rank heard of it is proposed anew, further ahead."""
+ALL_READY = "all ranks are ready"
+"""Why there is a commit, always; an abort has many reasons."""
 
 
 # ── asked ──
@@ -86,16 +88,18 @@ def standing(fabric: Fabric, course: Course) -> Decision:
     ask = wish.ask
     target = fabric.ledger.changes.get(wish.reverts)
     foremost = max(standing.step for standing in course.standings.values())
-    ahead = target is not None and foremost < target.change.step == step  # nobody has it yet: it is to have no effect
+    ahead = target if target is not None and foremost < target.change.step == step else None  # nobody has it yet
+    # It is to have no effect. But who was welcomed after a revert lacks what that reverted, and must have it set.
+    withdraws = ahead.id if ahead is not None and not ahead.reverts else ""
     change = Committed(
         id=f"c{number}",
         number=number,
         step=step,
         action=wish.action,
-        values={} if ahead else ask.values,
+        values={} if withdraws else ask.values,
         over=ask.over,
         key=f"c{number}-{course.request[:16]}",
-        withdraws=wish.reverts if ahead else "",
+        withdraws=withdraws,
     )
     record = ChangeProposed(
         change=change,
@@ -103,7 +107,7 @@ def standing(fabric: Fabric, course: Course) -> Decision:
         lives=tuple(course.lives.items()),
         request=course.request,
         operator=ask.operator,
-        before=_before(fabric, course, wish, change),
+        before=_before(fabric, course, wish, change) | (ahead.change.values if ahead is not None else {}),
         replica=ask.replica,
         rank=ask.rank,
         reverts=wish.reverts,
@@ -162,7 +166,7 @@ def _judge(fabric: Fabric, course: Course, now: float) -> Decision:
     stranger = _others(fabric, course)
     if stranger:
         return _want(fabric, course, False, f"{names(stranger)} joined meanwhile", now)
-    return _want(fabric, course, True, "all ranks are ready", now)
+    return _want(fabric, course, True, ALL_READY, now)
 
 
 def _others(fabric: Fabric, course: Course) -> list[RankId]:
@@ -193,6 +197,7 @@ def verdict_known(fabric: Fabric, id: str, commit: bool, reason: str, now: float
     if change is None or change.phase is not ChangePhase.PROPOSED:
         return NOTHING
     course = fabric.watch.courses.find(id)
+    reason = ALL_READY if commit else reason  # an earlier weaver may have written it, and this one wanted an abort
     record = ChangeDecided(id=id, commit=commit, reason=reason)
     told: list[tuple[RankId, Command]] = [
         (rank, Verdict(term=fabric.term, incarnation=life, id=id, commit=commit)) for rank, life in change.lives

@@ -88,6 +88,8 @@ class GivenOrder(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str = ""
     """Empty while answers are awaited."""
     ok: bool = True
+    applied: int = 0
+    """How many have said that they obey; who is gone may have done so unheard, or never have heard of it."""
 
 
 class KnobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,11 +137,15 @@ class Ledger:
 
     def value_of(self, job: str, replica: str | None, rank: int | None, name: str) -> Value:
         """What a knob is set to for a target: by the latest change that reaches all of it, else as it was offered."""
+        giver = self._giver(job, replica, rank, name)
+        return giver.change.values[name] if giver else self.knobs[job][name].spec.value
+
+    def _giver(self, job: str, replica: str | None, rank: int | None, name: str) -> Change | None:
         for change in reversed(self.changes.values()):
             wide = change.job == job and change.replica in {None, replica} and change.rank in {None, rank}
             if wide and change.takes_effect and not change.reverted_by and name in change.change.values:
-                return change.change.values[name]
-        return self.knobs[job][name].spec.value
+                return change
+        return None
 
     def under_way(self, job: str) -> Change | None:
         """The change of a job that has no verdict yet; there is one at most."""
@@ -199,9 +205,13 @@ class Ledger:
         if change.reverts in self.changes:
             self.changes[change.reverts] = replace(self.changes[change.reverts], reverted_by=change.id)
         knobs = self.knobs.get(change.job, {})
-        for name, value in change.change.values.items():
+        withdrawn = self.changes.get(change.change.withdraws)
+        names = withdrawn.change.values if withdrawn else change.change.values
+        for name in names:
             if name in knobs and change.rank is None:
-                knobs[name] = replace(knobs[name], value=value, change=change.id)
+                giver = self._giver(change.job, change.replica, None, name)
+                value = giver.change.values[name] if giver else knobs[name].spec.value
+                knobs[name] = replace(knobs[name], value=value, change=giver.id if giver else "")
 
     def settle(self, record: ChangeSettled) -> None:
         change = self.changes[record.id]
@@ -225,7 +235,7 @@ class Ledger:
 
     def end(self, record: OrderEnded) -> None:
         order = self.orders[record.id]
-        self.orders[record.id] = replace(order, outcome=record.outcome, ok=record.ok)
+        self.orders[record.id] = replace(order, outcome=record.outcome, ok=record.ok, applied=record.applied)
         ended = [o.id for o in self.orders.values() if o.job == order.job and o.outcome]
         for old in ended[: max(0, len(ended) - KEEP_CHANGES)]:
             del self.orders[old]

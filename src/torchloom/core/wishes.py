@@ -43,12 +43,14 @@ def revert(fabric: Fabric, ask: Revert, reply: str, now: float) -> Decision:
         return Decision(answer=No(why=f"{ask.change} did not change any value: {change.outcome or change.phase}"))
     if change.reverted_by:
         return Decision(answer=No(why=f"{ask.change} was reverted by {change.reverted_by} already"))
+    withdrawn = fabric.ledger.changes.get(change.change.withdraws)  # comes back as it was
     wanted = SetKnobs(
         request=ask.request,
         job=ask.job,
         replica=change.replica,
         rank=change.rank,
         values=change.before,
+        over=withdrawn.change.over if withdrawn else 0,
         patience=ask.patience,
         operator=ask.operator,
     )

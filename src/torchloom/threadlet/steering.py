@@ -57,10 +57,10 @@ class Steering:
     do: a control plane that was set up anew counts from one again."""
     skipped: dict[str, Committed] = field(default_factory=dict)
     """Changes whose step was passed without a verdict: this rank was cut off."""
-    missed: set[int] = field(default_factory=set)
-    """Numbers of those among them that others did take."""
-    given: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Step and number of the change that gave each knob its value: an earlier one, heard of late, does not undo it."""
+    missed: dict[str, Committed] = field(default_factory=dict)
+    """Those among them that others did take, and withdrawals heard of when it was too late."""
+    given: dict[str, Committed] = field(default_factory=dict)
+    """The change that gave each knob its value: an earlier one, heard of late, does not undo it."""
 
     # ── what is heard ──
 
@@ -130,12 +130,22 @@ class Steering:
 
     def _miss(self, change: Committed) -> None:
         if change.action == "set":
-            self.missed.add(change.number)
+            self.missed[change.id] = change
 
     @property
     def in_force(self) -> int:
         """The number of the newest change up to which none is missing here: what beats carry."""
-        return min(self.newest, min(self.missed, default=NEVER) - 1)
+        lacking = (change.number for change in list(self.missed.values()) if self._lacks(change))
+        return min(self.newest, min(lacking, default=NEVER) - 1)
+
+    def _lacks(self, change: Committed) -> bool:
+        """Whether a knob would have another value here if this one had not been missed."""
+        kept = any((g.id, g.step) == (change.withdraws, change.step) for g in list(self.given.values()))
+        return kept or any(self._would_give(change, name) for name in change.values)
+
+    def _would_give(self, change: Committed, name: str) -> bool:
+        giver = self.given.get(name)
+        return giver is None or _place(giver) < _place(change)
 
     # ── what is due ──
 
@@ -155,7 +165,7 @@ class Steering:
 
     def _unreplaced(self, change: Committed) -> Committed:
         """The change without what a later one has set here already."""
-        values = {name: value for name, value in change.values.items() if self.given.get(name, (0, 0)) < _place(change)}
+        values = {name: value for name, value in change.values.items() if self._would_give(change, name)}
         return replace(change, values=values)
 
     def skip(self, change: Committed) -> None:
@@ -176,10 +186,9 @@ class Steering:
             del self.journal[next(iter(self.journal))]
         if change.action == "set":
             self.newest = max(self.newest, change.number)
-            self.given |= dict.fromkeys(change.values, _place(change))
-            for old in self.skipped.values():
-                if old.values.keys() <= change.values.keys():
-                    self.missed.discard(old.number)  # its values would have been replaced by now
+            self.given |= dict.fromkeys(change.values, change)
+            if change.withdraws:
+                self._miss(change)  # if that had been taken here already, as it may have been before the news came
         return answer
 
     def begin_ramp(self, change: Committed, before: dict[str, Value]) -> None:
