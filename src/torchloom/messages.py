@@ -7,10 +7,12 @@ an unknown tag, a wrong type or a value out of bounds is refused whole.
     rank     → weaver   Report   Hello Goodbye Knobs Saved SaveFailed Resumed      durable: on the server's disk
     rank     → weaver   Reply    Standing Ready Applied Ordered   to a command; asked for again until it comes
     rank     → weaver   Beat                              once a second, never stored one by one
+    agent    → weaver   NodeBeat                          once a second, and when something changed
     anyone who knows → weaver   Fact   DeviceFailed DeviceRecovered RankExited      durable
-    operator → weaver   Ask      Fail Recover Register SetKnobs Revert Steer     answered with Done or No
-    viewer   → weaver   Look     LookFabric LookCurves LookKnobs LookCheckpoints    answered with a picture
+    operator → weaver   Ask      Fail Recover Register SetKnobs Revert Steer Submit Cancel Drain → Done or No
+    viewer   → weaver   Look     LookFabric LookCurves LookKnobs LookCheckpoints LookRuns    answered with a picture
     weaver   → rank     Command  Welcome Introduce Muted Farewell WhereAreYou Propose Verdict Order
+    weaver   → agent    NodeCommand   Prepare Launch Halt Dismiss      told again until beats show that it is so
     weaver   → log      Entry    of Records: everything the weaver knows is a fold of these
 """
 
@@ -281,6 +283,83 @@ class RankExited(Message, frozen=True):
 Fact = DeviceFailed | DeviceRecovered | RankExited
 
 
+# ── agent → weaver ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Task(Part, frozen=True):
+    """What to run, how often, and what to do when it fails."""
+
+    argv: Annotated[tuple[Annotated[str, Meta(max_length=100_000)], ...], Meta(min_length=1, max_length=10_000)]
+    """The script and its arguments, or -m, the module and its arguments."""
+    python: Annotated[str, Meta(max_length=4096)] = ""
+    """The interpreter; empty for the agent's own."""
+    cwd: Annotated[str, Meta(max_length=4096)] = ""
+    env: Annotated[dict[str, str], Meta(max_length=1000)] = {}
+    """Set in addition to the agent's own environment."""
+    per_node: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Ranks on each node."""
+    nodes: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    node: Name | None = None
+    """Where, if it must be there."""
+    max_restarts: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
+    window_seconds: Annotated[float, Meta(gt=0)] = 3600.0
+    """In which so many restarts are allowed."""
+    grace_seconds: Annotated[float, Meta(ge=0, le=3600)] = 10.0
+    """Between asking a rank to end and killing it."""
+    checkpoint_dir: Annotated[str, Meta(max_length=4096)] = ""
+    checkpoint_pattern: Annotated[str, Meta(max_length=1000)] = ""
+    resume_arg: Annotated[str, Meta(max_length=1000)] = ""
+    """Added to the arguments when there is something to resume from: `--resume_from_checkpoint {path}`."""
+    standby: bool = True
+    """Start from a process that has imported torch already, where that is possible."""
+    log_dir: Annotated[str, Meta(max_length=4096)] = ""
+
+
+class RankStatus(Part, frozen=True):
+    """One process of an attempt, as its agent knows it."""
+
+    rank: RankNumber
+    incarnation: Incarnation
+    pid: int = 0
+    state: Literal["starting", "running", "ended"] = "starting"
+    code: int | None = None
+    signal: Annotated[str, Meta(max_length=32)] = ""
+    evidence: Text = ""
+    """How it ended, and the last it said."""
+    warm: bool = False
+    why_cold: Text = ""
+
+
+class AttemptStatus(Part, frozen=True):
+    """An attempt to run a job, as one agent knows it."""
+
+    job: Name
+    attempt: int
+    port: int = 0
+    """Where its ranks meet; given by the agent of its first rank when it has prepared the attempt."""
+    resume: Text = ""
+    resume_step: int | None = None
+    rejected: Annotated[dict[Annotated[str, Meta(max_length=255)], Text], Meta(max_length=100)] = {}
+    trouble: Text = ""
+    """Why it cannot be run here at all."""
+    ranks: Annotated[tuple[RankStatus, ...], Meta(max_length=1024)] = ()
+
+
+class NodeBeat(Message, frozen=True):
+    """What an agent says every second, and at once when something changed: its node, and all it runs there."""
+
+    incarnation: Incarnation
+    host: Annotated[str, Meta(max_length=255)]
+    """Under which other nodes reach it."""
+    cores: int
+    memory_mb: int
+    devices: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    standby_mb: int = 0
+    """Memory of processes that wait to become ranks."""
+    pid: int = 0
+    attempts: Annotated[tuple[AttemptStatus, ...], Meta(max_length=1000)] = ()
+
+
 # ── operator and viewer → weaver ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -353,7 +432,33 @@ class Steer(Message, frozen=True):
     operator: Text = ""
 
 
-Ask = Fail | Recover | Register | SetKnobs | Revert | Steer
+class Submit(Message, frozen=True):
+    """Run a job."""
+
+    request: RequestId
+    job: Name
+    task: Task
+    operator: Text = ""
+
+
+class Cancel(Message, frozen=True):
+    """End a job that was submitted, and do not start it again."""
+
+    request: RequestId
+    job: Name
+    why: Text = "cancelled"
+    operator: Text = ""
+
+
+class Drain(Message, frozen=True):
+    """Start nothing more on a node, or again; what runs there goes on."""
+
+    node: Name
+    undo: bool = False
+    operator: Text = ""
+
+
+Ask = Fail | Recover | Register | SetKnobs | Revert | Steer | Submit | Cancel | Drain
 
 
 class Done(Message, frozen=True):
@@ -398,13 +503,19 @@ class LookKnobs(Message, frozen=True):
     job: Name
 
 
+class LookRuns(Message, frozen=True):
+    """The jobs that torchLoom starts itself, or one of them, and the nodes that agents run on."""
+
+    job: Name | None = None
+
+
 class LookCheckpoints(Message, frozen=True):
     """The checkpoints that a job has told of."""
 
     job: Name
 
 
-Look = LookFabric | LookCurves | LookKnobs | LookCheckpoints
+Look = LookFabric | LookCurves | LookKnobs | LookCheckpoints | LookRuns
 
 
 # ── weaver → rank ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -497,6 +608,64 @@ class Order(Message, frozen=True):
 
 
 Command = Welcome | Introduce | Muted | Farewell | WhereAreYou | Propose | Verdict | Order
+
+
+# ── weaver → agent ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Place(Part, frozen=True):
+    """One rank of an attempt and where it runs."""
+
+    rank: RankNumber
+    local: RankNumber
+    node: Name
+    incarnation: Incarnation
+
+
+class Prepare(Message, frozen=True):
+    """Find what to resume from and a port to meet at. Answered in beats."""
+
+    term: int
+    job: Name
+    attempt: int
+    task: Task
+
+
+class Launch(Message, frozen=True):
+    """Start these ranks. Told again until beats show them."""
+
+    term: int
+    job: Name
+    attempt: int
+    task: Task
+    places: tuple[Place, ...]
+    """Of the whole attempt; an agent starts those on its node."""
+    host: str
+    port: int
+    resume: str = ""
+    resume_step: int | None = None
+    creds: dict[str, str] = {}
+    """For each rank of the addressed node, by its number: with which it can speak only as itself."""
+
+
+class Halt(Message, frozen=True):
+    """End what is left of an attempt: ask, and after the grace kill."""
+
+    term: int
+    job: Name
+    attempt: int
+    grace_seconds: float = 0.0
+
+
+class Dismiss(Message, frozen=True):
+    """An attempt is over and known to be: forget it."""
+
+    term: int
+    job: Name
+    attempt: int
+
+
+NodeCommand = Prepare | Launch | Halt | Dismiss
 
 
 # ── what the log holds ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -701,6 +870,97 @@ class JobResumed(Message, frozen=True):
     """Newer ones that were not whole, and why."""
 
 
+class AttemptNote(Part, frozen=True):
+    """What became of one attempt."""
+
+    number: int
+    began: float
+    running: float | None = None
+    stopping: float | None = None
+    ended: float | None = None
+    resume_step: int | None = None
+    step: int = 0
+    """The furthest that was heard of."""
+    reason: str = ""
+    culprit: str = ""
+    code: int = 0
+    warm: int = 0
+    why_cold: str = ""
+
+
+class RunSubmitted(Message, frozen=True):
+    job: str
+    task: Task
+    request: str
+    operator: str = ""
+
+
+class AttemptBegan(Message, frozen=True):
+    """All ranks of a job are to be started, on these nodes."""
+
+    job: str
+    attempt: int
+    places: tuple[Place, ...]
+    reason: str = ""
+
+
+class AttemptLaunched(Message, frozen=True):
+    """Its agents have been told to start it: where ranks meet, and what they go on from."""
+
+    job: str
+    attempt: int
+    host: str
+    port: int
+    resume: str = ""
+    resume_step: int | None = None
+    rejected: dict[str, str] = {}
+
+
+class AttemptRunning(Message, frozen=True):
+    """All its ranks are running."""
+
+    job: str
+    attempt: int
+    warm: int = 0
+    why_cold: str = ""
+
+
+class AttemptStopping(Message, frozen=True):
+    """One of its ranks failed, or it is not wanted any more: all of them are ended."""
+
+    job: str
+    attempt: int
+    reason: str
+    culprit: str = ""
+    """What is compared to tell a crash loop: the rank and how it failed."""
+    step: int = 0
+    """The furthest step that was heard of."""
+    then: Literal["restart", "fail", "cancel"] = "restart"
+    code: int = 1
+    """What the one who started it exits with if this is the end."""
+
+
+class AttemptEnded(Message, frozen=True):
+    """None of its processes is left."""
+
+    job: str
+    attempt: int
+    wait_seconds: float = 0.0
+    """Before the next one begins."""
+
+
+class RunEnded(Message, frozen=True):
+    job: str
+    phase: Literal["done", "failed", "cancelled"]
+    reason: str = ""
+
+
+class NodeDrained(Message, frozen=True):
+    node: str
+    drained: bool
+    operator: str = ""
+
+
 class InboxRead(Message, frozen=True):
     """The durable inbox has been decided on up to here; a restarted weaver goes on after it."""
 
@@ -732,6 +992,14 @@ Record = (
     | CheckpointSaved
     | CheckpointFailed
     | JobResumed
+    | RunSubmitted
+    | AttemptBegan
+    | AttemptLaunched
+    | AttemptRunning
+    | AttemptStopping
+    | AttemptEnded
+    | RunEnded
+    | NodeDrained
     | InboxRead
 )
 
@@ -919,6 +1187,37 @@ class CheckpointsView(Message, frozen=True):
     """Where training went on the last time."""
 
 
+class RunView(Part, frozen=True):
+    """A job that torchLoom starts itself."""
+
+    job: str
+    phase: str
+    since: float
+    submitted: float
+    task: Task
+    operator: str = ""
+    attempt: int = 0
+    places: tuple[Place, ...] = ()
+    resume: str = ""
+    resume_step: int | None = None
+    reason: str = ""
+    notes: tuple[AttemptNote, ...] = ()
+
+
+class NodeView(Part, frozen=True):
+    node: str
+    beat: NodeBeat
+    heard: float
+    drained: bool = False
+    used: int = 0
+    """Ranks that run there."""
+
+
+class RunsView(Message, frozen=True):
+    runs: tuple[RunView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+
+
 class FabricView(Message, frozen=True):
     plane: PlaneView
     jobs: tuple[JobView, ...] = ()
@@ -935,7 +1234,7 @@ class CurvesView(Message, frozen=True):
     total: int = 0
 
 
-Answer = Done | No | FabricView | CurvesView | KnobsView | CheckpointsView
+Answer = Done | No | FabricView | CurvesView | KnobsView | CheckpointsView | RunsView
 
 
 # ── the codec ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -965,5 +1264,7 @@ decode_ask: Callable[[bytes], Ask] = _decoder(Ask)
 decode_look: Callable[[bytes], Look] = _decoder(Look)
 decode_command: Callable[[bytes], Command] = _decoder(Command)
 decode_entry: Callable[[bytes], Entry] = _decoder(Entry)
+decode_node_beat: Callable[[bytes], NodeBeat] = _decoder(NodeBeat)
+decode_node_command: Callable[[bytes], NodeCommand] = _decoder(NodeCommand)
 decode_points: Callable[[bytes], CurvePoints] = _decoder(CurvePoints)
 decode_answer: Any = _decoder(Answer)

@@ -61,13 +61,15 @@ REPLY = _subject("loom.reply.{job}.{replica}.{rank}", [T], [W], "what a rank ans
 COMMIT = _subject("loom.verdict.{job}.{change}.commit", [W], [], "a change is to be taken; kept by the verdict stream")
 ABORT = _subject("loom.verdict.{job}.{change}.abort", [W, T], [], "it is not to be taken; kept by the verdict stream")
 COMMAND = _subject("loom.command.{job}.{replica}.{rank}", [W], [T], "what the weaver tells one rank")
+NODE = _subject("loom.node.{node}", [A], [W, V, O], "what an agent runs, once a second and when it changes")
+TASK = _subject("loom.task.{node}", [W], [A], "what the weaver tells an agent")
 ASK = _subject("loom.ask", [O], [W], "an operator wants something done")
 LOOK = _subject("loom.look", [O, V, W], [W], "someone wants to see; a starting weaver, whether there is another")
 LOG = _subject("loom.log", [W], [V, O, A], "records, as they are decided; kept by the log stream")
 SNAPSHOT = _subject("loom.snapshot", [W], [], "the fold of the log up to a sequence; kept by the snapshot stream")
 CURVES = _subject("loom.curves", [W], [V, O], "downsampled history; kept by the curves stream")
 
-SUBJECTS = (BEAT, REPORT, REPLY, FACT, COMMIT, ABORT, COMMAND, ASK, LOOK, LOG, SNAPSHOT, CURVES)
+SUBJECTS = (BEAT, REPORT, REPLY, FACT, COMMIT, ABORT, COMMAND, NODE, TASK, ASK, LOOK, LOG, SNAPSHOT, CURVES)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import torch
 
 from tests.checkpoints.victims import leftovers, run, state, value_of
 from torchloom.checkpoints.checkpoints import Checkpoints
-from torchloom.checkpoints.locks import PRUNER
-from torchloom.errors import BadInput, BadState
+from torchloom.checkpoints.locks import PRUNER, WriterLock
+from torchloom.errors import AlreadyUp, BadInput, BadState
 
 
 def saved(checkpoints: Checkpoints, steps: Any) -> list[int]:
@@ -79,15 +79,22 @@ def test_every_may_be_changed_while_training(tmp_path: Path) -> None:
         assert saved(checkpoints, [99, 100]) == [99, 100]
 
 
-def test_now_saves_whatever_the_step_and_once_is_enough(tmp_path: Path) -> None:
+def test_now_saves_whatever_the_step(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, every=100) as checkpoints:
+        assert checkpoints.save(3, state(1.0)) is None
         assert checkpoints.save(3, state(1.0), now=True) is not None
         checkpoints.wait()
-        assert checkpoints.save(3, state(2.0)) is None
-        assert value_of(checkpoints.load().state) == 1.0
         assert checkpoints.save(3, state(2.0), now=True) is not None
         checkpoints.wait()
         assert value_of(checkpoints.load().state) == 2.0
+
+
+def test_a_step_that_is_saved_is_not_saved_again_unasked(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.save(3, state(1.0)) is not None
+        assert checkpoints.save(3, state(2.0)) is None
+        checkpoints.wait()
+        assert value_of(checkpoints.load().state) == 1.0
 
 
 def test_a_resumed_run_does_not_save_again_what_it_resumed_from(tmp_path: Path) -> None:
@@ -238,6 +245,14 @@ def test_a_script_that_ends_after_a_save_has_saved(ended: tuple[Path, dict[str, 
     assert leftovers(folder / name) == []
 
 
+def take(folder: Path) -> None:
+    """Exit code 5 if another process writes there."""
+    try:
+        WriterLock(folder, patience=0.0)
+    except AlreadyUp:
+        os._exit(5)
+
+
 def fork_in_flight(folder: Path, how: str) -> None:
     """Forks while a save is being written, as a loader does; exit code 0 if the child ended well."""
     with Checkpoints(folder, keep=1) as checkpoints, held(folder):
@@ -270,6 +285,8 @@ def test_closed_it_can_be_opened_again(tmp_path: Path) -> None:
     checkpoints.save(1, state(1.0))
     checkpoints.close()
     checkpoints.close()
+    assert run(take, tmp_path) == 0
     checkpoints.save(2, state(2.0))
+    assert run(take, tmp_path) == 5
     checkpoints.close()
     assert steps(tmp_path) == [1, 2]

@@ -117,6 +117,37 @@ SENTENCES: list[tuple[Any, list[str]]] = [
             "step-3 (torn)"
         ],
     ),
+    (
+        m.RunSubmitted(job="mnist", task=m.Task(argv=("a.py", "--lr", "1"), per_node=2), request="r", operator="ann"),
+        ["Job mnist submitted by ann: a.py --lr 1 on 2 ranks"],
+    ),
+    (
+        m.AttemptBegan(job="mnist", attempt=2, places=(m.Place(rank=0, local=0, node="n1", incarnation=LIFE),)),
+        ["Attempt 2 of mnist began: 1 rank on n1"],
+    ),
+    (
+        m.AttemptLaunched(job="mnist", attempt=1, host="n1", port=1),
+        ["Attempt 1 of mnist starts from the beginning"],
+    ),
+    (
+        m.AttemptLaunched(
+            job="mnist", attempt=2, host="n1", port=1, resume="/a/step-7", resume_step=7, rejected={"step-8": "torn"}
+        ),
+        ["Attempt 2 of mnist starts from /a/step-7 (step 7); passed over: step-8 (torn)"],
+    ),
+    (m.AttemptRunning(job="mnist", attempt=1, warm=2), ["Attempt 1 of mnist runs, 2 warm"]),
+    (
+        m.AttemptRunning(job="mnist", attempt=1, why_cold="OMP_NUM_THREADS differs"),
+        ["Attempt 1 of mnist runs; started cold: OMP_NUM_THREADS differs"],
+    ),
+    (
+        m.AttemptStopping(job="mnist", attempt=1, reason="rank 1 failed: killed by SIGKILL"),
+        ["Attempt 1 of mnist is ended, then started again: rank 1 failed: killed by SIGKILL"],
+    ),
+    (m.AttemptEnded(job="mnist", attempt=1, wait_seconds=0.5), ["Attempt 1 of mnist ended; the next begins in 0.5 s"]),
+    (m.RunEnded(job="mnist", phase="done", reason="it ended well"), ["Job mnist is done: it ended well"]),
+    (m.NodeDrained(node="n1", drained=True, operator="ann"), ["Nothing more is started on n1 (ann)"]),
+    (m.NodeDrained(node="n1", drained=False), ["n1 may be used again"]),
     (m.InboxRead(seq=4), ["Inbox read up to 4"]),
 ]
 

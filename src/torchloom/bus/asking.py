@@ -30,7 +30,9 @@ from torchloom.messages import (
     LookCurves,
     LookFabric,
     LookKnobs,
+    LookRuns,
     No,
+    RunsView,
 )
 from torchloom.settings import Settings
 from torchloom.subjects import ASK, LOOK, Role
@@ -124,6 +126,13 @@ class Asking:
         """What a job has told of its checkpoints."""
         answer = await self.look(LookCheckpoints(job=job))
         if isinstance(answer, CheckpointsView):
+            return answer
+        raise _unexpected(answer)
+
+    async def runs(self, job: str | None = None) -> RunsView:
+        """Jobs that torchLoom starts itself, and the nodes it can start them on."""
+        answer = await self.look(LookRuns(job=job))
+        if isinstance(answer, RunsView):
             return answer
         raise _unexpected(answer)
 

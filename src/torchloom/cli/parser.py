@@ -15,6 +15,7 @@ from torchloom.cli import (
     joining,
     keeping,
     knobs,
+    launching,
     looking,
     settings,
     shell,
@@ -26,7 +27,21 @@ from torchloom.cli.verbs import Verbs, common
 from torchloom.errors import BadInput
 from torchloom.guess import did_you_mean
 
-GROUPS = (control, looking, events, knobs, steering, keeping, telling, joining, doctor, settings, shell, completion)
+GROUPS = (
+    control,
+    launching,
+    looking,
+    events,
+    knobs,
+    steering,
+    keeping,
+    telling,
+    joining,
+    doctor,
+    settings,
+    shell,
+    completion,
+)
 EXIT_CODES = """\
 exit codes:
   0  done
@@ -82,13 +97,29 @@ def build() -> Parser:
 
 def parse(words: Sequence[str]) -> Call:
     parser = build()
+    rest: list[str] = []
+    if "run" in words[:4] and _verb(words) == "run":
+        words, rest = launching.split(verbs_of(parser)["run"], words)
     args, unknown = parser.parse_known_args(words)
+    if rest:
+        args.words = rest
     if unknown:
         raise _unknown(parser, args, unknown)
     if args.verb is None:
         parser.print_help()
         raise SystemExit(0)
     return Call(args)
+
+
+def _verb(words: Sequence[str]) -> str:
+    """The first word that is neither an option of `loom` itself nor its value."""
+    skip = False
+    for word in words:
+        if skip or word.startswith("-"):
+            skip = word == "--state"
+            continue
+        return word
+    return ""
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[str]:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from torchloom.core import changes, checkpoints, devices, orders, ranks, sweep, wishes
+from torchloom.core import changes, checkpoints, devices, orders, ranks, running, sweep, wishes
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.events import (
     Asked,
@@ -19,6 +19,7 @@ from torchloom.core.events import (
     Heard,
     LinkClosed,
     LinkOpened,
+    NodeHeard,
     Replied,
     Reported,
     RollCalled,
@@ -29,8 +30,10 @@ from torchloom.core.events import (
 from torchloom.core.fabric import Fabric
 from torchloom.messages import (
     Applied,
+    Cancel,
     DeviceFailed,
     DeviceRecovered,
+    Drain,
     Fail,
     Goodbye,
     Hello,
@@ -48,6 +51,7 @@ from torchloom.messages import (
     SetKnobs,
     Standing,
     Steer,
+    Submit,
     TermBegan,
 )
 
@@ -94,6 +98,14 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
             return wishes.act(fabric, ask, reply, now)
         case Asked(ask=Steer() as ask, reply=reply):
             return orders.give(fabric, ask, reply, now)
+        case Asked(ask=Submit() as ask):
+            return running.submit(fabric, ask)
+        case Asked(ask=Cancel() as ask):
+            return running.cancel(fabric, ask, now)
+        case Asked(ask=Drain() as ask):
+            return running.drain(fabric, ask)
+        case NodeHeard(node=node):
+            return running.heard(fabric, node, now)
         case Replied(reply=reply):
             return _replied(fabric, reply, now)
         case VerdictKnown(change=change, commit=commit, reason=reason):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchloom.core.courses import Note
-from torchloom.messages import Command, Done, No, RankId, Record
+from torchloom.messages import Command, Done, No, NodeCommand, RankId, Record
 
 
 class WantedVerdict(NamedTuple):
@@ -35,9 +35,12 @@ class Decision:
     replies: tuple[tuple[str, Done | No], ...] = ()
     """For those who asked earlier and still wait."""
     verdicts: tuple[WantedVerdict, ...] = ()
+    tasks: tuple[tuple[str, NodeCommand], ...] = ()
+    """For the agents on these nodes, once the records are stored."""
 
     def __bool__(self) -> bool:
-        return bool(self.records or self.commands or self.answer or self.notes or self.replies or self.verdicts)
+        said = self.answer or self.notes or self.replies or self.verdicts
+        return bool(self.records or self.commands or self.tasks or said)
 
 
 NOTHING = Decision()
@@ -55,4 +58,5 @@ def together(decisions: Iterable[Decision]) -> Decision:
         notes=tuple(note for decision in all_of_them for note in decision.notes),
         replies=tuple(reply for decision in all_of_them for reply in decision.replies),
         verdicts=tuple(verdict for decision in all_of_them for verdict in decision.verdicts),
+        tasks=tuple(task for decision in all_of_them for task in decision.tasks),
     )

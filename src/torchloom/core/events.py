@@ -57,6 +57,13 @@ class VerdictKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeHeard:
+    """An agent spoke; the watch has taken it in."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class LinkOpened:
     rank: RankId
     incarnation: str
@@ -98,6 +105,7 @@ Event = (
     | Heard
     | Replied
     | VerdictKnown
+    | NodeHeard
     | LinkOpened
     | LinkClosed
     | RollCalled

@@ -16,6 +16,7 @@ from torchloom.core.drmap import DRMap, Seat
 from torchloom.core.keeping import Keeping, KeepingState
 from torchloom.core.ledger import Change, ChangePhase, Ledger, LedgerState
 from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
+from torchloom.core.runs import Runs, RunsState
 from torchloom.core.watch import Watch
 from torchloom.messages import (
     ChangeDecided,
@@ -111,6 +112,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     incidents: tuple[Incident, ...] = ()
     ledger: LedgerState = LedgerState()
     keeping: KeepingState = KeepingState()
+    runs: RunsState = RunsState()
 
 
 class Fabric:
@@ -120,6 +122,7 @@ class Fabric:
         self.watch = Watch(settings)
         self.ledger = Ledger(state.ledger)
         self.keeping = Keeping(state.keeping)
+        self.runs = Runs(state.runs)
         self.term = state.term
         self.inbox_seq = state.inbox_seq
         self.incident_count = state.incident_count
@@ -159,6 +162,7 @@ class Fabric:
             incidents=tuple(self.incidents.values()),
             ledger=self.ledger.state(),
             keeping=self.keeping.state(),
+            runs=self.runs.state(),
         )
 
     def order(self) -> list[RankId]:
@@ -223,11 +227,7 @@ class Fabric:
             case JobEnded(job=name, outcome=outcome, reason=reason):
                 self.jobs[name] = replace(self.jobs[name], phase=JobPhase(outcome), ended=at, reason=reason)
             case JobForgotten(job=name):
-                for rank in list(self.ranks_of_job.get(name, ())):
-                    self._forget(rank)
-                self.jobs.pop(name, None)
-                self.ledger.forget(name)
-                self.keeping.forget(name)
+                self._forget_job(name)
             case DeviceSeated(device=device, replica=replica, node=node):
                 seat = Seat(device, replica, None, node)
                 self.hand_seats.add(seat)
@@ -267,6 +267,7 @@ class Fabric:
                 self.watch.courses.end(request)
             case _:
                 self.keeping.fold(record, at)
+                self.runs.fold(record, at)
 
     def _follow_change(self, change: Change, at: float) -> None:
         """Keep the course of a change in step with the ledger, and tell the watch what beats must say from now on."""
@@ -333,6 +334,14 @@ class Fabric:
             self.devices[device] = Device(id=device, node=node, since=at)
         elif node and self.devices[device].node != node:
             self.devices[device] = replace(self.devices[device], node=node)
+
+    def _forget_job(self, name: str) -> None:
+        for rank in list(self.ranks_of_job.get(name, ())):
+            self._forget(rank)
+        self.jobs.pop(name, None)
+        self.ledger.forget(name)
+        self.keeping.forget(name)
+        self.runs.forget(name)
 
     def _forget(self, rank: RankId) -> None:
         self.ranks.pop(rank, None)

@@ -21,8 +21,12 @@ from torchloom.messages import (
     LookCurves,
     LookFabric,
     LookKnobs,
+    LookRuns,
+    NodeView,
     PlaneView,
     RankView,
+    RunsView,
+    RunView,
     SeatView,
     Value,
 )
@@ -209,3 +213,37 @@ def curves(fabric: Fabric, look: LookCurves) -> CurvesView:
         pulse = fabric.watch.pulses.get(rank)
         drawn.append((rank, pulse.curve.points if pulse and pulse.curve else ()))
     return CurvesView(curves=tuple(drawn), total=len(ranks))
+
+
+def runs(fabric: Fabric, look: LookRuns) -> RunsView:
+    wanted = [run for job, run in sorted(fabric.runs.by_job.items()) if look.job in {None, job}]
+    places = [place for run in fabric.runs.by_job.values() if not run.over for place in run.places]
+    return RunsView(
+        runs=tuple(
+            RunView(
+                job=run.job,
+                phase=run.phase.value,
+                since=run.since,
+                submitted=run.submitted,
+                task=run.task,
+                operator=run.operator,
+                attempt=run.attempt,
+                places=run.places,
+                resume=run.resume,
+                resume_step=run.resume_step,
+                reason=run.reason,
+                notes=run.notes,
+            )
+            for run in wanted
+        ),
+        nodes=tuple(
+            NodeView(
+                node=node,
+                beat=seen.beat,
+                heard=seen.heard,
+                drained=node in fabric.runs.drained,
+                used=sum(1 for place in places if place.node == node),
+            )
+            for node, seen in sorted(fabric.watch.nodes.items())
+        ),
+    )

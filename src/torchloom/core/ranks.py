@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric, Rank
 from torchloom.core.presence import JobPhase, Presence
+from torchloom.core.runs import RunPhase
 from torchloom.messages import (
     Beat,
     Command,
@@ -144,6 +145,9 @@ def _failed(fabric: Fabric, known: Rank, why: str, evidence: str = "") -> Decisi
         return NOTHING
     died = RankDied(rank=known.id, incarnation=known.incarnation, reason=why, confirmed=True)
     told = (why, evidence) if evidence else (why,)
+    run = fabric.runs.active(known.id.job)
+    if run is not None and run.phase is RunPhase.STOPPING and not known.incident:
+        return Decision((died,), reason=f"{known.id}: {why}")  # it goes with its peers
     if known.incident:
         ended = IncidentAmended(
             id=known.incident, evidence=told, decision=REPORT_ONLY, outcome=f"dead: {why}"[:500], closed=True
@@ -159,6 +163,8 @@ def _failed(fabric: Fabric, known: Rank, why: str, evidence: str = "") -> Decisi
         decision=REPORT_ONLY,
         reason=why,
     )
+    if run is not None:
+        return Decision((died, opened), reason=f"{known.id}: {why}")  # its run decides what follows
     return Decision(
         (died, opened, IncidentAmended(id=incident, outcome=f"dead: {why}"[:500], closed=True)),
         reason=f"{known.id}: {why}",
@@ -182,7 +188,8 @@ def _killed_by(fabric: Fabric, rank: RankId, incarnation: str) -> str:
     for order in fabric.ledger.kills(rank, incarnation):
         course = fabric.watch.courses.find(order.id)
         obeyed = course.ordered.get(rank) if course is not None else None
-        if (order.outcome and order.ok) or (obeyed is not None and obeyed.outcome == "applied"):
+        all_obeyed = order.outcome and order.applied == len(order.lives)  # a kill of one presumed dead ends well too
+        if all_obeyed or (obeyed is not None and obeyed.outcome == "applied"):
             return f"killed by {order.operator or 'an operator'} ({order.id})"
     return ""
 
@@ -199,6 +206,9 @@ def _lost(
 ) -> list[Record]:
     known = fabric.ranks.get(rank)
     patient = patient or why in FROZEN_REASONS
+    run = fabric.runs.active(rank.job)
+    if run is not None and run.phase is RunPhase.STOPPING:  # it is being ended with its peers
+        return [RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient)]
     grace = fabric.settings.frozen_grace_seconds if patient else fabric.settings.grace_seconds
     pulse = fabric.watch.pulses.get(rank)
     evidence = [f"the server says: {why}" if not patient or why in FROZEN_REASONS else why]

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 from torchloom.core.courses import Courses
 from torchloom.core.curves import Curve
-from torchloom.messages import Beat, Committed, RankId
+from torchloom.messages import Beat, Committed, NodeBeat, RankId
 from torchloom.settings import Settings
 
 DUE_KEPT = 8
+NODE_SILENCE = 6.0
+"""An agent that has not spoken for so long is gone, and what it ran with it."""
 Life = tuple[RankId, str]
 """One incarnation of one rank."""
 
@@ -57,8 +59,17 @@ class Pulse:
 
 
 @dataclass(slots=True)
+class NodeSeen:
+    """What an agent said last."""
+
+    beat: NodeBeat
+    heard: float
+
+
+@dataclass(slots=True)
 class Watch:
     settings: Settings
+    nodes: dict[str, NodeSeen] = field(default_factory=dict)
     pulses: dict[RankId, Pulse] = field(default_factory=dict)
     links: dict[Life, set[str]] = field(default_factory=dict)
     """Open connections of each life; an empty set means that it had one and it closed."""
@@ -87,6 +98,21 @@ class Watch:
         if pulse.due or pulse.astray or pulse.mended:
             pulse.compare(beat)
         return pulse.astray != 2 and not pulse.mended and not pulse.missing  # the first may have been under way
+
+    def hear_node(self, node: str, beat: NodeBeat, now: float) -> bool:
+        """Take in what an agent said; whether it is news. An older life of the agent is not listened to."""
+        known = self.nodes.get(node)
+        if known is not None and beat.incarnation < known.beat.incarnation and now - known.heard < NODE_SILENCE:
+            return False
+        self.nodes[node] = NodeSeen(beat, now)
+        return known is None or known.beat != beat
+
+    def node_speaks(self, node: str, now: float) -> bool:
+        """Whether an agent is there; after this weaver was away, it has time to say so."""
+        if now < self.blind_until + NODE_SILENCE:
+            return True
+        known = self.nodes.get(node)
+        return known is not None and now - known.heard < NODE_SILENCE
 
     def link_opened(self, life: Life, link: str) -> None:
         self.links.setdefault(life, set()).add(link)
@@ -166,6 +192,8 @@ class Watch:
         """Begin every timer anew: this weaver was away. `lost` maps each lost rank to whether it gets long patience."""
         for pulse in self.pulses.values():
             pulse.heard = now
+        for seen in self.nodes.values():
+            seen.heard = now
         self.blind_until = now + self.settings.reunion_seconds
         self.reunion = True
         for rank, patient in lost.items():

@@ -32,7 +32,7 @@ from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.life import Life
 from torchloom.threadlet.loop import LinkLoop
 from torchloom.threadlet.meter import Meter
-from torchloom.threadlet.names import Names
+from torchloom.threadlet.names import LAUNCHER, Names
 from torchloom.threadlet.orders import Orders
 from torchloom.threadlet.outbox import News
 from torchloom.threadlet.probe import find_devices
@@ -167,7 +167,8 @@ class Link:
 
     async def _meet(self) -> Over:
         """One connection, from finding the server to the end of the talk."""
-        address = find(self._settings, Role.THREADLET)
+        own = self.life.rank if self._names.launcher == LAUNCHER else None  # its credential is for this rank alone
+        address = find(self._settings, Role.THREADLET, own)
         closed = asyncio.Event()
         client = await self._connect(address, closed)
         if client is None:

@@ -15,6 +15,8 @@ from pathlib import PurePath
 from torchloom.errors import BadInput
 from torchloom.messages import MAX_RANK, NAME, RankId, check_name
 
+LAUNCHER = "loom"
+"""What TORCHLOOM_LAUNCHER says in a rank that torchLoom started."""
 _NOT_A_SCRIPT = frozenset({"", "-", "-c", "-m"})
 """What sys.argv[0] is when no file was started."""
 
@@ -77,8 +79,14 @@ def find_names(
     else:
         shared = numbered or rank is not None
         replica_name = found_replica or _replica(environ, job_name, launcher, host, shared=shared)
+    asked = RankId(job_name, replica_name, rank_number)
+    if launcher == LAUNCHER and found_job and found_replica and found_rank is not None:
+        given = RankId(found_job, found_replica, found_rank)  # all that its credential lets it be
+        if asked != given:
+            told.append(f"`loom run` started this as {given}, so it is not {asked}")
+        asked = given
     return Names(
-        rank=RankId(job_name, replica_name, rank_number),
+        rank=asked,
         world_size=world,
         local_rank=local_rank,
         node=host.name[:255],
@@ -106,8 +114,8 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def _launcher(environ: Mapping[str, str]) -> str:
-    if environ.get("TORCHLOOM_LAUNCHER") == "loom":
-        return "loom"
+    if environ.get("TORCHLOOM_LAUNCHER") == LAUNCHER:
+        return LAUNCHER
     if "TORCHELASTIC_RUN_ID" in environ:
         return "torchrun"
     # Inside an allocation every process sees Slurm's variables; a RANK means that someone nearer has numbered it.

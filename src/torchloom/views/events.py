@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torchloom.messages import (
+    AttemptStopping,
     ChangeDecided,
     ChangeProposed,
     ChangeSettled,
@@ -41,6 +42,7 @@ from torchloom.views.answers import names
 from torchloom.views.changes import moved
 from torchloom.views.document import plain
 from torchloom.views.numbers import size
+from torchloom.views.run_events import run_sentence
 from torchloom.views.tables import Screen, clean
 from torchloom.views.times import stamp
 
@@ -93,7 +95,8 @@ class Teller:
             case IncidentAmended(id=id) | ChangeDecided(id=id) | ChangeSettled(id=id) | OrderEnded(id=id):
                 return self._jobs_of.get(id, frozenset())
             case _:
-                return frozenset()
+                job = getattr(record, "job", "")  # of a run
+                return frozenset([job] if job else [])
 
 
 def lines(event: Event, screen: Screen) -> list[str]:
@@ -177,6 +180,8 @@ def sentences(record: Record) -> list[str]:
             return [f"Job {rank.job} resumed at step {step:,} from {path} (rank {rank.replica}/{rank.rank}){newer}"]
         case InboxRead(seq=seq):
             return [f"Inbox read up to {seq}"]
+        case _:
+            return [run_sentence(record)]
 
 
 def _because(reason: str) -> str:
@@ -201,7 +206,7 @@ def _style(record: Record) -> str:
     match record:
         case RankDied() | DeviceMarkedFailed() | IncidentOpened():
             return "red"
-        case RankLost() | ChangeDecided(commit=False) | CheckpointFailed():
+        case RankLost() | ChangeDecided(commit=False) | CheckpointFailed() | AttemptStopping():
             return "yellow"
         case RankFound() | DeviceMarkedRecovered():
             return "green"

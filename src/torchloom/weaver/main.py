@@ -9,13 +9,16 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 import nats.errors
 from nats.aio.client import Client
 
+from torchloom.bus.authority import ensure_authority
 from torchloom.bus.client import Address, connect, find, find_system
+from torchloom.bus.folder import Folder
 from torchloom.errors import AlreadyUp, TorchLoomError, Unreachable
-from torchloom.messages import FabricView, LookFabric, decode_answer, encode
+from torchloom.messages import FabricView, LookFabric, RankId, decode_answer, encode
 from torchloom.settings import Settings
 from torchloom.subjects import LOOK, Role
 from torchloom.weaver.ear import Ear
@@ -108,9 +111,20 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
     if ear is None:
         log.warning("no system account: deaths show only as silence. TORCHLOOM_SYSTEM_CREDS would tell them at once")
     weaver = Weaver(client, store, fabric, ear, name, clock)
+    weaver.mint = rank_minter(settings)
     holder.append(weaver)
     await weaver.take_over()
     return weaver
+
+
+def rank_minter(settings: Settings) -> Callable[[RankId], str] | None:
+    """What makes credentials for one rank: only where the keys of the server are."""
+    folder = Folder(settings.state_folder)
+    address = find(settings, Role.WEAVER)
+    if not address.account or not folder.authority.exists():
+        return None
+    authority = ensure_authority(folder)
+    return lambda rank: authority.mint(Role.THREADLET, rank).decode()
 
 
 async def _refuse_second(client: Client) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -29,6 +30,7 @@ from torchloom.core.events import (
     Heard,
     LinkClosed,
     LinkOpened,
+    NodeHeard,
     Replied,
     RollCalled,
     Tick,
@@ -36,26 +38,31 @@ from torchloom.core.events import (
     VerdictKnown,
 )
 from torchloom.core.fabric import Fabric
-from torchloom.core.picture import checkpoints, curves, knobs, picture
+from torchloom.core.picture import checkpoints, curves, knobs, picture, runs
+from torchloom.core.runs import REPLICA
 from torchloom.messages import (
     Answer,
     Done,
     InboxRead,
+    Launch,
     LookCheckpoints,
     LookCurves,
     LookFabric,
     LookKnobs,
+    LookRuns,
     No,
+    NodeCommand,
     PlaneView,
     RankId,
     Record,
     decode_ask,
     decode_beat,
     decode_look,
+    decode_node_beat,
     decode_reply,
     encode,
 )
-from torchloom.subjects import ASK, BEAT, COMMAND, FACT, LOOK, REPLY, REPORT
+from torchloom.subjects import ASK, BEAT, COMMAND, FACT, LOOK, NODE, REPLY, REPORT, TASK
 from torchloom.weaver.curves import CurveKeeper
 from torchloom.weaver.ear import Ear
 from torchloom.weaver.health import Clock, Health, quietly
@@ -109,6 +116,8 @@ class Weaver:
         """Requests taken in and not yet decided on."""
         self._ahead = False
         """The fabric holds decisions that the log does not hold yet."""
+        self.mint: Callable[[RankId], str] | None = None
+        """Makes the credentials of one rank, where this control plane has the keys."""
         store.complain = self.health.complain
 
     # ── the loop ──
@@ -177,6 +186,8 @@ class Weaver:
         for rank, command in decision.commands:
             self.fabric.watch.has_told((rank, command.incarnation), now)
             await self._send(COMMAND.for_rank(rank), encode(command))
+        for node, told in decision.tasks:
+            await self._send(TASK.to(node=node), encode(self._with_credentials(node, told)))
         for reply, answer in decision.replies:
             await self._send(reply, self._fitting(answer))
         if waiting.reply and decision.answer is not None:
@@ -204,7 +215,10 @@ class Weaver:
     # ── what comes in ──
 
     async def _listen(self) -> None:
-        heard = ((BEAT, self._on_beat), (REPLY, self._on_reply), (ASK, self._on_ask), (LOOK, self._on_look))
+        heard = (
+            (BEAT, self._on_beat), (REPLY, self._on_reply), (NODE, self._on_node),
+            (ASK, self._on_ask), (LOOK, self._on_look),
+        )  # fmt: skip
         for subject, take in heard:
             await self.client.subscribe(subject.pattern(), cb=take)
         for subject in (REPORT, FACT):
@@ -238,6 +252,24 @@ class Weaver:
             self.health.refuse("reply: not a rank's subject")
         elif self.fabric.watch.courses.take(rank, reply) is not None:
             self._enqueue(Waiting(Replied(rank, reply)))
+
+    async def _on_node(self, message: Msg) -> None:
+        try:
+            beat = decode_node_beat(message.data)
+        except msgspec.MsgspecError as error:
+            self.health.refuse(f"node: {error}")
+            return
+        node = message.subject.rpartition(".")[2]
+        if self.fabric.watch.hear_node(node, beat, self.clock()):
+            self._enqueue(Waiting(NodeHeard(node)))
+
+    def _with_credentials(self, node: str, task: NodeCommand) -> NodeCommand:
+        """Ranks that are to be started get their own, with which each can speak only as itself."""
+        if not isinstance(task, Launch) or self.mint is None:
+            return task
+        here = [place.rank for place in task.places if place.node == node]
+        creds = {str(rank): self.mint(RankId(task.job, REPLICA, rank)) for rank in here}
+        return replace(task, creds=creds)
 
     def _enqueue(self, waiting: Waiting) -> bool:
         if self._queue.qsize() >= QUEUE:
@@ -293,6 +325,8 @@ class Weaver:
                 answer = knobs(self.fabric, look)
             case LookCheckpoints():
                 answer = checkpoints(self.fabric, look)
+            case LookRuns():
+                answer = runs(self.fabric, look)
         await self._send_answer(message, answer)
 
     async def _send_answer(self, message: Msg, answer: Answer) -> None:

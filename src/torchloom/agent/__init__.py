@@ -1,0 +1,1 @@
+"""On each node: starting, watching and ending the ranks of a job."""

@@ -1,0 +1,169 @@
+"""One attempt on one node: its ranks, started through a keeper, each with what is known of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from torchloom.agent.environment import Ways, rank_argv, rank_environment
+from torchloom.agent.evidence import last_lines, raised, recorded_error, signal_name, summary
+from torchloom.agent.link import Gone, KeeperGone, KeeperLink
+from torchloom.agent.preparing import Prepared
+from torchloom.agent.words import Begin, Begun, Ended
+from torchloom.bus.folder import write_private
+from torchloom.errors import TorchLoomError
+from torchloom.messages import AttemptStatus, Launch, Place, RankStatus
+
+EVIDENCE = 1900
+"""Characters of what a rank said last that are told."""
+
+
+@dataclass
+class Attempt:
+    job: str
+    number: int
+    folder: Path
+    """Of this attempt: credentials, error files."""
+    logs: Path
+    changed: Callable[[], None]
+    prepared: Prepared | None = None
+    trouble: str = ""
+    launch: Launch | None = None
+    ranks: dict[int, RankStatus] = field(default_factory=dict)
+    link: KeeperLink | None = None
+    halting: asyncio.Task[None] | None = None
+
+    def status(self) -> AttemptStatus:
+        known = self.prepared or Prepared()
+        return AttemptStatus(
+            job=self.job,
+            attempt=self.number,
+            port=known.port,
+            resume=known.resume,
+            resume_step=known.resume_step,
+            rejected=known.rejected,
+            trouble=(self.trouble or known.trouble)[:2000],
+            ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
+        )
+
+    @property
+    def over(self) -> bool:
+        return bool(self.ranks) and all(rank.state == "ended" for rank in self.ranks.values())
+
+    # ── starting ──
+
+    async def start(
+        self, launch: Launch, places: list[Place], link: KeeperLink, python: str, base: dict[str, str], ways: Ways
+    ) -> None:
+        """Start these ranks; what cannot be started has ended at once."""
+        self.launch, self.link = launch, link
+        self.ranks = {p.rank: RankStatus(rank=p.rank, incarnation=p.incarnation) for p in places}
+        self.changed()
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        for place in places:
+            creds = ""
+            if str(place.rank) in launch.creds:
+                path = self.folder / f"rank-{place.rank}.creds"
+                write_private(path, launch.creds[str(place.rank)].encode())
+                creds = str(path)
+            own = Ways(self.error_file(place.rank), creds or ways.creds, ways.addr, ways.state)
+            begin = Begin(
+                key=self.key(place.rank),
+                argv=rank_argv(python, launch),
+                env=rank_environment(base, launch, place, own),
+                cwd=launch.task.cwd or str(Path.cwd()),
+                stdout=str(self.log(place.rank, "out")),
+                stderr=str(self.log(place.rank, "err")),
+                warm=launch.task.standby,
+            )
+            await self._begin(place.rank, begin)
+
+    async def _begin(self, rank: int, begin: Begin) -> None:
+        assert self.link is not None
+        try:
+            answer = await self.link.begin(begin)
+        except KeeperGone as error:
+            self._end(rank, code=None, signal="", evidence=error.message)
+            return
+        except TorchLoomError as error:
+            self._end(rank, code=1, signal="", evidence=error.message)
+            return
+        if isinstance(answer, Begun):
+            if self.ranks[rank].state == "starting":
+                self.ranks[rank] = replace(
+                    self.ranks[rank], state="running", pid=answer.pid, warm=answer.warm, why_cold=answer.why_cold[:2000]
+                )
+        else:
+            self._end(rank, code=127, signal="", evidence=answer.why)
+        self.changed()
+
+    # ── what becomes of them ──
+
+    def ended(self, rank: int, ended: Ended) -> None:
+        name = signal_name(ended.signal) if ended.signal is not None else ""
+        lines = last_lines(self.log(rank, "err"))
+        how = summary(ended, recorded_error(self.error_file(rank)) or raised(lines))
+        said = "\n".join((*lines, how))
+        code = ended.code if ended.signal is None else None
+        self._end(rank, code=code, signal=name, evidence=said[-EVIDENCE:])
+
+    def lost(self, gone: Gone) -> None:
+        for rank, status in self.ranks.items():
+            if status.state != "ended":
+                self._end(rank, code=None, signal="SIGKILL", evidence=gone.why)
+
+    def _end(self, rank: int, code: int | None, signal: str, evidence: str) -> None:
+        if self.ranks[rank].state != "ended":
+            self.ranks[rank] = replace(self.ranks[rank], state="ended", code=code, signal=signal, evidence=evidence)
+            self.changed()
+
+    # ── ending ──
+
+    def halt(self, grace: float) -> None:
+        """Ask all ranks to end, and kill what is left after the grace. Asked again, nothing more happens."""
+        if self.halting is None and not self.over:
+            self.halting = asyncio.get_running_loop().create_task(self._halt(grace))
+
+    async def _halt(self, grace: float) -> None:
+        # A stopped process takes a SIGTERM only when it goes on.
+        self._signal(signal.SIGTERM, signal.SIGCONT)
+        end = asyncio.get_running_loop().time() + grace
+        while not self.over and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.01)
+        self.kill()
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, *numbers: int) -> None:
+        for rank, status in self.ranks.items():
+            if status.state != "ended" and self.link is not None:
+                with contextlib.suppress(KeeperGone):
+                    for number in numbers:
+                        self.link.signal(self.key(rank), number)
+
+    def forget(self) -> None:
+        if self.link is not None:
+            with contextlib.suppress(KeeperGone):
+                for rank in self.ranks:
+                    self.link.forget(self.key(rank))
+        for rank in self.ranks:
+            (self.folder / f"rank-{rank}.creds").unlink(missing_ok=True)
+
+    # ── names ──
+
+    def key(self, rank: int) -> str:
+        return f"{self.number}-{rank}"
+
+    def error_file(self, rank: int) -> str:
+        return str(self.folder / f"rank-{rank}.error.json")
+
+    def log(self, rank: int, which: str) -> Path:
+        return self.logs / f"rank-{rank}.{which}"

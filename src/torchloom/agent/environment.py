@@ -1,0 +1,70 @@
+"""What a rank finds in its environment: what torchrun would have set, and what torchLoom adds. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchloom.core.runs import REPLICA
+from torchloom.messages import Launch, Place
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Paths of one rank on this node."""
+
+    error_file: str
+    creds: str = ""
+    addr: str = ""
+    state: str = ""
+
+
+def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways: Ways) -> dict[str, str]:
+    """The whole environment of a rank. What the job's own settings say comes before what the node has."""
+    task = launch.task
+    nodes = list(dict.fromkeys(p.node for p in launch.places))
+    node_rank = nodes.index(place.node)
+    world = len(launch.places)
+    local_world = sum(1 for p in launch.places if p.node == place.node)
+    env = {name: value for name, value in base.items() if not name.startswith("TORCHELASTIC_")}
+    if local_world > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks share the cores
+    env |= task.env
+    env |= {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(local_world),
+        "GROUP_RANK": str(node_rank),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": launch.host,
+        "MASTER_PORT": str(launch.port),
+        "TORCHELASTIC_RUN_ID": launch.job,
+        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(task.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # the first rank holds the store, a fresh one for each attempt
+        "TORCHELASTIC_ERROR_FILE": ways.error_file,
+        "TORCHLOOM_LAUNCHER": "loom",
+        "TORCHLOOM_JOB": launch.job,
+        "TORCHLOOM_REPLICA": REPLICA,
+        "TORCHLOOM_INCARNATION": place.incarnation,
+        "TORCHLOOM_RESUME_FROM": launch.resume,
+    }
+    for name, value in (("CREDS", ways.creds), ("ADDR", ways.addr), ("STATE", ways.state)):
+        if value:
+            env[f"TORCHLOOM_{name}"] = value
+    return env
+
+
+def rank_argv(python: str, launch: Launch) -> tuple[str, ...]:
+    """The command of a rank; with something to resume from, the argument that says so."""
+    argv = (python, *launch.task.argv)
+    if launch.resume and launch.task.resume_arg:
+        words = shlex.split(launch.task.resume_arg)
+        step = "" if launch.resume_step is None else str(launch.resume_step)
+        argv += tuple(word.replace("{path}", launch.resume).replace("{step}", step) for word in words)
+    return argv

@@ -1,0 +1,97 @@
+"""Importing ahead, and whether a process that has done it may be forked.
+
+A fork copies memory but only the thread that forks: a lock or a pool that another thread held stays broken in the
+child for ever (after one OpenMP region in the parent, every child hangs). So: no other thread may be left. Libraries
+that end their threads at a fork (OpenBLAS does) are fine, hence the probe comes first and the count after it. What the
+probe child finds, every rank would: CUDA touched by the parent, or a computation that never returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+PROBE_SECONDS = 10.0
+FORKS, BAD_CUDA, BROKEN = 0, 3, 4
+
+
+def load(module: str) -> str:
+    """Import it as a process that will be forked should. Returns why that failed, or nothing."""
+    given = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking whether there is CUDA must not start CUDA
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a broken module must not end the keeper
+        return f"cannot preload {module}: {type(error).__name__}: {error}"
+    finally:
+        if given is None:
+            del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
+        else:
+            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = given
+    return ""
+
+
+def settle() -> None:
+    """After importing: what a fork must not do twice, or need not do at all."""
+    sys.stdout.flush()  # what modules have said belongs to the keeper's log, not to every rank's
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+    gc.collect()
+    gc.freeze()  # never garbage: the collectors of the ranks need not touch it, and so copy it
+
+
+def why_not_fork() -> str:
+    """Why no rank should be forked from this process, or nothing. Blocks, up to PROBE_SECONDS where it goes wrong."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_probe())
+    deadline = time.monotonic() + PROBE_SECONDS
+    while (done := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return f"a forked child did not compute anything in {PROBE_SECONDS:.0f} s"
+        time.sleep(0.002)
+    code = os.waitstatus_to_exitcode(done[1])
+    if code == BAD_CUDA:
+        return "a preloaded module has started CUDA, which does not survive a fork"
+    if code != FORKS:
+        return f"a forked child broke (exit code {code})"
+    return why_threads()
+
+
+def why_threads() -> str:
+    """Why not, as far as threads go; cheap enough to ask before every fork."""
+    try:
+        count = len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return "threads cannot be counted on this system"
+    return f"preloading has left {count - 1} threads, which do not survive a fork" if count > 1 else ""
+
+
+def memory_mb() -> float:
+    """The share of memory that is this process's own; 0 where the kernel does not tell."""
+    try:
+        rollup = Path("/proc/self/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    pss = next((line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:")), "0")
+    return int(pss) / 1024
+
+
+def _probe() -> int:
+    try:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            if torch.cuda._is_in_bad_fork():
+                return BAD_CUDA
+            torch.ones(1 << 20).add_(1).sum().item()  # large enough to take the thread pool
+    except BaseException:  # noqa: BLE001
+        return BROKEN
+    return FORKS

@@ -1,0 +1,181 @@
+"""`loom run`: start a script on this machine, watch it, and start it again from its last checkpoint when it fails."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchloom.errors import BadInput
+
+if TYPE_CHECKING:
+    from torchloom.cli.call import Call
+    from torchloom.cli.verbs import Verbs
+    from torchloom.messages import Task
+
+_TORCHRUN = {
+    "--rdzv-backend": "ranks find each other without it",
+    "--rdzv_backend": "ranks find each other without it",
+    "--rdzv-endpoint": "ranks find each other without it",
+    "--rdzv_endpoint": "ranks find each other without it",
+    "--rdzv-id": "--job names the run",
+    "--rdzv_id": "--job names the run",
+    "--standalone": "leave it out: this is how `loom run` works",
+    "--node-rank": "`loom agent` on each node, then `loom submit`",
+    "--node_rank": "`loom agent` on each node, then `loom submit`",
+    "--master-addr": "ranks find each other without it",
+    "--master_addr": "ranks find each other without it",
+    "--master-port": "a free port is chosen for each attempt",
+    "--master_port": "a free port is chosen for each attempt",
+    "--nproc_per_node": "--nproc-per-node",
+    "--max_restarts": "--max-restarts",
+    "--log_dir": "--log-dir",
+    "--monitor-interval": "leave it out: nothing is polled",
+    "--monitor_interval": "leave it out: nothing is polled",
+    "--role": "leave it out",
+    "--redirects": "output is kept in files, and shown",
+    "--tee": "output is kept in files, and shown",
+}
+
+
+def add(verbs: Verbs) -> None:
+    verb = verbs.add(
+        "run", run, "start a script, watch it, and start it again from its last valid checkpoint when it fails",
+        "Options come before the script; what follows it is the script's. A script that runs under torchrun runs here\n"
+        "unchanged. Without a control plane it brings its own. Ctrl-C ends it in order, twice kills it.\n\n"
+        "  loom run --nproc-per-node 2 --checkpoint-dir runs/a train.py --epochs 20\n"
+        "  loom run -m package.train",
+    )  # fmt: skip
+    verb.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks; auto: one for each GPU, else 1")
+    verb.add_argument("--nnodes", type=int, default=1, metavar="N", help="nodes; more than 1 need agents there")
+    verb.add_argument("--job", metavar="NAME", help="default: the name of the script")
+    verb.add_argument("--max-restarts", type=int, default=3, metavar="N", help="default: 3")
+    verb.add_argument(
+        "--restart-window", type=float, default=3600.0, metavar="S", help="in which so many are allowed; default: 3600"
+    )
+    verb.add_argument("--checkpoint-dir", default="", metavar="PATH", help="go on from the newest valid one in it")
+    verb.add_argument(
+        "--checkpoint-pattern", default="", metavar="NAME", help="only such names: 'checkpoint_step_{step}.pt'"
+    )
+    verb.add_argument(
+        "--resume-arg", default="", metavar="ARGS",
+        help="added when there is something to resume from: '--resume_from_checkpoint {path}'",
+    )  # fmt: skip
+    verb.add_argument(
+        "--standby", type=int, choices=[0, 1], default=1, help="keep a process that has imported torch; default: 1"
+    )
+    verb.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the ranks; may be repeated")
+    verb.add_argument("--log-dir", default="", metavar="PATH", help="where the ranks' output is kept")
+    verb.add_argument(
+        "--grace", type=float, default=10.0, metavar="S", help="seconds between asking to end and killing; default: 10"
+    )
+    verb.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as `python -m` does")
+    verb.set_defaults(words=[])
+
+
+def split(verb: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is for `loom`, and what is for the script: from the first word that is no option of ours."""
+    takes = {option: action for action in verb._actions for option in action.option_strings}
+    at = list(words).index("run") + 1
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            return list(words[:at]), list(words[at + 1 :])
+        name, equals, _ = word.partition("=")
+        if not name.startswith("-") or len(name) == 1:
+            return list(words[:at]), list(words[at:])
+        if name in _TORCHRUN:
+            raise BadInput(f"`loom run` has no option {name}", hint=_TORCHRUN[name])
+        action = takes.get(name)
+        if action is None:
+            return list(words), []  # the parser says what is wrong with it
+        needs = action.nargs != 0 and not equals
+        if name == "-m":
+            return list(words[: at + 2]), list(words[at + 2 :])
+        at += 2 if needs else 1
+    return list(words), []
+
+
+def run(call: Call) -> int:
+    from torchloom.agent.foreground import Wish
+    from torchloom.agent.foreground import run as launch
+    from torchloom.client import operator
+    from torchloom.threadlet.names import sanitised, script_name
+
+    args = call.args
+    task = _task(call)
+    name = args.job or (sanitised(args.module) if args.module else script_name(args.words[0]))
+    from torchloom.agent.foreground import log_folder
+    from torchloom.messages import check_name
+
+    check_name("job", name)
+    from msgspec.structs import replace
+
+    logs = task.log_dir or str(log_folder(call.settings, name))
+    wish = Wish(name, replace(task, log_dir=logs), operator(), colour=call.screen.colour)
+    return call.wait(launch(call.settings, wish))
+
+
+def _task(call: Call) -> Task:
+    import os
+    from pathlib import Path
+
+    from torchloom.agent.node import this_node
+    from torchloom.messages import Task
+
+    args = call.args
+    if args.module:
+        argv = ("-m", args.module, *args.words)
+    elif args.words:
+        script = Path(args.words[0])
+        if not script.is_file():
+            raise BadInput(f"there is no script {script}", hint="`loom run [options] script.py [arguments]`")
+        argv = tuple(args.words)
+    else:
+        raise BadInput("nothing to run", hint="`loom run [options] script.py [arguments]`")
+    node = this_node()
+    count = _count(args.nproc_per_node, len(node.devices))
+    if args.nnodes != 1:
+        raise BadInput("`loom run` starts ranks on this node", hint="`loom agent` on each node, then `loom submit`")
+    for name in ("max_restarts", "grace"):
+        if getattr(args, name) < 0:
+            raise BadInput(f"--{name.replace('_', '-')} cannot be negative")
+    if args.restart_window <= 0:
+        raise BadInput("--restart-window must be more than 0 seconds")
+    if args.checkpoint_pattern and "{step}" not in args.checkpoint_pattern:
+        raise BadInput(f"--checkpoint-pattern {args.checkpoint_pattern!r} has no {{step}}", hint="step_{step}.pt")
+    env = {}
+    for pair in args.env:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise BadInput(f"--env {pair!r}", hint="--env NAME=VALUE")
+        env[name] = value
+    return Task(
+        argv=argv,
+        cwd=os.getcwd(),  # noqa: PTH109
+        env=env,
+        per_node=count,
+        node=f"{node.name[:100]}-run-{os.getpid()}",
+        max_restarts=args.max_restarts,
+        window_seconds=args.restart_window,
+        grace_seconds=args.grace,
+        checkpoint_dir=args.checkpoint_dir,
+        checkpoint_pattern=args.checkpoint_pattern,
+        resume_arg=args.resume_arg,
+        standby=bool(args.standby),
+        log_dir=str(Path(args.log_dir).absolute()) if args.log_dir else "",
+    )
+
+
+def _count(text: str, gpus: int) -> int:
+    if text in {"auto", "gpu"}:
+        return gpus or 1
+    if text == "cpu":
+        import os
+
+        return os.cpu_count() or 1
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise BadInput(f"--nproc-per-node {text!r}", hint="a number from 1 to 1024, or auto")
+    if gpus and int(text) > gpus:
+        raise BadInput(f"{text} ranks and {gpus} GPUs", hint=f"--nproc-per-node {gpus}, or hide the GPUs from it")
+    return int(text)

@@ -1,0 +1,194 @@
+"""Jobs that torchLoom starts itself: each a run, made of attempts. The durable part, and the life of a run as a table.
+
+    submitted ──> placing ──> starting ──> running ──> done
+                     ^            └───────────┤
+                     │                        v
+                  restarting <──────────── stopping ──> failed, cancelled
+
+A run is in one phase; an attempt is one start of all its ranks. Agents are told what should be, and say what is, until
+the two are the same: a weaver that was killed in between goes on from the log and their next beats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from torchloom.messages import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptLaunched,
+    AttemptNote,
+    AttemptRunning,
+    AttemptStopping,
+    NodeDrained,
+    Place,
+    Record,
+    RunEnded,
+    RunSubmitted,
+    Task,
+)
+
+REPLICA = "main"
+"""Of the ranks of a run."""
+KEEP_NOTES = 50
+"""Attempts of one run that are remembered."""
+
+
+class RunPhase(StrEnum):
+    SUBMITTED = "submitted"
+    PLACING = "placing"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    RESTARTING = "restarting"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class RunSign(StrEnum):
+    """What happens to a run."""
+
+    PLACED = "there is room for all ranks"
+    LAUNCHED = "agents were told to start them"
+    ALL_RUNNING = "all ranks run"
+    STOP = "a rank failed, or it is cancelled"
+    ALL_GONE = "no process is left, and there is another try"
+    ALL_SUCCEEDED = "all ranks ended well"
+    GIVEN_UP = "no further try"
+    CANCELLED = "cancelled, and nothing is left"
+
+
+P, S = RunPhase, RunSign
+RUN_NEXT: Mapping[tuple[RunPhase, RunSign], RunPhase] = {
+    (P.SUBMITTED, S.PLACED): P.PLACING,
+    (P.SUBMITTED, S.CANCELLED): P.CANCELLED,
+    (P.SUBMITTED, S.GIVEN_UP): P.FAILED,
+    (P.PLACING, S.LAUNCHED): P.STARTING,
+    (P.PLACING, S.STOP): P.STOPPING,
+    (P.STARTING, S.ALL_RUNNING): P.RUNNING,
+    (P.STARTING, S.STOP): P.STOPPING,
+    (P.STARTING, S.ALL_SUCCEEDED): P.DONE,  # it was over before it was seen to run
+    (P.RUNNING, S.STOP): P.STOPPING,
+    (P.RUNNING, S.ALL_SUCCEEDED): P.DONE,
+    (P.STOPPING, S.STOP): P.STOPPING,  # cancelled while it is being stopped
+    (P.STOPPING, S.ALL_GONE): P.RESTARTING,
+    (P.STOPPING, S.GIVEN_UP): P.FAILED,
+    (P.STOPPING, S.CANCELLED): P.CANCELLED,
+    (P.RESTARTING, S.PLACED): P.PLACING,
+    (P.RESTARTING, S.CANCELLED): P.CANCELLED,
+    (P.RESTARTING, S.GIVEN_UP): P.FAILED,
+}
+OVER = frozenset({P.DONE, P.FAILED, P.CANCELLED})
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    job: str
+    task: Task
+    request: str
+    phase: RunPhase = RunPhase.SUBMITTED
+    since: float = 0.0
+    submitted: float = 0.0
+    operator: str = ""
+    attempt: int = 0
+    places: tuple[Place, ...] = ()
+    host: str = ""
+    port: int = 0
+    resume: str = ""
+    resume_step: int | None = None
+    then: str = "restart"
+    """What follows when all is stopped."""
+    wait_until: float = 0.0
+    reason: str = ""
+    notes: tuple[AttemptNote, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        return self.phase in OVER
+
+    @property
+    def world_size(self) -> int:
+        return self.task.per_node * self.task.nodes
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(place.node for place in self.places))
+
+    @property
+    def note(self) -> AttemptNote:
+        """Of the attempt under way, or the last."""
+        return self.notes[-1]
+
+
+class RunsState(msgspec.Struct, frozen=True, kw_only=True):
+    runs: tuple[Run, ...] = ()
+    drained: tuple[str, ...] = ()
+
+
+class Runs:
+    def __init__(self, state: RunsState | None = None) -> None:
+        state = state or RunsState()
+        self.by_job = {run.job: run for run in state.runs}
+        self.drained = set(state.drained)
+
+    def state(self) -> RunsState:
+        return RunsState(
+            runs=tuple(self.by_job[job] for job in sorted(self.by_job)), drained=tuple(sorted(self.drained))
+        )
+
+    def active(self, job: str) -> Run | None:
+        """The run of a job, while it is under way."""
+        run = self.by_job.get(job)
+        return run if run is not None and not run.over else None
+
+    def forget(self, job: str) -> None:
+        self.by_job.pop(job, None)
+
+    # ── fold ──
+
+    def fold(self, record: Record, at: float) -> None:
+        match record:
+            case RunSubmitted(job=job, task=task, request=request, operator=operator):
+                self.by_job[job] = Run(job=job, task=task, request=request, operator=operator, since=at, submitted=at)
+            case AttemptBegan(job=job, attempt=attempt, places=places):
+                run = self._turn(job, S.PLACED, at)
+                notes = (*run.notes, AttemptNote(number=attempt, began=at))[-KEEP_NOTES:]
+                self.by_job[job] = replace(
+                    run, attempt=attempt, places=places, notes=notes, host="", port=0, resume="", resume_step=None
+                )
+            case AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=resume_step):
+                run = self._turn(job, S.LAUNCHED, at)
+                self.by_job[job] = replace(run, host=host, port=port, resume=resume, resume_step=resume_step)
+                self._note(job, resume_step=resume_step)
+            case AttemptRunning(job=job, warm=warm, why_cold=why_cold):
+                self._turn(job, S.ALL_RUNNING, at)
+                self._note(job, running=at, warm=warm, why_cold=why_cold)
+            case AttemptStopping(job=job, reason=reason, culprit=culprit, step=step, then=then, code=code):
+                run = self._turn(job, S.STOP, at)
+                self.by_job[job] = replace(run, then=then, reason=reason)
+                self._note(job, stopping=at, reason=reason, culprit=culprit, step=step, code=code)
+            case AttemptEnded(job=job, wait_seconds=wait_seconds):
+                run = self._turn(job, S.ALL_GONE, at)
+                self.by_job[job] = replace(run, wait_until=at + wait_seconds)
+                self._note(job, ended=at)
+            case RunEnded(job=job, phase=phase, reason=reason):
+                sign = {"done": S.ALL_SUCCEEDED, "failed": S.GIVEN_UP, "cancelled": S.CANCELLED}[phase]
+                run = self._turn(job, sign, at)
+                self.by_job[job] = replace(run, reason=reason)
+                if run.notes:
+                    self._note(job, ended=at)
+            case NodeDrained(node=node, drained=drained):
+                (self.drained.add if drained else self.drained.discard)(node)
+
+    def _turn(self, job: str, sign: RunSign, at: float) -> Run:
+        run = self.by_job[job]
+        self.by_job[job] = run = replace(run, phase=RUN_NEXT[(run.phase, sign)], since=at)
+        return run
+
+    def _note(self, job: str, **known: object) -> None:
+        run = self.by_job[job]
+        self.by_job[job] = replace(run, notes=(*run.notes[:-1], replace(run.note, **known)))

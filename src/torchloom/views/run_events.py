@@ -1,0 +1,54 @@
+"""Runs and their attempts, told as sentences."""
+
+from __future__ import annotations
+
+from torchloom.messages import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptLaunched,
+    AttemptRunning,
+    AttemptStopping,
+    NodeDrained,
+    RunEnded,
+    RunSubmitted,
+)
+
+RunRecord = (
+    RunSubmitted
+    | AttemptBegan
+    | AttemptLaunched
+    | AttemptRunning
+    | AttemptStopping
+    | AttemptEnded
+    | RunEnded
+    | NodeDrained
+)
+
+
+def run_sentence(record: RunRecord) -> str:
+    match record:
+        case RunSubmitted(job=job, task=task, operator=operator):
+            who = f" by {operator}" if operator else ""
+            count = task.per_node * task.nodes
+            return f"Job {job} submitted{who}: {' '.join(task.argv)[:200]} on {count} rank{'s' if count != 1 else ''}"
+        case AttemptBegan(job=job, attempt=attempt, places=places):
+            nodes = ", ".join(dict.fromkeys(place.node for place in places))
+            return f"Attempt {attempt} of {job} began: {len(places)} rank{'s' if len(places) != 1 else ''} on {nodes}"
+        case AttemptLaunched(job=job, attempt=attempt, resume=resume, resume_step=step, rejected=rejected):
+            at = f" (step {step:,})" if step is not None else ""
+            source = f"from {resume}{at}" if resume else "from the beginning"
+            damaged = ", ".join(f"{name} ({why})" for name, why in rejected.items())
+            return f"Attempt {attempt} of {job} starts {source}" + (f"; passed over: {damaged}" if damaged else "")
+        case AttemptRunning(job=job, attempt=attempt, warm=warm, why_cold=why):
+            how = f", {warm} warm" if warm else ""
+            return f"Attempt {attempt} of {job} runs{how}" + (f"; started cold: {why}" if why else "")
+        case AttemptStopping(job=job, attempt=attempt, reason=reason, then=then):
+            after = {"restart": "then started again", "fail": "and given up", "cancel": "as asked"}[then]
+            return f"Attempt {attempt} of {job} is ended, {after}: {reason}"
+        case AttemptEnded(job=job, attempt=attempt, wait_seconds=wait):
+            return f"Attempt {attempt} of {job} ended" + (f"; the next begins in {wait:g} s" if wait else "")
+        case RunEnded(job=job, phase=phase, reason=reason):
+            return f"Job {job} is {phase}" + (f": {reason}" if reason else "")
+        case NodeDrained(node=node, drained=drained, operator=operator):
+            who = f" ({operator})" if operator else ""
+            return f"Nothing more is started on {node}{who}" if drained else f"{node} may be used again{who}"

@@ -1,0 +1,24 @@
+"""An agent to be killed: starts a keeper and two ranks, says who they are, and waits for its end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.agent.stand import ENV, Stand
+from torchloom.agent.link import Keeping
+
+
+async def main(home: Path, tied: bool) -> None:
+    stand = Stand(home)
+    await stand.start(home / "keeper", Keeping(tied=tied, preload=("json",), env=ENV))
+    for warm in (True, False):
+        begun = await stand.begin(stand.order("train.py", warm=warm))
+        print(begun.key, begun.pid)
+    print("keeper", stand.link.state.pid, flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2] == "tied"))

@@ -1,0 +1,78 @@
+"""Keepers that stand for a whole session, so that torch is imported once; each test comes as a new agent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.stand import ENV, Stand
+from torchloom.agent.link import Keeping
+
+
+def _standing(folder: Path, *preload: str) -> Iterator[Path]:
+    starter = Stand(folder.parent)
+    env = ENV | {"MASTER_ADDR": "known to the keeper, and not to its ranks"}
+
+    async def start() -> None:
+        await starter.start(folder, Keeping(tied=True, preload=preload, env=env, cwd=str(folder.parent)))
+        starter.link.tied = False  # it dies with pytest, but not with its first agent
+        await starter.link.close()
+
+    async def dismiss() -> None:
+        ender = Stand(folder.parent)
+        await ender.find(folder)
+        await ender.link.dismiss()
+
+    asyncio.run(start())
+    yield folder
+    asyncio.run(dismiss())
+    assert starter.link.process
+    assert starter.link.process.wait() == 0
+
+
+@pytest.fixture(scope="session")
+def light_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A keeper that can fork ranks, but has imported nothing large."""
+    yield from _standing(tmp_path_factory.mktemp("light") / "keeper", "multiprocessing.spawn")
+
+
+@pytest.fixture(scope="session")
+def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A keeper that has imported torch."""
+    yield from _standing(tmp_path_factory.mktemp("torch") / "keeper", "torch", "numpy.random")
+
+
+async def _found(folder: Path, home: Path) -> AsyncIterator[Stand]:
+    stand = Stand(home)
+    await stand.find(folder)
+    state = await stand.link.settled()
+    assert state.why_cold == ""
+    yield stand
+    assert not stand.gone
+    for key in stand.ends:
+        stand.link.forget(key)
+    await stand.link.close()
+
+
+@pytest.fixture
+async def light(light_folder: Path, tmp_path: Path) -> AsyncIterator[Stand]:
+    async for stand in _found(light_folder, tmp_path):
+        yield stand
+
+
+@pytest.fixture
+async def torch_stand(torch_folder: Path, tmp_path: Path) -> AsyncIterator[Stand]:
+    async for stand in _found(torch_folder, tmp_path):
+        yield stand
+
+
+@pytest.fixture
+async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+    """A tied keeper of the test's own, with nothing preloaded."""
+    stand = Stand(tmp_path)
+    await stand.start(tmp_path / "keeper", Keeping(tied=True, env=ENV))
+    yield stand
+    await stand.link.close()

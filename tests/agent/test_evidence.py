@@ -1,0 +1,146 @@
+"""What is read out of what a rank left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.stand import ENV, Stand
+from torchloom.agent.evidence import last_lines, oom_kills, out_of_memory, raised, recorded_error, summary
+from torchloom.agent.link import Keeping
+from torchloom.agent.words import Ended
+
+
+def ended(**fields: object) -> Ended:
+    return Ended(key="k", at=1.0, **fields)  # type: ignore[arg-type]
+
+
+def test_the_last_lines_are_bounded_in_number_and_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "err"
+    file.write_bytes(b"".join(b"line %d\n" % n for n in range(100_000)) + b"\xff half")
+    assert last_lines(file, 3) == ("line 99998", "line 99999", "\ufffd half")
+    assert last_lines(file, 99, max_bytes=20) == ("line 99999", "\ufffd half")
+    assert last_lines(file, 99, max_bytes=10) == ("\ufffd half",)  # what was cut in two is left out
+    file.write_bytes(b"x" * 1_000_000)
+    assert last_lines(file, 5) == ("x" * 500,)
+    file.write_bytes(b" 10%|#\r 20%|##\r 30%|###\r\nnext\r\n")
+    assert last_lines(file, 5) == (" 30%|###", "next")
+    file.write_bytes(b"")
+    assert last_lines(file) == ()
+    assert last_lines(tmp_path / "none") == ()
+    assert last_lines(tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ('{"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1"}}}', "ValueError: x"),
+        ('{"message": "killed"}', "killed"),
+        ('{"message": {}}', ""),
+        ('{"message": ', ""),
+        ("[]", ""),
+        ("\udcff", ""),
+    ],
+)
+def test_the_error_file_of_torch(tmp_path: Path, content: str, error: str) -> None:
+    file = tmp_path / "error.json"
+    file.write_bytes(content.encode(errors="surrogateescape"))
+    assert recorded_error(file) == error
+    assert recorded_error(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("raise ValueError('x')", "ValueError: x"),
+        ("raise KeyError", "KeyError"),
+        ("try:\n    1/0\nexcept ZeroDivisionError:\n    raise RuntimeError('a\\nb')", "RuntimeError: a"),
+        ("x = = 1", "SyntaxError: invalid syntax"),
+        ("class Odd(Exception): pass\nraise Odd('y')", "Odd: y"),
+        ("import sys\nsys.exit('no data')", ""),
+        ("import sys, atexit\natexit.register(print, 'bye', file=sys.stderr)\nraise ValueError('x')", "ValueError: x"),
+        ("", ""),
+    ],
+)
+def test_the_exception_is_found_in_what_python_prints(tmp_path: Path, script: str, error: str) -> None:
+    (tmp_path / "t.py").write_text(script)
+    with (tmp_path / "err").open("wb") as err:
+        subprocess.run([sys.executable, tmp_path / "t.py"], stderr=err, check=False)
+    assert raised(last_lines(tmp_path / "err")) == error
+
+
+def test_one_line_says_how_it_ended() -> None:
+    assert summary(ended(code=0), "ignored") == "ended well"
+    assert summary(ended(code=1), "ValueError: x") == "exit code 1: ValueError: x"
+    assert summary(ended(code=2)) == "exit code 2"
+    assert summary(ended(signal=9), "ignored") == "killed by SIGKILL"
+    assert summary(ended(signal=11, core_dumped=True)) == "killed by SIGSEGV, core dumped"
+    assert summary(ended(signal=40)) == "killed by signal 40"
+    assert summary(ended(signal=9, lost=True)) == "killed with its keeper"
+    assert summary(ended(signal=9, oom_kills=2)) == (
+        "killed by SIGKILL: out of memory: the kernel killed 2 processes of its cgroup while it ran"
+    )
+    assert out_of_memory(ended(signal=15, oom_kills=1)) == ""
+    assert out_of_memory(ended(code=1, oom_kills=1)) == ""
+
+
+def test_both_kinds_of_cgroups_are_read(tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text("0::/job/a\n")
+    (tmp_path / "job" / "a").mkdir(parents=True)
+    (tmp_path / "job" / "a" / "memory.events").write_text("low 0\noom 2\noom_kill 1\noom_group_kill 0\n")
+    assert oom_kills(tmp_path, tmp_path) == 1
+    (tmp_path / "cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/b\n0::/\n")
+    (tmp_path / "memory" / "b").mkdir(parents=True)
+    (tmp_path / "memory" / "b" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert oom_kills(tmp_path, tmp_path) == 3
+    (tmp_path / "cgroup").write_text("0::/gone\n")
+    assert oom_kills(tmp_path, tmp_path) == 0
+    assert oom_kills(tmp_path / "none") == 0
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A memory cgroup that may have 100 MB, where we are allowed to make one."""
+    mine = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    old = "memory" in mine
+    folder = (
+        Path("/sys/fs/cgroup")
+        / ("memory" if old else "")
+        / (mine["memory"] if old else mine[""]).lstrip("/")
+        / f"loom-{os.getpid()}"
+    )
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text("100M")
+        if not old:
+            (folder / "memory.swap.max").write_text("0")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"cannot make a memory cgroup here: {error}")
+    yield folder
+    folder.rmdir()
+
+
+async def test_a_real_oom_kill_is_told_from_another_sigkill(small_cgroup: Path, tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    state = await stand.start(tmp_path / "keeper", Keeping(tied=True, env=ENV))
+    (small_cgroup / "cgroup.procs").write_text(str(state.pid))
+    stand.script("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "plain.py")
+    stand.script(
+        "x = []\nwhile True: x.append(bytearray(os.urandom(1)) * 10**7)".replace("os.", "__import__('os')."),
+        "hungry.py",
+    )
+    plain = (await stand.live("plain.py")).ended
+    hungry = (await stand.live("hungry.py")).ended
+    await stand.link.dismiss()
+    assert plain.signal == hungry.signal == signal.SIGKILL
+    assert out_of_memory(plain) == ""
+    assert summary(hungry) == "killed by SIGKILL: out of memory: the kernel killed a process of its cgroup while it ran"

@@ -1,0 +1,124 @@
+"""Which starts can be warm, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchloom.agent.fitting import Birth, Cold, Target, fit
+from torchloom.agent.words import Begin
+
+ENV = {"HOME": "/root", "OMP_NUM_THREADS": "4", "RANK": "0"}
+PYTHON = "/venv/bin/python"
+
+
+def birth(*flags: str, env: dict[str, str] = ENV, cwd: str = "/") -> Birth:
+    return Birth(PYTHON, flags, env, cwd, tuple(sys.path))
+
+
+def begin(*argv: str, env: dict[str, str] = ENV, cwd: str = "/", python: str = PYTHON) -> Begin:
+    return Begin(key="k", argv=(python, *argv), env=env, cwd=cwd, stdout="/o", stderr="/e")
+
+
+def why(order: Begin, keeper: Birth | None = None) -> str:
+    with pytest.raises(Cold) as cold:
+        fit(order, keeper or birth())
+    return str(cold.value)
+
+
+def test_scripts_and_modules_with_the_keepers_flags_fit() -> None:
+    assert fit(begin("train.py", "-m", "x"), birth()) == Target("train.py", False, ("-m", "x"))
+    assert fit(begin("-m", "pkg.train", "x"), birth()) == Target("pkg.train", True, ("x",))
+    assert fit(begin("-u", "-X", "dev", "train.py"), birth("-u", "-X", "dev")) == Target("train.py", False, ())
+
+
+@pytest.mark.parametrize(
+    ("argv", "flags", "reason"),
+    [
+        (("-u", "train.py"), (), "the keeper's interpreter was not started with the flag -u"),
+        (("train.py",), ("-u",), "the keeper's interpreter was started with the flags -u"),
+        (("-c", "pass"), (), "code that is not in a file"),
+        (("-",), (), "code that is not in a file"),
+        ((), (), "no script is named"),
+        (("-m",), (), "the keeper's interpreter was not started with the flag -m"),
+    ],
+)
+def test_another_way_to_call_the_interpreter_does_not(
+    argv: tuple[str, ...], flags: tuple[str, ...], reason: str
+) -> None:
+    assert why(begin(*argv), birth(*flags)) == reason
+
+
+def test_another_interpreter_does_not() -> None:
+    assert why(begin("t.py", python="/bin/python")) == f"the interpreter is /bin/python, the keeper's is {PYTHON}"
+
+
+LATE = [
+    "RANK",
+    "LOCAL_RANK",
+    "MASTER_PORT",
+    "CUDA_VISIBLE_DEVICES",
+    "NCCL_DEBUG",
+    "GLOO_SOCKET_IFNAME",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHLOOM_INCARNATION",
+    "SLURM_PROCID",
+    "PWD",
+]
+EARLY = [
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTHONPATH",
+    "TZ",
+    "TMPDIR",
+    "LD_PRELOAD",
+    "TORCH_LOGS",
+    "TORCH_DISTRIBUTED_DEBUG",
+    "ANYTHING_ELSE",
+]
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_variables_read_late_may_differ(name: str) -> None:
+    fit(begin("t.py", env=ENV | {name: "7"}), birth())
+    fit(begin("t.py"), birth(env=ENV | {name: "7"}))
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_any_other_may_not(name: str) -> None:
+    more = ENV | {name: "/7"}
+    assert f"s in {name}," in why(begin("t.py", env=more)) or f"adds {name}," in why(begin("t.py", env=more))
+    assert why(begin("t.py"), birth(env=more)).startswith("its environment ")
+
+
+def test_a_relative_pythonpath_binds_to_the_working_folder(tmp_path: Path) -> None:
+    env = ENV | {"PYTHONPATH": f"/lib:{tmp_path.name}"}
+    keeper = birth(env=env, cwd=str(tmp_path))
+    fit(begin("t.py", env=env, cwd=str(tmp_path)), keeper)
+    assert why(begin("t.py", env=env), keeper) == "PYTHONPATH has relative parts, and the working folder is another"
+
+
+def test_folders_archives_and_bytecode_are_left_to_the_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "__main__.py").write_text("")
+    assert why(begin(str(tmp_path))) == f"{tmp_path} is not a plain script"
+    assert why(begin("x.pyc")) == "x.pyc is not a plain script"
+
+
+def test_a_folder_whose_modules_would_have_come_first_does_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "msgspec").mkdir()  # without __init__.py it yields to the real one
+    (tmp_path / "unknown_to_all.py").write_text("")
+    fit(begin("train.py", cwd=str(tmp_path)), birth())
+    (tmp_path / "json.py").write_text("")
+    reason = f"{tmp_path} has a module json of its own, and another one is loaded already"
+    assert why(begin("train.py", cwd=str(tmp_path))) == reason
+    assert why(begin("-m", "train", cwd=str(tmp_path))) == reason
+
+
+def test_the_folder_a_loaded_module_came_from_fits() -> None:
+    import msgspec
+
+    assert msgspec.__file__
+    fit(begin("-m", "train", cwd=str(Path(msgspec.__file__).parent.parent)), birth())

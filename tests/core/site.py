@@ -1,0 +1,142 @@
+"""Agents without processes: they obey what the weaver tells them, as agents do, and say in beats what is."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from tests.core.loom import Loom, life
+from torchloom.core.decision import Decision
+from torchloom.core.events import NodeHeard, Tick
+from torchloom.core.runs import Run
+from torchloom.messages import (
+    AttemptStatus,
+    Dismiss,
+    Done,
+    Halt,
+    Launch,
+    No,
+    NodeBeat,
+    NodeCommand,
+    Prepare,
+    RankStatus,
+    Submit,
+    Task,
+)
+
+JOB = "mnist"
+
+
+class PlayedAgent:
+    def __init__(self, node: str, cores: int = 4) -> None:
+        self.node = node
+        self.cores = cores
+        self.attempts: dict[tuple[str, int], AttemptStatus] = {}
+        self.resume: tuple[str, int | None] = ("", None)
+        self.trouble = ""
+        self.stubborn = False
+        """Ranks do not end when they are told to."""
+        self.launches: list[Launch] = []
+
+    def beat(self) -> NodeBeat:
+        return NodeBeat(
+            incarnation=life(1),
+            host=f"{self.node}.local",
+            cores=self.cores,
+            memory_mb=1,
+            attempts=tuple(self.attempts.values()),
+        )
+
+    def obey(self, command: NodeCommand) -> None:
+        key = (command.job, command.attempt)
+        known = self.attempts.get(key)
+        match command:
+            case Prepare() if known is None:
+                path, step = self.resume
+                self.attempts[key] = AttemptStatus(
+                    job=command.job, attempt=command.attempt, port=0 if self.trouble else 5000, resume=path,
+                    resume_step=step, trouble=self.trouble,
+                )  # fmt: skip
+            case Launch() if known is None or not known.ranks:
+                self.launches.append(command)
+                here = [place for place in command.places if place.node == self.node]
+                ranks = tuple(
+                    RankStatus(rank=p.rank, incarnation=p.incarnation, pid=100 + p.rank, state="running") for p in here
+                )
+                known = known or AttemptStatus(job=command.job, attempt=command.attempt)
+                self.attempts[key] = replace(known, ranks=ranks)
+            case Halt() if known is not None and not self.stubborn:
+                for rank in known.ranks:
+                    if rank.state != "ended":
+                        self.end(rank.rank, signal="SIGTERM", attempt=command.attempt)
+            case Dismiss():
+                self.attempts.pop(key, None)
+
+    def end(self, rank: int, code: int | None = None, signal: str = "", evidence: str = "", attempt: int = 0) -> None:
+        key = (JOB, attempt or max(number for _, number in self.attempts))
+        known = self.attempts[key]
+        ranks = tuple(
+            replace(r, state="ended", code=code, signal=signal, evidence=evidence)
+            if r.rank == rank and r.state != "ended"
+            else r
+            for r in known.ranks
+        )
+        self.attempts[key] = replace(known, ranks=ranks)
+
+
+class Site:
+    """A weaver and its agents. `settle` lets them talk until there is nothing more to say."""
+
+    def __init__(self, *nodes: str, cores: int = 4) -> None:
+        self.loom = Loom()
+        self.loom.fabric.watch.blind_until = -1e9
+        self.agents = {node: PlayedAgent(node, cores) for node in nodes or ("n1",)}
+        self.silent: set[str] = set()
+        self.hear()
+
+    @property
+    def run(self) -> Run:
+        return self.loom.fabric.runs.by_job[JOB]
+
+    @property
+    def phase(self) -> str:
+        return self.run.phase.value
+
+    def submit(self, number: int = 1, **task: object) -> Done | No:
+        given: dict[str, object] = {"argv": ("train.py",), "per_node": 2} | task
+        ask = Submit(request=f"{number:032x}", job=JOB, task=Task(**given))  # type: ignore[arg-type]
+        decision = self.loom.ask(ask, f"to{number}")
+        self.tell(decision)
+        return self.loom.answers(f"to{number}")[-1]
+
+    def tell(self, decision: Decision) -> bool:
+        for node, command in decision.tasks:
+            if node not in self.silent:
+                self.agents[node].obey(command)
+        return bool(decision)
+
+    def hear(self) -> bool:
+        """Everyone beats; whether anything followed."""
+        followed = False
+        for node, agent in self.agents.items():
+            if node not in self.silent:
+                self.loom.fabric.watch.hear_node(node, agent.beat(), self.loom.now)
+                followed |= self.tell(self.loom.happen(NodeHeard(node)))
+        return followed
+
+    def settle(self, seconds: float = 0.0) -> None:
+        end = self.loom.now + seconds
+        while True:
+            for _ in range(20):
+                if not self.hear():
+                    break
+            if self.loom.now >= end:
+                return
+            self.loom.now = min(end, self.loom.now + 0.25)
+            self.tell(self.loom.happen(Tick()))
+
+    def restart_weaver(self) -> None:
+        now = self.loom.now
+        again = Loom(state=self.loom.fabric.state())
+        again.now = now
+        again.fabric.restart_watch(now)
+        self.loom = again

@@ -1,0 +1,282 @@
+"""Runs: placed, started, stopped as one when a rank fails, started again from the last checkpoint, ended in time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.loom import Loom
+from tests.core.site import JOB, Site
+from torchloom.core.fabric import Fabric
+from torchloom.core.runs import OVER, RUN_NEXT, RunPhase
+from torchloom.messages import Cancel, Done, Drain, IncidentOpened, No
+
+
+def running(**task: object) -> Site:
+    site = Site()
+    assert isinstance(site.submit(**task), Done)
+    site.settle()
+    assert site.phase == "running"
+    return site
+
+
+def incidents(site: Site) -> list[str]:
+    return [r.what for _, records in site.loom.log for r in records if isinstance(r, IncidentOpened)]
+
+
+# ── the table ──
+
+
+def test_every_phase_that_is_not_over_can_be_left_and_no_other() -> None:
+    assert {phase for phase, _ in RUN_NEXT} == set(RunPhase) - OVER
+
+
+# ── from beginning to end ──
+
+
+def test_a_submitted_job_is_placed_prepared_started_and_done_when_all_ranks_end_well() -> None:
+    site = running()
+    assert [(p.rank, p.local, p.node) for p in site.run.places] == [(0, 0, "n1"), (1, 1, "n1")]
+    (launch,) = site.agents["n1"].launches
+    assert (launch.host, launch.port, launch.attempt) == ("n1.local", 5000, 1)
+    site.agents["n1"].end(0, code=0)
+    site.settle()
+    assert site.phase == "running"
+    site.agents["n1"].end(1, code=0)
+    site.settle()
+    assert site.phase == "done"
+    assert site.loom.fabric.jobs[JOB].phase == "finished"
+    assert site.agents["n1"].attempts == {}
+    assert incidents(site) == []
+
+
+def test_it_waits_for_room_and_begins_when_there_is() -> None:
+    site = Site(cores=1)
+    site.submit()
+    site.settle(5)
+    assert site.phase == "submitted"
+    site.agents["n1"].cores = 2
+    site.settle()
+    assert site.phase == "running"
+
+
+def test_ranks_are_spread_over_nodes_the_ones_with_most_room_first() -> None:
+    site = Site("n1", "n2", "n3")
+    site.agents["n2"].cores = 8
+    site.hear()
+    site.submit(nodes=2)
+    site.settle()
+    assert [(p.rank, p.local, p.node) for p in site.run.places] == [
+        (0, 0, "n2"), (1, 1, "n2"), (2, 0, "n1"), (3, 1, "n1"),
+    ]  # fmt: skip
+    assert {launch.host for agent in site.agents.values() for launch in agent.launches} == {"n2.local"}
+
+
+def test_a_drained_node_gets_nothing_new_and_keeps_what_runs() -> None:
+    site = Site("n1", "n2")
+    site.agents["n1"].cores = 9
+    site.loom.ask(Drain(node="n1"), "d")
+    site.submit()
+    site.settle()
+    assert site.run.nodes == ("n2",)
+    assert isinstance(site.loom.ask(Drain(node="n9")).answer, No)
+    site.loom.ask(Drain(node="n1", undo=True))
+    assert not site.loom.fabric.runs.drained
+
+
+def test_a_name_in_use_is_refused_and_the_same_request_is_done_once() -> None:
+    site = running()
+    assert isinstance(site.submit(2), No)
+    assert isinstance(site.submit(1), Done)
+    assert site.run.attempt == 1
+
+
+def test_a_node_that_no_agent_is_on_is_refused() -> None:
+    answer = Site().submit(node="n9")
+    assert isinstance(answer, No)
+    assert "n1" in answer.hint
+
+
+# ── failing ──
+
+
+def test_one_rank_dies_all_are_ended_and_started_again_from_the_checkpoint() -> None:
+    site = running()
+    site.agents["n1"].resume = ("/runs/step-30", 30)
+    site.agents["n1"].end(1, signal="SIGKILL")
+    site.settle()
+    assert (site.phase, site.run.attempt, site.run.resume_step) == ("running", 2, 30)
+    launch = site.agents["n1"].launches[-1]
+    assert (launch.resume, launch.resume_step) == ("/runs/step-30", 30)
+    assert {p.incarnation for p in launch.places}.isdisjoint(
+        p.incarnation for p in site.agents["n1"].launches[0].places
+    )
+    assert incidents(site) == ["mnist: rank 1 failed: killed by SIGKILL"]
+    assert site.loom.open_incidents() == []
+    assert site.run.notes[0].code == 137
+
+
+def test_the_killed_rank_is_the_culprit_not_the_peer_that_lost_it() -> None:
+    site = running()
+    site.agents["n1"].end(0, code=1, evidence="RuntimeError: Connection closed by peer")
+    site.agents["n1"].end(1, signal="SIGKILL")
+    site.settle()
+    assert incidents(site) == ["mnist: rank 1 failed: killed by SIGKILL"]
+
+
+def test_ranks_that_do_not_end_keep_the_next_attempt_waiting() -> None:
+    site = running()
+    site.agents["n1"].stubborn = True
+    site.agents["n1"].end(1, code=1)
+    site.settle(30)
+    assert (site.phase, site.run.attempt) == ("stopping", 1)
+    site.agents["n1"].end(0, signal="SIGKILL")
+    site.settle()
+    assert site.run.attempt == 2
+
+
+def test_the_budget_of_restarts_ends_it() -> None:
+    site = running(max_restarts=2)
+    for number in range(3):
+        site.agents["n1"].end(0, code=3, evidence=f"another error {number}")
+        site.settle(60)
+    assert site.phase == "failed"
+    assert site.run.attempt == 3
+    assert site.run.reason == "rank 0 failed: exit code 3; 2 restarts were allowed"
+    assert site.run.notes[-1].code == 3
+
+
+def test_restarts_outside_the_window_do_not_count() -> None:
+    site = running(max_restarts=1, window_seconds=100.0)
+    for number in range(4):
+        site.agents["n1"].end(0, code=3, evidence=f"another error {number}")
+        site.settle(200)
+    assert (site.phase, site.run.attempt) == ("running", 5)
+
+
+def test_no_restart_at_all_if_none_is_allowed() -> None:
+    site = running(max_restarts=0)
+    site.agents["n1"].end(0, code=1)
+    site.settle()
+    assert (site.phase, site.run.reason) == ("failed", "rank 0 failed: exit code 1")
+
+
+def test_the_same_failure_without_a_step_forward_ends_early() -> None:
+    site = running(max_restarts=50)
+    for _ in range(2):
+        site.agents["n1"].end(0, code=1, evidence="ModuleNotFoundError: no module named x")
+        site.settle(5)
+    assert site.phase == "failed"
+    assert site.run.attempt == 2
+    assert "without a step forward" in site.run.reason
+
+
+def test_the_same_failure_further_on_is_tried_again() -> None:
+    site = running(max_restarts=50)
+    for step in (10, 20, 30):
+        site.agents["n1"].resume = (f"/runs/step-{step}", step)
+        site.agents["n1"].end(0, signal="SIGKILL")
+        site.settle(5)
+    assert (site.phase, site.run.attempt) == ("running", 4)
+
+
+def test_what_cannot_be_prepared_is_given_up_with_the_reason() -> None:
+    site = Site()
+    site.agents["n1"].trouble = "no valid checkpoint in /runs: step-3 (torn)"
+    site.submit()
+    site.settle()
+    assert site.phase == "failed"
+    assert "step-3 (torn)" in site.run.reason
+
+
+def test_an_agent_that_falls_silent_takes_its_ranks_with_it() -> None:
+    site = Site("n1", "n2")
+    site.agents["n1"].cores = 9
+    site.hear()
+    site.submit()
+    site.settle()
+    assert site.run.nodes == ("n1",)
+    site.silent.add("n1")
+    site.settle(10)
+    assert (site.phase, site.run.nodes, site.run.attempt) == ("running", ("n2",), 2)
+
+
+def test_a_zombie_agent_is_told_to_end_what_it_still_runs() -> None:
+    site = Site("n1", "n2")
+    site.agents["n1"].cores = 9
+    site.hear()
+    site.submit()
+    site.settle()
+    site.silent.add("n1")
+    site.settle(10)
+    site.silent.clear()
+    site.settle(1)
+    assert site.agents["n1"].attempts == {}
+    assert (site.phase, site.run.nodes) == ("running", ("n2",))
+
+
+# ── cancelling ──
+
+
+@pytest.mark.parametrize("before", ["submitted", "running", "stopping"])
+def test_a_cancelled_job_ends_and_is_not_started_again(before: str) -> None:
+    site = Site(cores=1 if before == "submitted" else 4)
+    site.submit()
+    site.settle()
+    if before == "stopping":
+        site.agents["n1"].stubborn = True
+        site.agents["n1"].end(0, code=1)
+        site.settle()
+    assert site.phase == before
+    decision = site.loom.ask(Cancel(request=f"{9:032x}", job=JOB), "c")
+    site.tell(decision)
+    assert isinstance(site.loom.answers("c")[0], Done)
+    site.agents["n1"].stubborn = False
+    site.settle(5)
+    assert site.phase == "cancelled"
+    assert site.loom.fabric.jobs[JOB].phase == "stopped"
+    assert site.agents["n1"].attempts == {}
+
+
+def test_cancelling_what_torchloom_did_not_start_is_refused() -> None:
+    assert isinstance(Site().loom.ask(Cancel(request=f"{1:032x}", job="x")).answer, No)
+
+
+# ── the weaver dies ──
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(["beat", "tick", "restart", "kill0", "kill1", "late"]), max_size=40))
+def test_a_weaver_killed_at_any_point_goes_on_where_it_was(moves: list[str]) -> None:
+    site = Site()
+    site.submit(max_restarts=1000)
+    for step, move in enumerate(moves):
+        agent = site.agents["n1"]
+        if move == "beat":
+            site.hear()
+        elif move == "tick":
+            site.settle(0.25)
+        elif move == "restart":
+            site.restart_weaver()
+        elif move == "late":
+            site.loom.now += 3
+        elif agent.attempts and agent.attempts[max(agent.attempts)].ranks:
+            agent.resume = (f"/step-{step}", step)
+            agent.end(int(move[-1]), signal="SIGKILL")
+    site.settle(120)
+    assert site.phase == "running"
+    numbers = [launch.attempt for launch in site.agents["n1"].launches]
+    assert numbers == sorted(set(numbers))  # each attempt was started once
+    again = Fabric(site.loom.fabric.settings, site.loom.fabric.state())
+    assert again.state() == site.loom.fabric.state()
+
+
+def test_folding_the_log_gives_the_same_runs() -> None:
+    site = running()
+    site.agents["n1"].end(1, signal="SIGKILL")
+    site.settle(5)
+    again = Loom()
+    for at, records in site.loom.log:
+        again.fabric.fold(records, at)
+    assert again.fabric.runs.state() == site.loom.fabric.runs.state()

@@ -1,0 +1,176 @@
+"""`loom run`: a script under torchLoom from beginning to end, with real processes and real kills."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main"]
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+import torchloom
+
+folder = Path(sys.argv[1])
+steps = int(sys.argv[2])
+rank = int(os.environ["RANK"])
+first = 0
+resume = os.environ["TORCHLOOM_RESUME_FROM"]
+if resume:
+    first = int(Path(resume).stem.rpartition("_")[2])
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"rank {rank} of {os.environ['WORLD_SIZE']} from {first} attempt {attempt}", flush=True)
+(folder / f"pid-{rank}").write_text(str(os.getpid()))
+with torchloom.attach() as loom:
+    for step in range(first + 1, steps + 1):
+        time.sleep(0.02)
+        loom.step(step=step, loss=1.0 / step)
+        if (folder / f"fail-{rank}").exists():
+            (folder / f"fail-{rank}").unlink()
+            raise ValueError("as it was told")
+        if loom.stopping:
+            break
+print(f"rank {rank} ends at {step}", flush=True)
+"""
+
+
+class Launched:
+    def __init__(self, folder: Path, *words: str, steps: int = 100_000) -> None:
+        self.folder = folder
+        (folder / "train.py").write_text(SCRIPT)
+        self.output = folder / "output.txt"
+        env = {k: v for k, v in os.environ.items() if not k.startswith("TORCHLOOM_")}
+        env["TORCHLOOM_STATE"] = str(folder / "state")
+        command = [*LOOM, "run", "--nproc-per-node", "2", *words, str(folder / "train.py"), str(folder), str(steps)]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(command, env=env, stdout=output, stderr=output, cwd=folder)
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def until(self, what: Callable[[], bool], seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < end, self.text()
+            assert self.process.poll() is None or what(), self.text()
+            time.sleep(0.02)
+
+    def until_trained(self, attempt: int) -> None:
+        self.until(lambda: len(re.findall(rf"rank \d of 2 from \d+ attempt {attempt}\b", self.text())) == 2)
+
+    def pid(self, rank: int) -> int:
+        return int((self.folder / f"pid-{rank}").read_text())
+
+    def end(self, seconds: float = 60.0) -> int:
+        return self.process.wait(seconds)
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    made: list[Launched] = []
+
+    def start(*words: str, **more: int) -> Launched:
+        made.append(Launched(tmp_path, *words, **more))
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return not alive
+
+
+def test_a_script_runs_to_its_end_and_nothing_is_left(launch: Callable[..., Launched]) -> None:
+    run = launch(steps=20)
+    run.until(lambda: bool(run.family()))
+    family = run.family()
+    assert run.end() == 0, run.text()
+    assert sorted(re.findall(r"\[(\d)\] rank \d ends at 20", run.text())) == ["0", "1"]
+    assert "train is done" in run.text()
+    assert gone(family)
+
+
+def test_a_killed_rank_is_started_again_with_its_peers_from_the_newest_valid_checkpoint(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    import torch
+
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    run = launch("--checkpoint-dir", str(kept), "--max-restarts", "2")
+    run.until_trained(0)
+    peer = run.pid(0)
+    for step in (7, 9):
+        torch.save({"step": step}, kept / f"checkpoint_step_{step}.pt")
+    (kept / "checkpoint_step_9.pt").write_bytes(b"torn")
+    os.kill(run.pid(1), signal.SIGKILL)
+    run.until_trained(1)
+    assert len(re.findall(r"from 7 attempt 1", run.text())) == 2
+    assert not psutil.pid_exists(peer)
+    assert "rank 1 failed: killed by SIGKILL" in run.text()
+    (tmp_path / "fail-0").touch()
+    run.until_trained(2)
+    os.kill(run.pid(0), signal.SIGKILL)
+    assert run.end() == 137, run.text()
+    assert "2 restarts were allowed" in run.text()
+
+
+def test_an_exception_that_repeats_ends_it_with_its_code(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    run = launch("--max-restarts", "0")
+    run.until_trained(0)
+    (tmp_path / "fail-1").touch()
+    assert run.end() == 1
+    assert "ValueError: as it was told" in run.text()
+
+
+def test_ctrl_c_ends_all_ranks_in_order(launch: Callable[..., Launched]) -> None:
+    run = launch()
+    run.until_trained(0)
+    family = run.family()
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130, run.text()
+    assert gone(family)
+
+
+def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Launched]) -> None:
+    run = launch()
+    run.until_trained(0)
+    family = run.family()
+    run.process.kill()
+    run.process.wait()
+    assert gone(family)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["missing.py"], "there is no script missing.py"),
+        ([], "nothing to run"),
+        (["--rdzv-backend", "c10d", "x.py"], "has no option --rdzv-backend"),
+        (["--nproc-per-node", "none", __file__], "--nproc-per-node 'none'"),
+        (["--checkpoint-pattern", "x.pt", __file__], "has no {step}"),
+        (["--env", "A", __file__], "--env NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_before_anything_starts(words: list[str], said: str, tmp_path: Path) -> None:
+    env = os.environ | {"TORCHLOOM_STATE": str(tmp_path / "s")}
+    ended = subprocess.run([*LOOM, "run", *words], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 2, ended.stderr
+    assert said in ended.stderr
