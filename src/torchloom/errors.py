@@ -28,6 +28,8 @@ class TorchLoomError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"→ {hint}")  # a traceback shows it
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As it is, whatever its constructor takes: it may be raised again in another process."""

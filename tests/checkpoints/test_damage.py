@@ -156,9 +156,9 @@ def test_what_is_no_checkpoint_any_more_is_named_and_the_older_one_resumed(
 
 
 def test_a_pipe_with_the_name_of_a_torch_file_is_not_waited_for(folder: Path) -> None:
-    os.mkfifo(folder / "model_3.pt")
-    found, rejected = latest(folder)
-    assert (found.step, rejected) == (2, {"model_3.pt": "it is neither a file nor a folder"})
+    os.mkfifo(folder / "checkpoint_3.pt")
+    found, rejected = latest(folder, "checkpoint_{step}.pt")
+    assert (found.step, rejected) == (2, {"checkpoint_3.pt": "it is neither a file nor a folder"})
 
 
 def test_if_none_is_whole_training_does_not_begin_anew_unasked(folder: Path) -> None:

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.checkpoints.ranks import Job, job
 from tests.checkpoints.test_ranks import visible
@@ -273,19 +272,3 @@ def test_an_optimizer_of_other_parameters_on_one_rank_changes_nothing_on_any(tmp
         outcomes = ranks.outcomes(Training.resume)
         assert all(isinstance(outcome, (BadState, BadInput)) for outcome in outcomes)
         assert ranks.all(Training.print) == before
-
-
-def test_what_was_a_tensor_cannot_become_an_object(tmp_path: Path) -> None:
-    with job(2, Plan(tmp_path, sampler=False)) as ranks:
-        ranks.all(Training.add, "sampler", {"position": torch.tensor(5)})
-        assert ranks.all(Training.save) == ["", ""]
-    with job(2, Plan(tmp_path)) as ranks:
-        assert all("sampler was saved as something else than it is now" in why for why in refused(ranks))
-
-
-def test_keys_beside_tensors_that_would_come_back_as_others_are_refused(tmp_path: Path) -> None:
-    with job(2, Plan(tmp_path, sampler=False)) as ranks:
-        ranks.all(Training.add, "average", {"of": [{0: torch.zeros(2)}]})
-        refusals = ranks.outcomes(Training.save)
-    assert {type(refusal) for refusal in refusals} == {BadInput}
-    assert all("state['average']['of'][0]: 0 cannot be a key" in str(refusal) for refusal in refusals)

@@ -155,3 +155,25 @@ def test_tensors_that_belong_to_no_module_go_over(tmp_path: Path) -> None:
                 assert average["over"] == 9
                 assert torch.equal(average["weights"][0], torch.ones(3))
                 assert torch.equal(average["weights"][1], torch.arange(4))
+
+
+def test_plain_tensors_are_each_ranks_own_in_whatever_they_lie(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, sampler=False)
+    with job(2, plan) as ranks:
+        for rank in (0, 1):
+            ranks.all(Training.add, "hidden", torch.full((3,), float(rank)), rank)
+            ranks.all(Training.add, "pair", (torch.full((2,), float(rank)), {0: torch.zeros(1)}), rank)
+            ranks.all(Training.add, "best", {"w": torch.full((2,), float(rank))}, rank)
+        assert ranks.all(Training.save) == ["", ""]
+    with job(2, plan) as ranks:
+        ranks.all(Training.add, "hidden", None)
+        ranks.all(Training.add, "pair", None)
+        ranks.all(Training.add, "best", None)  # as in a run that has none yet
+        ranks.all(Training.resume)
+        for rank, (hidden, pair, best) in enumerate(
+            zip(*(ranks.all(Training.part, name) for name in ("hidden", "pair", "best")), strict=True)
+        ):
+            assert torch.equal(hidden, torch.full((3,), float(rank)))
+            assert torch.equal(pair[0], torch.full((2,), float(rank)))
+            assert list(pair[1]) == [0]
+            assert torch.equal(best["w"], torch.full((2,), float(rank)))

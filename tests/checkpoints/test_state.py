@@ -74,7 +74,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     tensor = tensor[draw(st.integers(0, 3)) :][:count].reshape(shape)
     how = draw(st.sampled_from(["plain", "transposed", "expanded", "strided", "conjugate", "gradient", "parameter"]))
     if how == "transposed":
-        return tensor.permute(*reversed(range(tensor.dim())))
+        return tensor.permute(tuple(reversed(range(tensor.dim()))))
     if how == "expanded":
         return tensor.unsqueeze(0).expand(3, *shape)
     if how == "strided" and shape:
@@ -99,7 +99,7 @@ plain = st.one_of(
     st.binary(max_size=5),
 )
 fixed = st.sampled_from([torch.float8_e5m2, torch.int64, torch.device("cpu"), torch.device("cuda", 1), torch.Size([2])])
-keys = st.one_of(plain, st.tuples(plain, plain)).filter(lambda key: key == key)
+keys = st.one_of(plain, st.tuples(plain, plain)).filter(lambda key: repr(key).find("nan") < 0)
 trees = st.recursive(
     st.one_of(plain, fixed, tensors(), st.builds(bytearray, st.binary(max_size=5))),
     lambda inner: st.one_of(
@@ -273,9 +273,9 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("value", "place"),
     [
-        (lambda: len, "state['state']['part']['at'][1]: a builtins.builtin_function_or_method"),
-        (lambda: print, "state['state']['part']['at'][1]"),
-        (object, "state['state']['part']['at'][1]: a builtins.object"),
+        (lambda: len, "state['part']['at'][1]: a builtins.builtin_function_or_method"),
+        (lambda: print, "state['part']['at'][1]"),
+        (object, "state['part']['at'][1]: a builtins.object"),
         (lambda: Color.RED, "Color"),
         (lambda: Text("a"), "Text"),
         (lambda: frozenset({1}), "frozenset"),
@@ -304,7 +304,7 @@ def test_what_cannot_be_saved_is_refused_with_its_place_and_nothing_is_written(
         with pytest.raises(BadInput) as caught:
             checkpoints.save(1, {"part": {"at": [0, value()]}})
         assert place in caught.value.message
-        assert "state['state']['part']" in caught.value.message
+        assert "state['part']" in caught.value.message
         assert [path.name for path in tmp_path.iterdir() if path.name != ".writer"] == []
         assert trip(tmp_path, {"part": 1}) == {"part": 1}, "the next one is saved"
 

@@ -176,6 +176,7 @@ class Agent:
             await attempt.start(command, places, link, python, base, self.ways)
         except (TorchLoomError, OSError) as error:
             attempt.trouble = getattr(error, "message", "") or str(error)
+            attempt.ranks = {}
             self._news.set()
             return
         if command.task.standby and job.standby is None and job.awaited is None and places:

@@ -51,7 +51,10 @@ class Wish:
 async def run(settings: Settings, wish: Wish) -> int:
     """Until the job is over; its exit code."""
     async with contextlib.AsyncExitStack() as stack:
+        asked = settings
         settings = await stack.enter_async_context(plane(settings))
+        if settings is not asked:
+            wish.say(f"a control plane of its own: `loom --state {settings.state} status` looks at it")
         node = this_node(name=f"{this_node().name[:100]}-run-{os.getpid()}")
         agent = await stack.enter_async_context(agent_of(settings, node, wish))
         return await _Foreground(settings, wish, agent).follow()
@@ -132,14 +135,16 @@ class _Foreground:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._press)
-        async with Asking(self.settings, Role.OPERATOR, patience=10.0) as weaver:
+        async with Asking(self.settings, Role.OPERATOR, timeout=2.0, patience=3.0) as weaver:
             await self._submit(weaver)
             cancelling: asyncio.Task[None] | None = None
             run: RunView | None = None
+            heard = time.monotonic()
             while run is None or run.phase not in OVER:
                 self._show()
                 with contextlib.suppress(TorchLoomError):  # the weaver is being started anew
                     run = _mine(await weaver.runs(self.wish.job)) or run
+                    heard = time.monotonic()
                 if run is not None:
                     self._tell(run)
                 if self.presses and cancelling is None:
@@ -147,6 +152,8 @@ class _Foreground:
                 if self.presses > 1:
                     self._kill()
                     break
+                if self.presses and time.monotonic() - heard > 5 and self._all_over():
+                    break  # nobody is left to say that it is cancelled
                 await asyncio.sleep(POLL_SECONDS)
             if cancelling is not None:
                 cancelling.cancel()
@@ -181,6 +188,9 @@ class _Foreground:
                 for attempt in job.attempts.values():
                     attempt.halt(self.wish.task.grace_seconds)
 
+    def _all_over(self) -> bool:
+        return all(attempt.over for job in self.agent.jobs.values() for attempt in job.attempts.values())
+
     def _kill(self) -> None:
         for job in self.agent.jobs.values():
             for attempt in job.attempts.values():
@@ -202,7 +212,8 @@ class _Foreground:
                 at = f" (step {run.resume_step})" if run.resume_step is not None else ""
                 self.wish.say(f"attempt {run.attempt} goes on from {run.resume}{at}")
             elif run.attempt > 1:
-                self.wish.say(f"attempt {run.attempt} begins anew: there is no checkpoint")
+                where = self.wish.task.checkpoint_dir
+                self.wish.say(f"attempt {run.attempt} begins anew" + (f": no checkpoint in {where}" if where else ""))
         ended = [note for note in notes if note.stopping is not None]
         if len(ended) > self.stopped:
             self.stopped = len(ended)
@@ -234,7 +245,7 @@ def summary(run: RunView, now: float) -> str:
         for before, after in zip(run.notes, run.notes[1:], strict=False):
             if before.stopping is not None:
                 lost += (after.running or after.began) - before.stopping
-        parts.append(f"{restarts} restart{'s' if restarts != 1 else ''}, {lost:.1f} s without training")
+        parts.append(f"{restarts} restart{'s' if restarts != 1 else ''}, {lost:.1f} s until all ranks ran again")
     return ", ".join(parts)
 
 

@@ -20,23 +20,24 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread, main_thread
+from threading import Lock, Thread, get_ident, main_thread
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from torchloom.checkpoints import attached, draft, loading, objects, search
 from torchloom.checkpoints.copying import Copier
 from torchloom.checkpoints.loading import Loaded
 from torchloom.checkpoints.locks import WriterLock, reading
-from torchloom.checkpoints.manifest import FileEntry, Manifest, folder_name
+from torchloom.checkpoints.manifest import Damaged, FileEntry, Manifest, folder_name
 from torchloom.checkpoints.randomness import capture, restore
 from torchloom.checkpoints.retention import Keep, prune
 from torchloom.checkpoints.saving import Saving
-from torchloom.checkpoints.search import Found
+from torchloom.checkpoints.search import Found, NoValidCheckpoint
 from torchloom.checkpoints.single import Prepared, Seal, SingleSave
-from torchloom.checkpoints.team import Alone, Team, find_team, is_distributed, together
+from torchloom.checkpoints.team import Team, find_team, is_distributed, together
 from torchloom.checkpoints.verify import Signature, signature
 from torchloom.errors import AlreadyUp, BadInput, BadState, TorchLoomError
 from torchloom.messages import Resumed, Saved, SaveFailed
@@ -77,6 +78,10 @@ class Checkpoints:
         self._lock: WriterLock | None = None
         self._live: Mapping[str, Any] | None = None
         """Objects that can be asked for their state at any time, if the script resumed with such."""
+        self._seen: Mapping[str, Any] | None = None
+        self._guard = Lock()
+        self._inside = 0
+        """The thread that is in save()."""
         self._wanted = False
         self._stuck = False
         """The last save was waited for in vain."""
@@ -99,6 +104,16 @@ class Checkpoints:
         step = _step(step)
         if not self._is_time(step) and not now:
             return None
+        if self._inside == get_ident():
+            raise BadState("save() was called inside save(), by a signal's handler", hint="set a flag there instead")
+        with self._guard:
+            self._inside = get_ident()
+            try:
+                return self._save(step, state)
+            finally:
+                self._inside = 0
+
+    def _save(self, step: int, state: Mapping[str, Any]) -> Saving | None:
         began = time.monotonic()
         saving = Saving(step, self.folder / folder_name(step), began)
         try:
@@ -116,6 +131,7 @@ class Checkpoints:
             self._fail(saving, error)
             return saving
         self._saved = step
+        self._know(state)
         self.saving = saving
         saving.total = prepared.size
         parts = tuple(sorted(state))
@@ -140,14 +156,18 @@ class Checkpoints:
             )
 
         # Not a daemon: the interpreter waits for it before it exits.
-        thread = Thread(target=self._write, args=(saving, prepared, seal), name=THREAD, daemon=False)
         saving.stall = time.monotonic() - began
         try:
+            thread = Thread(target=self._write, args=(saving, prepared, seal), name=THREAD, daemon=False)
             if not main_thread().is_alive():
                 raise RuntimeError("the interpreter is exiting: it would not wait for another thread")
             thread.start()
         except RuntimeError:  # or there can be no more threads
             self._write(saving, prepared, seal)
+        except BaseException:
+            prepared.release()
+            saving.end("interrupted")
+            raise
         return saving
 
     def _is_time(self, step: int) -> bool:
@@ -187,7 +207,7 @@ class Checkpoints:
             self._trusted = {saving.path: signature(saving.path)}
             self._tell_saved(saving)
             if self._is_lead():
-                self.prune()
+                self._prune(self.keep, spare=saving.step)
         except Exception as error:  # noqa: BLE001  it is saved; what is left is housekeeping
             logger.warning("torchLoom: after the checkpoint of step %d: %s", saving.step, _why(error))
         saving.end()
@@ -226,11 +246,17 @@ class Checkpoints:
         """Let what is being written be finished; whether it is."""
         return self.saving is None or self.saving.wait(seconds)
 
+    def _know(self, state: Mapping[str, Any]) -> None:
+        """What can be saved at any time: live objects, or the one mapping that the script hands in again and again."""
+        if state is self._seen or all(objects.is_live(part) for part in state.values()):
+            self._live = state
+        self._seen = state
+
     def wanted(self, step: int) -> str:
         """An operator wants one, here: at once if the objects are known from resume(), else at the next save()."""
         if self._live is None:
             self._wanted = True
-            return f"{self.folder}, at the script's next save()" if self._is_lead() else ""
+            return f"not yet: at the script's next save() into {self.folder}" if self._is_lead() else ""
         saving = self.save(step, self._live, now=True)
         if saving is None:
             raise BadState("the last one is still being written")
@@ -250,9 +276,15 @@ class Checkpoints:
 
         With `strict`, parts that cannot be had whole in one process are refused; else they are left out.
         """
-        found = self._find(step)
-        with reading(found.path):
-            return loading.load(found, strict)
+        while True:
+            before = self._names()
+            try:
+                found = self._find(step)
+                with reading(found.path):
+                    return loading.load(found, strict)
+            except (Damaged, NoValidCheckpoint):
+                if step is not None or self._names() == before:
+                    raise  # else one was deleted or made meanwhile: look again
 
     def resume(self, state: Mapping[str, Any], step: int | None = None, strict: bool = True) -> int:
         """Give each object in `state` what was saved for it, and set the random numbers; the step that was finished.
@@ -266,8 +298,7 @@ class Checkpoints:
             objects.check_names(state)
         found = team.lead(lambda: self._begin(step))
         self._claimed = True
-        if all(objects.is_live(part) for part in state.values()):
-            self._live = state
+        self._know(state)
         if found is None:
             return 0
         with reading(found.path):
@@ -296,7 +327,13 @@ class Checkpoints:
         found = self._find(step)
         for name, why in found.rejected.items():
             logger.warning("torchLoom: %s is passed over: %s", name, why)
+        if step is not None:
+            for name in draft.set_aside(self.folder, newer_than=step):
+                logger.warning("torchLoom: %s is set aside: training goes back to step %d", name, step)
         return found
+
+    def _names(self) -> set[str]:
+        return {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
 
     def _find(self, step: int | None) -> Found:
         if step is None:
@@ -307,7 +344,10 @@ class Checkpoints:
 
     def prune(self, keep: Keep | None = None) -> list[str]:
         """Delete what need not be kept; the names of what was deleted."""
-        pruned = prune(self.folder, keep or self.keep, time.time(), self._is_trusted)
+        return self._prune(keep or self.keep)
+
+    def _prune(self, keep: Keep, spare: int | None = None) -> list[str]:
+        pruned = prune(self.folder, keep, time.time(), self._is_trusted, spare=spare)
         for name in pruned.deleted:
             logger.info("torchLoom: deleted %s, which need not be kept", name)
         return pruned.deleted
@@ -337,8 +377,10 @@ class Checkpoints:
 
     def _members(self) -> Team:
         """Who makes these checkpoints; several, as soon as torch.distributed is initialised."""
-        if self._team is None or (isinstance(self._team, Alone) and is_distributed()):
+        old = self._team
+        if old is None or (is_distributed() and getattr(old, "world", None) is not dist.group.WORLD):
             self._team = find_team()
+        assert self._team is not None
         return self._team
 
     def _is_lead(self) -> bool:

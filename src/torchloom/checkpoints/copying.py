@@ -243,7 +243,10 @@ def where(path: Path) -> str:
     while path is not None:
         path, key = path
         keys.append(f"[{key!r}]")
-    return "state" + "".join(reversed(keys))
+    keys.reverse()
+    if len(keys) > 1 and keys[0] in {"['state']", "['own']"}:  # under which we keep what was handed in
+        del keys[0]
+    return "state" + "".join(keys)
 
 
 class _Empty:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from torchloom.checkpoints import manifest as manifests
-from torchloom.checkpoints.manifest import Manifest, folder_name
+from torchloom.checkpoints.manifest import FOLDER, Manifest, folder_name
 
 HIDDEN = re.compile(r"\.(saving|old|deleting)-(step-\d{1,18})-[0-9a-f]{8}")
 _EXCHANGE: Final = 2
@@ -55,9 +55,13 @@ def commit(draft: Path, manifest: Manifest) -> Path:
     except OSError as error:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
             raise
-        old = _replace(draft, final, manifest.step)
-        sync_folder(draft.parent)
-        _remove(old)
+        if final.is_symlink() or not (final / manifests.NAME).exists():
+            final.rename(_aside(final))  # not ours: out of the way, and not deleted
+            draft.rename(final)
+        else:
+            old = _replace(draft, final, manifest.step)
+            sync_folder(draft.parent)
+            _remove(old)
     sync_folder(draft.parent)
     return final
 
@@ -73,6 +77,21 @@ def delete(checkpoint: Path, step: int) -> None:
     checkpoint.rename(doomed)
     sync_folder(doomed.parent)
     _remove(doomed)
+
+
+def set_aside(folder: Path, newer_than: int) -> list[str]:
+    """Training goes back to a step: what came after it is no longer ahead, but it is not deleted either."""
+    moved = []
+    for entry in list(os.scandir(folder)):
+        named = FOLDER.fullmatch(entry.name)
+        if named and int(named[1]) > newer_than and entry.is_dir(follow_symlinks=False):
+            Path(entry.path).rename(_aside(Path(entry.path)))
+            moved.append(entry.name)
+    return sorted(moved)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"abandoned-{path.name}-{new_id()}")
 
 
 def clean(folder: Path) -> list[str]:

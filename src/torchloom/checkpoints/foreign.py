@@ -14,8 +14,11 @@ from pathlib import Path
 
 from torchloom.checkpoints.manifest import Damaged
 
-PATTERN = re.compile(r"(?:^|[^0-9])(\d{1,18})(?=\D*$)")
-"""The last number of a name is its step: checkpoint_step_100.pt, step_200.ckpt, checkpoint-300."""
+PATTERN = re.compile(r"(?:step|checkpoint|ckpt|epoch|iter|iteration)[^A-Za-z0-9]?(\d{1,18})(?=\D*$)", re.IGNORECASE)
+"""The last number of a name is its step, if the word before it says so: checkpoint_step_100.pt, step_200.ckpt,
+checkpoint-300; not resnet50.pt."""
+_LAST = re.compile(r"(?:^|[^0-9])(\d{1,18})(?=\D*$)")
+"""Of a folder that is known to be a checkpoint, the last number will do."""
 SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".tar"})
 _PIECE = 1024 * 1024
 
@@ -25,10 +28,9 @@ def step_of(path: Path) -> int | None:
     if path.name.startswith("."):
         return None
     if path.is_dir():
-        name = path.name if kind_of(path) else ""
+        found = _LAST.search(path.name) if kind_of(path) else None
     else:
-        name = path.name[: -len(path.suffix)] if path.suffix in SUFFIXES else ""
-    found = PATTERN.search(name)
+        found = PATTERN.search(path.name[: -len(path.suffix)]) if path.suffix in SUFFIXES else None
     return int(found[1]) if found else None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import warnings
 from collections.abc import Mapping, MutableMapping
 from itertools import pairwise
@@ -30,6 +31,8 @@ from torchloom.checkpoints.sharded import (
 )
 from torchloom.checkpoints.team import Ranks, Team, together
 from torchloom.errors import BadState
+
+logger = logging.getLogger("torchloom")
 
 
 class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
@@ -162,7 +165,9 @@ class Gathering:
         self._planner.fill()
         if isinstance(self._state, MutableMapping):
             own = self._own["own"]
-            self._state.update({name: own[name] for name in own if not objects.is_live(self._state[name])})
+            plain = {name: value for name, value in own.items() if not objects.is_live(self._state[name])}
+            for name, value in plain.items():
+                self._state[name] = objects.filled(self._state[name], value)
         models = [part for part in self._shared.values() if isinstance(part, torch.nn.Module)]
         for name, part in self._shared.items():
             if isinstance(part, torch.nn.Module):
@@ -240,6 +245,8 @@ def _own_states(path: Path, manifest: Manifest, names: list[str], strict: bool, 
                 f"{path.name}: {name} differed between {manifest.world_size} ranks, and there are {team.size} now",
                 hint="strict=False lets it begin anew; nothing was loaded",
             )
+        else:
+            logger.warning("torchLoom: %s differed between ranks in %s; it begins anew", name, path.name)
     return {"own": kept, "rng": {}, "torchloom": all_ranks[0]["torchloom"]}
 
 

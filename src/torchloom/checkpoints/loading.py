@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from torchloom.checkpoints.search import Found
 from torchloom.checkpoints.team import Team, together
 from torchloom.checkpoints.verify import signature
 from torchloom.errors import BadState
+
+logger = logging.getLogger("torchloom")
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,13 @@ def load(found: Found, strict: bool) -> Loaded:
 def resume(found: Found, state: Mapping[str, Any], strict: bool, team: Team) -> dict[str, Any]:
     """Give each object what was saved for it; what belongs to this rank (`rng`, `torchloom`)."""
     with together(team):
-        objects.check_parts(_parts(found), state, strict, found.path.name)
+        missing, extra = objects.check_parts(_parts(found), state, strict, found.path.name)
         if not found.path.exists():
             raise BadState(f"rank {team.rank} does not see {found.path}", hint="all ranks must share the folder")
+    for name in missing if team.rank == 0 else ():
+        logger.warning("torchLoom: %s has no %s; it stays as it is", found.path.name, name)
+    for name in extra if team.rank == 0 else ():
+        logger.warning("torchLoom: %s has %s, for which nothing was given", found.path.name, name)
     if found.manifest is not None and found.manifest.layout == "sharded":
         from torchloom.checkpoints.gathering import Gathering
 

@@ -148,13 +148,21 @@ def reading(checkpoint: Path) -> Iterator[None]:
         os.close(file)
 
 
+def _open_for_lock(path: Path) -> int:
+    """To write, which some filesystems want of who locks alone; else to read."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
 @contextlib.contextmanager
 def deleting(checkpoint: Path) -> Iterator[bool]:
     """Whether nobody reads it; if so, nobody begins to."""
     try:
-        file = os.open(checkpoint / NAME, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        yield True  # without a manifest nobody can read it
+        file = _open_for_lock(checkpoint / NAME)
+    except OSError as error:
+        yield isinstance(error, FileNotFoundError)  # without a manifest nobody can read it
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

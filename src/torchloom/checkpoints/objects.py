@@ -15,6 +15,9 @@ import torch
 
 from torchloom.errors import BadInput, BadState
 
+_ADDED = {"initial_lr", "param_names"}
+"""What schedulers and named parameters put into the groups of an optimizer."""
+
 
 def is_live(value: Any) -> bool:
     """Whether it can be asked for its state at any time."""
@@ -24,7 +27,8 @@ def is_live(value: Any) -> bool:
 def check_names(state: Any) -> Mapping[str, Any]:
     if not isinstance(state, Mapping) or not state:
         raise BadInput(
-            f"the state is a {type(state).__name__}", hint='pass a dict: {"model": model, "optimizer": optimizer}'
+            "the state is empty" if isinstance(state, Mapping) else f"the state is a {type(state).__name__}",
+            hint='pass a dict: {"model": model, "optimizer": optimizer}',
         )
     for name in state:
         if not isinstance(name, str) or not name:
@@ -44,14 +48,17 @@ def unwrap(value: Any) -> Any:
     return value
 
 
-def check_parts(found: Iterable[str], wanted: Iterable[str], strict: bool, where: str) -> None:
-    """That a checkpoint has what is to be loaded, and nothing that would be lost."""
+def check_parts(found: Iterable[str], wanted: Iterable[str], strict: bool, where: str) -> tuple[list[str], list[str]]:
+    """That a checkpoint has what is to be loaded and no more; if not strict, what it lacks and what is left over."""
     found, wanted = set(found), set(wanted)
     missing, extra = sorted(wanted - found), sorted(found - wanted)
     if strict and (missing or extra):
         told = [f"it has no {', '.join(missing)}"] if missing else []
         told += [f"nothing was given for {', '.join(extra)}"] if extra else []
         raise BadState(f"{where}: {'; '.join(told)}", hint="strict=False takes what there is")
+    if wanted and not found & wanted:
+        raise BadState(f"{where} has none of {', '.join(sorted(wanted))}", hint="nothing was loaded")
+    return missing, extra
 
 
 def check_fit(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where: str) -> None:
@@ -99,6 +106,14 @@ def _give_one(state: Mapping[str, Any], name: str, saved: Any, strict: bool, und
         raise BadState(f"{name} is a plain value and the state cannot be written to", hint="pass a dict")
 
 
+def filled(part: Any, saved: Any) -> Any:
+    """What a plain part is now: a tensor of the same shape stays the same tensor."""
+    if isinstance(part, torch.Tensor) and isinstance(saved, torch.Tensor) and part.shape == saved.shape:
+        _set(part, saved)
+        return part
+    return saved
+
+
 def _set(tensor: torch.Tensor, saved: torch.Tensor) -> None:
     with torch.no_grad():
         tensor.copy_(saved)
@@ -117,6 +132,12 @@ def _check_fit(name: str, part: Any, saved: Any, strict: bool, where: str) -> No
         shape = [len(group["params"]) for group in part.param_groups]
         if not isinstance(groups, list) or [len(group["params"]) for group in groups] != shape:
             raise BadState(f"{where}: {name} was saved with other parameter groups", hint="nothing was loaded")
+        mine, theirs = (set().union(*map(dict.keys, each)) - _ADDED for each in (part.param_groups, groups))
+        if strict and mine - theirs and theirs - mine:
+            raise BadState(
+                f"{where}: {name} was another kind of optimizer: it has no {min(mine - theirs)}",
+                hint="nothing was loaded",
+            )
     elif isinstance(part, torch.Tensor) and (not isinstance(saved, torch.Tensor) or saved.shape != part.shape):
         raise BadState(f"{where}: {name} was saved with another shape", hint="nothing was loaded")
 

@@ -75,14 +75,16 @@ def prune(
     now: float,
     trusts: Callable[[Path], bool] = lambda _: False,
     dry_run: bool = False,
+    spare: int | None = None,
 ) -> Pruned:
-    """Delete what the rule does not keep. `trusts` says of a checkpoint that it is good without reading it."""
+    """Delete what the rule does not keep. `trusts` says of one that it is good without reading it; `spare` stays."""
     pruned = Pruned()
     if keep.all:
         return pruned
     with pruning(folder):
         ours = {c.step: c for c in candidates(folder) if c.ours and _is_finished(c)}
-        going = doomed({step: now - _created(c) for step, c in ours.items()}, keep)
+        ages = {step: now - _created(c) for step, c in ours.items()}
+        going = [step for step in doomed(ages, keep) if step != spare]
         staying = [ours[step] for step in sorted(ours, reverse=True) if step not in going]
         if going and not any(_is_good(c, trusts) for c in staying):
             last = next((c for c in map(ours.__getitem__, reversed(going)) if _is_good(c, trusts)), None)

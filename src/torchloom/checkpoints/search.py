@@ -74,7 +74,9 @@ def candidates(folder: Path, pattern: str | None = None) -> list[Candidate]:
         raise BadState(f"the folder {folder} does not exist", hint="is the path right?") from None
     except OSError as error:
         raise BadState(f"the folder {folder} cannot be read: {error.strerror}") from error
-    return sorted(_looks(entries, wanted), key=lambda c: (c.step, c.ours, c.path.name), reverse=True)
+    found = sorted(_looks(entries, wanted), key=lambda c: (c.step, c.ours, c.path.name), reverse=True)
+    ours = [candidate for candidate in found if candidate.ours]
+    return ours if ours and wanted is None else found  # what else lies beside ours is something else
 
 
 def _looks(entries: list[os.DirEntry[str]], wanted: re.Pattern[str] | None) -> Iterator[Candidate]:

@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import os
 import pickle
-import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -49,8 +48,6 @@ POLL_SECONDS = 0.01
 PATIENCE = 60.0
 """Seconds without any progress of any rank after which the others give up."""
 METADATA: Final = ".metadata"
-_WRAPPERS = re.compile(r"\b(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""What torch's wrappers put into names, and leave out again in a checkpoint."""
 
 
 def own_file(rank: int) -> str:
@@ -65,21 +62,13 @@ class Split(NamedTuple):
 
 
 def split(state: Mapping[str, Any]) -> Split:
-    shared = {name: part for name, part in state.items() if objects.is_large(part) or _is_plain_with_tensors(part)}
+    shared = {name: part for name, part in state.items() if objects.is_large(part) or _is_spread(part)}
     return Split(shared, {name: part for name, part in state.items() if name not in shared})
 
 
-def _is_plain_with_tensors(part: Any) -> bool:
-    """Tensors may be large, or spread over ranks. What has none is small, and each rank keeps it as it is."""
-    return not objects.is_live(part) and _holds_tensors(part)
-
-
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_tensors, value.values()))
-    return isinstance(value, torch.Tensor) or (
-        isinstance(value, (list, tuple, set)) and any(map(_holds_tensors, value))
-    )
+def _is_spread(part: Any) -> bool:
+    """Tensors of which each rank has a piece. Other plain values may differ between ranks: each keeps its own."""
+    return not objects.is_live(part) and objects.is_sharded({"part": part})
 
 
 def _check_keys(value: Any, place: str) -> None:
@@ -124,10 +113,16 @@ def state_to_save(shared: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def buffers_of(shared: Mapping[str, Any]) -> set[str]:
-    """The names under which what modules have beside parameters is saved."""
-    modules = [(name, part) for name, part in shared.items() if isinstance(part, torch.nn.Module)]
-    return {f"{name}.{_WRAPPERS.sub('', key)}" for name, module in modules for key, _ in module.named_buffers()}
+def buffers_of(shared: Mapping[str, Any], state: Mapping[str, Any]) -> set[str]:
+    """The names under which what modules have beside parameters is saved: known by its memory, whatever wraps it."""
+    found = set()
+    for name, part in shared.items():
+        if isinstance(part, torch.nn.Module):
+            places = {buffer.untyped_storage().data_ptr() for buffer in part.buffers() if type(buffer) is torch.Tensor}
+            for key, value in state[name].items():
+                if type(value) is torch.Tensor and value.untyped_storage().data_ptr() in places:
+                    found.add(f"{name}.{key}")
+    return found
 
 
 def model_of(name: str, optimizer: torch.optim.Optimizer, models: list[torch.nn.Module]) -> torch.nn.Module:
@@ -149,8 +144,9 @@ class _Planner(DefaultSavePlanner):  # type: ignore[misc]
         for name, part in shared.items():
             if not objects.is_large(part):
                 _check_keys(part, f"state[{name!r}]")
-        self._buffers = buffers_of(shared)
-        self.set_up_planner(state_to_save(shared), is_coordinator=is_first)
+        state = state_to_save(shared)
+        self._buffers = buffers_of(shared, state)
+        self.set_up_planner(state, is_coordinator=is_first)
         Copier().copy({key: value for key, value in self.state_dict.items() if not isinstance(value, torch.Tensor)})
 
     def create_global_plan(self, all_plans: list[Any]) -> Any:
@@ -232,7 +228,7 @@ class ShardedSave:
             self._own, self.size = copied, copied.size
             self._planner.set_up(parts.shared, is_first=self._team.rank == 0)
             local = self._planner.create_local_plan()
-            self._draft.mkdir(exist_ok=True)
+            self._draft.mkdir(exist_ok=True, parents=True)
             (self._draft / f".writing-{self._team.rank}").touch()
         except Exception as error:  # noqa: BLE001  raised below, when the others know
             problem = error

@@ -60,6 +60,7 @@ class Ranks:
     """Over a gloo group of its own, so that nothing here meets a collective of the training."""
 
     def __init__(self) -> None:
+        self.world = dist.group.WORLD
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TALK_SECONDS))

@@ -362,8 +362,8 @@ def _what_then(run: Run, now: float, reason: str, culprit: str, step: int) -> tu
     since = now - run.task.window_seconds
     restarts = [note for note in run.notes[:-1] if note.stopping is not None and note.stopping >= since]
     if len(restarts) >= run.task.max_restarts:
-        allowed = f"{run.task.max_restarts} restart{'s' if run.task.max_restarts != 1 else ''}"
-        return "fail", f"{reason}; {allowed} were allowed" if run.task.max_restarts else reason
+        allowed = "1 restart was" if run.task.max_restarts == 1 else f"{run.task.max_restarts} restarts were"
+        return "fail", f"{reason}; {allowed} allowed" if run.task.max_restarts else reason
     alike = [note for note in run.notes[-LOOP:-1] if note.culprit == culprit and note.step >= step]
     if culprit and len(alike) >= LOOP - 1:
         return "fail", f"{reason}; the same as before, without a step forward"
