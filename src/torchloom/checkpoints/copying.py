@@ -147,7 +147,9 @@ class Copier:
             hint = "one that is spread over ranks is saved by all of them, with torch.distributed initialised"
             raise BadInput(f"{where(path)}: a tensor {what} cannot be saved by a single process", hint=hint)
         parameter = kind is torch.nn.Parameter
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        dtype = tensor.dtype
+        lazy = tensor.is_neg() or (dtype.is_complex and tensor.is_conj())
+        if lazy or tensor.layout is not torch.strided or tensor.is_quantized:
             out = tensor.detach().to("cpu", copy=True)
             copied.size += out.numel() * out.element_size()
             if parameter:

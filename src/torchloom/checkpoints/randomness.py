@@ -12,7 +12,9 @@ import torch
 
 def capture() -> dict[str, Any]:
     """Python's, torch's, numpy's and the devices' generators, where they are in use."""
-    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    version, words, gauss = random.getstate()
+    python = (version, torch.tensor(words), gauss)
+    states: dict[str, Any] = {"python": python, "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
@@ -29,7 +31,7 @@ def capture() -> dict[str, Any]:
 def restore(states: Mapping[str, Any]) -> None:
     if "python" in states:
         version, keys, gauss = states["python"]
-        random.setstate((version, tuple(keys), gauss))
+        random.setstate((version, tuple(keys.tolist()), gauss))
     if "torch" in states:
         torch.set_rng_state(states["torch"])
     if "numpy" in states:
