@@ -104,10 +104,10 @@ def test_a_damaged_one_has_the_size_it_has_and_the_age_it_had(tmp_path: Path) ->
 
 
 def test_those_of_others_are_told_by_their_kind(tmp_path: Path) -> None:
-    archive(tmp_path / "model_10.pt")
-    flip(archive(tmp_path / "model_20.pt"))
-    (tmp_path / "model_30.pt").write_bytes(archive(tmp_path / "whole").read_bytes()[:50])
-    archive(tmp_path / "model_40.pt", "notes.txt")
+    archive(tmp_path / "checkpoint_10.pt")
+    flip(archive(tmp_path / "checkpoint_20.pt"))
+    (tmp_path / "checkpoint_30.pt").write_bytes(archive(tmp_path / "whole").read_bytes()[:50])
+    archive(tmp_path / "checkpoint_40.pt", "notes.txt")
     (tmp_path / "dcp-50").mkdir()
     (tmp_path / "dcp-50" / "__0_0.distcp").write_bytes(b"x" * 64)
     folder = tmp_path / "checkpoint-60"
@@ -122,18 +122,18 @@ def test_those_of_others_are_told_by_their_kind(tmp_path: Path) -> None:
     }  # fmt: skip
     assert seen.entries[0].size == 112, "a folder weighs what is in it, however deep"
     assert states(survey(tmp_path, NOW, verify=True))[20].startswith("not a whole torch.save file")
-    assert list(states(survey(tmp_path, NOW, "model_{step}.pt"))) == [40, 30, 20, 10]
+    assert list(states(survey(tmp_path, NOW, "checkpoint_{step}.pt"))) == [40, 30, 20, 10]
 
 
 def test_a_pipe_and_a_link_that_leads_away_are_not_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
-    os.mkfifo(folder / "model_1.pt")
+    os.mkfifo(folder / "checkpoint_1.pt")
     archive(tmp_path / "model.pt")
-    (folder / "model_2.pt").symlink_to(tmp_path / "model.pt")
-    (folder / "model_3.pt").symlink_to("nowhere.pt")
-    archive(folder / "model_4.pt")
-    (folder / "last_5.pt").symlink_to("model_4.pt")
+    (folder / "checkpoint_2.pt").symlink_to(tmp_path / "model.pt")
+    (folder / "checkpoint_3.pt").symlink_to("nowhere.pt")
+    archive(folder / "checkpoint_4.pt")
+    (folder / "epoch_5.pt").symlink_to("checkpoint_4.pt")
     seen, found = survey(folder, NOW), survey(folder, NOW, verify=True)
     assert [entry.status for entry in seen.entries] == ["complete", "complete", "damaged", "damaged", "damaged"]
     assert [entry.status for entry in found.entries] == ["valid", "valid", "damaged", "damaged", "damaged"]
@@ -197,9 +197,9 @@ def test_ten_thousand_checkpoints_are_listed_at_once(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_text_can_be_shown_and_sent(tmp_path: Path) -> None:
-    (tmp_path / os.fsdecode(b"model\xff_1.pt")).write_bytes(b"")
+    (tmp_path / os.fsdecode(b"\xffstep_1.pt")).write_bytes(b"")
     (entry,) = survey(tmp_path, NOW).entries
-    assert entry.name.encode() == b"model?_1.pt"
+    assert entry.name.encode() == b"?step_1.pt"
 
 
 def test_an_empty_folder_is_empty_and_a_missing_one_an_error(tmp_path: Path) -> None:

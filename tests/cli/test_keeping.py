@@ -98,7 +98,8 @@ def test_a_folder_by_its_name_and_one_called_prune(loom: Loom, runs: Path, monke
 
 def test_a_pattern_leaves_out_what_it_does_not_name(loom: Loom, runs: Path) -> None:
     (runs / "model_7.pt").write_bytes(b"")
-    assert "model_7.pt" in loom("checkpoints", str(runs)).out
+    assert "model_7.pt" not in loom("checkpoints", str(runs)).out  # beside ours it is something else
+    assert "model_7.pt" in loom("checkpoints", str(runs), "--pattern", "model_{step}.pt").out
     assert "model_7.pt" not in loom("checkpoints", str(runs), "--pattern", "other_{step}.pt").out
     assert loom("checkpoints", str(runs), "--pattern", "other.pt").code == 6
 
