@@ -899,7 +899,8 @@ def test_a_restarted_weaver_gives_the_order_again_under_the_same_id() -> None:
 # ── what is kept ──
 
 
-def test_old_changes_are_forgotten_but_not_those_in_force() -> None:
+def test_old_changes_are_forgotten_but_not_those_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "KEEP_CHANGES", 40)  # the same with fewer
     loom = a_job(A)
     make(loom, 1, 10, values={"batch": 64})
     for number in range(2, ledger.KEEP_CHANGES + 11):
