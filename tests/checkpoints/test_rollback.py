@@ -127,3 +127,11 @@ def test_another_kind_of_optimizer_does_not_take_it(tmp_path: Path) -> None:
         checkpoints.wait()
         with pytest.raises(BadState, match="another kind of optimizer"):
             checkpoints.resume({"o": torch.optim.SGD([weight], lr=0.1, momentum=0.9)})
+
+
+def test_a_traceback_shows_what_to_do_next(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, {"x": 1})
+    with pytest.raises(BadState) as refused:
+        checkpoints.load(7)
+    assert refused.value.__notes__ == ["→ there are 3"]

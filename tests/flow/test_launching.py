@@ -140,6 +140,12 @@ def test_an_exception_that_repeats_ends_it_with_its_code(launch: Callable[..., L
     assert "ValueError: as it was told" in run.text()
 
 
+def test_output_that_cannot_be_kept_ends_it_with_the_reason(launch: Callable[..., Launched]) -> None:
+    run = launch("--log-dir", "/proc/nope")
+    assert run.end() == 1, run.text()
+    assert "No such file or directory" in run.text()
+
+
 def test_ctrl_c_ends_all_ranks_in_order(launch: Callable[..., Launched]) -> None:
     run = launch()
     run.until_trained(0)

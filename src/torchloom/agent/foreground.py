@@ -55,7 +55,7 @@ async def run(settings: Settings, wish: Wish) -> int:
         settings = await stack.enter_async_context(plane(settings))
         if settings is not asked:
             wish.say(f"a control plane of its own: `loom --state {settings.state} status` looks at it")
-        node = this_node(name=f"{this_node().name[:100]}-run-{os.getpid()}")
+        node = this_node(name=wish.task.node or "")
         agent = await stack.enter_async_context(agent_of(settings, node, wish))
         return await _Foreground(settings, wish, agent).follow()
 

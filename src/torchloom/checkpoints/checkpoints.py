@@ -77,7 +77,7 @@ class Checkpoints:
         self._team: Team | None = None
         self._lock: WriterLock | None = None
         self._live: Mapping[str, Any] | None = None
-        """Objects that can be asked for their state at any time, if the script resumed with such."""
+        """What can be asked for its state at any time: see _know."""
         self._seen: Mapping[str, Any] | None = None
         self._guard = Lock()
         self._inside = 0

@@ -1,17 +1,17 @@
 """The state of many ranks: each writes its own part, through torch.distributed.checkpoint, and all parts make one.
 
-save() on every rank: copy out, say what this rank has, hear from the first rank which part of it to write. From there
-on ranks do not talk: each writes into the same hidden folder and leaves a mark when its part is durable; the first rank
-waits for all marks, writes the manifest and renames. A rank that fails says so by a mark too, or by taking back the one
-with which it began, which even a full disk lets it do.
+save() on every rank: say what this rank has, hear from the first rank which part of it to write, copy that out. From
+there on ranks do not talk: each writes into the same hidden folder and leaves a mark when its part is durable; the
+first rank waits for all marks, writes the manifest and renames. A rank that fails says so by a mark too, or by taking
+back the one with which it began, which even a full disk lets it do.
 
     .writing-R   rank R has begun
     .part-R      rank R is done: which files, which checksums
     .failed-R    rank R is not going to be, and why
 
 A module or an optimizer belongs to the job: whatever is equal on several ranks is written once. What has a state of
-its own kind (a sampler, a scheduler, a number, random numbers) belongs to its rank, and is kept for each. What belongs
-to the job and may differ all the same (running means) is the first rank's, as it is when DDP broadcasts buffers.
+its own kind (a sampler, a scheduler, random numbers, a plain value) belongs to its rank, and is kept for each. What
+belongs to the job and may differ all the same (running means) is the first rank's, as when DDP broadcasts buffers.
 """
 
 from __future__ import annotations

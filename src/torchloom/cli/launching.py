@@ -21,8 +21,8 @@ _TORCHRUN = {
     "--rdzv-id": "--job names the run",
     "--rdzv_id": "--job names the run",
     "--standalone": "leave it out: this is how `loom run` works",
-    "--node-rank": "`loom agent` on each node, then `loom submit`",
-    "--node_rank": "`loom agent` on each node, then `loom submit`",
+    "--node-rank": "ranks on several nodes cannot be started yet",
+    "--node_rank": "ranks on several nodes cannot be started yet",
     "--master-addr": "ranks find each other without it",
     "--master_addr": "ranks find each other without it",
     "--master-port": "a free port is chosen for each attempt",
@@ -47,7 +47,7 @@ def add(verbs: Verbs) -> None:
         "  loom run -m package.train",
     )  # fmt: skip
     verb.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks; auto: one for each GPU, else 1")
-    verb.add_argument("--nnodes", type=int, default=1, metavar="N", help="nodes; more than 1 need agents there")
+    verb.add_argument("--nnodes", type=int, default=1, metavar="N", help="only 1 so far")
     verb.add_argument("--job", metavar="NAME", help="default: the name of the script")
     verb.add_argument("--max-restarts", type=int, default=3, metavar="N", help="default: 3")
     verb.add_argument(
@@ -97,20 +97,18 @@ def split(verb: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str
 
 
 def run(call: Call) -> int:
-    from torchloom.agent.foreground import Wish
+    from msgspec.structs import replace
+
+    from torchloom.agent.foreground import Wish, log_folder
     from torchloom.agent.foreground import run as launch
     from torchloom.client import operator
+    from torchloom.messages import check_name
     from torchloom.threadlet.names import sanitised, script_name
 
     args = call.args
     task = _task(call)
     name = args.job or (sanitised(args.module) if args.module else script_name(args.words[0]))
-    from torchloom.agent.foreground import log_folder
-    from torchloom.messages import check_name
-
     check_name("job", name)
-    from msgspec.structs import replace
-
     logs = task.log_dir or str(log_folder(call.settings, name))
     wish = Wish(name, replace(task, log_dir=logs), operator(), colour=call.screen.colour)
     return call.wait(launch(call.settings, wish))
@@ -136,7 +134,7 @@ def _task(call: Call) -> Task:
     node = this_node()
     count = _count(args.nproc_per_node, len(node.devices))
     if args.nnodes != 1:
-        raise BadInput("`loom run` starts ranks on this node", hint="`loom agent` on each node, then `loom submit`")
+        raise BadInput("`loom run` starts ranks on this node", hint="ranks on several nodes cannot be started yet")
     for name in ("max_restarts", "grace"):
         if getattr(args, name) < 0:
             raise BadInput(f"--{name.replace('_', '-')} cannot be negative")

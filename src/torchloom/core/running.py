@@ -64,14 +64,13 @@ def submit(fabric: Fabric, ask: Submit) -> Decision:
     if known is not None and known.request == ask.request:
         return Decision(answer=Done(text=f"{ask.job} was submitted"))
     if known is not None and not known.over:
-        return _no(f"{ask.job} is {known.phase} already", f"`loom cancel {ask.job}` ends it; or choose another name")
+        return _no(f"{ask.job} is {known.phase} already", "choose another name, or end it where it was started")
     job = fabric.jobs.get(ask.job)
     members = [fabric.ranks[rank] for rank in fabric.ranks_of_job.get(ask.job, ())]
     if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
         return _no(f"{ask.job} is running already, started by another launcher", "choose another name")
     if ask.task.node is not None and ask.task.node not in fabric.watch.nodes:
-        known_nodes = ", ".join(sorted(fabric.watch.nodes)) or "none"
-        return _no(f"there is no agent on node {ask.task.node}", f"agents are on: {known_nodes}")
+        return _no(f"there is no agent on node {ask.task.node}", f"agents are on: {_known_nodes(fabric)}")
     records: list[Record] = [RunSubmitted(job=ask.job, task=ask.task, request=ask.request, operator=ask.operator)]
     if job is None or job.phase is not JobPhase.RUNNING:
         records.insert(0, JobBegan(job=ask.job))
@@ -97,12 +96,16 @@ def cancel(fabric: Fabric, ask: Cancel, now: float) -> Decision:
 def drain(fabric: Fabric, ask: Drain) -> Decision:
     known = ask.node in fabric.watch.nodes or ask.node in fabric.runs.drained
     if not known:
-        return _no(f"there is no agent on node {ask.node}", "`loom nodes` lists them")
+        return _no(f"there is no agent on node {ask.node}", f"agents are on: {_known_nodes(fabric)}")
     if (ask.node in fabric.runs.drained) != ask.undo:
         return Decision(answer=Done(text=f"{ask.node} is {'not ' if ask.undo else ''}drained"))
     record = NodeDrained(node=ask.node, drained=not ask.undo, operator=ask.operator)
     text = f"{ask.node} may be used again" if ask.undo else f"nothing more is started on {ask.node}"
     return Decision((record,), answer=Done(text=text), reason=text)
+
+
+def _known_nodes(fabric: Fabric) -> str:
+    return ", ".join(sorted(fabric.watch.nodes)) or "none"
 
 
 def _no(why: str, hint: str) -> Decision:
