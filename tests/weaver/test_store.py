@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 
+import nats.errors
 import pytest
 from nats.aio.client import Client
 
@@ -53,6 +54,27 @@ async def test_an_entry_stored_but_not_acknowledged_is_neither_doubled_nor_a_fen
     await store._append(data)
     await store.append(1, 3.0, [seated(2)])
     assert [entry.at for entry in await entries(client)] == [1.0, 2.0, 3.0]
+    await client.close()
+
+
+async def test_a_lost_acknowledgement_is_trouble_only_until_the_entry_is_found(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, store = await opened(settings)
+    complaints: list[str] = []
+    store.complain = complaints.append
+    publish = store._js.publish
+
+    async def publish_unheard(*args: object, **kwargs: object) -> object:
+        monkeypatch.undo()
+        await publish(*args, **kwargs)  # type: ignore[arg-type]
+        raise nats.errors.TimeoutError
+
+    monkeypatch.setattr(store._js, "publish", publish_unheard)
+    await store.append(1, 1.0, [seated(1)])
+    assert [text[:25] for text in complaints] == ["the log cannot be written", ""]
+    assert not store.refusing
+    assert [entry.at for entry in await entries(client)] == [1.0]
     await client.close()
 
 

@@ -67,7 +67,7 @@ from torchloom.weaver.curves import CurveKeeper
 from torchloom.weaver.ear import Ear
 from torchloom.weaver.health import Clock, Health, quietly
 from torchloom.weaver.inbox import Inbox, parse_rank
-from torchloom.weaver.store import LOG_TROUBLE, Store
+from torchloom.weaver.store import Store
 
 log = logging.getLogger("torchloom.weaver")
 
@@ -300,7 +300,7 @@ class Weaver:
         request = getattr(ask, "request", "")
         if request in self._in_hand:
             return  # it is being decided on; an answer now could be untrue
-        if self.health.trouble.startswith(LOG_TROUBLE):
+        if self.store.refusing:
             await self._send_answer(
                 message, No(why=f"{self.health.trouble}; nothing was changed", hint="is the disk full?")
             )

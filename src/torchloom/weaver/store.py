@@ -62,6 +62,9 @@ class Store:
         self._js = client.jetstream(timeout=2)
         self.complain: Callable[[str], None] = log.warning
         """Told what keeps the log from being written; an empty text when it works again."""
+        self.refusing = False
+        """The server does not take the entry being written: it says so, or says nothing over a link that stands. A link
+        that broke in the middle of a write is not that, and what is asked meanwhile only has to wait."""
         self.seq = 0
         """The last sequence of the log this weaver knows."""
         self.snapshot_seq = 0
@@ -167,9 +170,11 @@ class Store:
         headers = {"Nats-Expected-Last-Sequence": str(self.seq)}
         attempt = 0
         while True:
+            link = self._client.stats["reconnects"]
             try:
                 ack = await self._js.publish(LOG.template, data, headers=headers, stream=LOG_STREAM.name)
                 self.seq = ack.seq
+                self.refusing = False
                 if attempt:
                     self.complain("")
                 return
@@ -178,11 +183,16 @@ class Store:
                     if not await self._is_ours(data):
                         raise Fenced("a newer weaver has taken over; this one stops") from error
                     self.seq += 1
+                    self.refusing = False
+                    if attempt:
+                        self.complain("")
                     return
+                self.refusing = True
                 trouble = f"{LOG_TROUBLE}: {error.description}"
             except nats.errors.ConnectionClosedError as error:
                 raise Unreachable("the server no longer lets this weaver in") from error
             except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
+                self.refusing = self._client.is_connected and link == self._client.stats["reconnects"]
                 trouble = f"{LOG_TROUBLE}: {error or type(error).__name__}"
             self.complain(trouble)
             await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
