@@ -74,7 +74,7 @@ def test_buffers_that_are_no_longer_needed_are_let_go() -> None:
     copier.release()
     copier.copy({"small": torch.zeros(10)})
     copier.release()
-    assert sum(buffer.nbytes for buffers in copier._free.values() for buffer in buffers) == 40
+    assert sum(buffer.size for buffers in copier._free.values() for buffer in buffers) == 40
 
 
 def test_a_copy_that_was_refused_gives_its_buffers_back() -> None:

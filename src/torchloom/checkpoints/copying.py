@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import copy
-import ctypes
 import mmap
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
@@ -18,11 +17,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from torchloom.checkpoints.streaming import streaming
 from torchloom.errors import BadInput
 
 HUGE = 2 * 1024 * 1024
 """From this size on a buffer asks for huge pages: the first copy into it is several times faster."""
 PIECE = 4 * 1024 * 1024
+"""Bytes that one thread copies before it looks for more."""
 THREADS = min(4, torch.get_num_threads())
 DEPTH = 64
 PLAIN = frozenset({bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device})
@@ -34,14 +35,26 @@ BITS = 2032
 _HINT = "a checkpoint holds tensors, numbers, texts, and dicts, lists, tuples and sets of them"
 
 
+_copy = streaming()
+Move = tuple[int, int, int]
+"""To which address, from which, how many bytes."""
 Path = tuple[Any, Any] | None
 """Where in the state: (the path of the container, the key in it). Put into words only if something is wrong there."""
+
+
+class Buffer(NamedTuple):
+    """Memory that holds the copy of one storage."""
+
+    memory: torch.Tensor
+    address: int
+    size: int
+    pinned: bool
 
 
 class _Later(NamedTuple):
     """A tensor that was copied, to be made of its buffer when it is written."""
 
-    buffer: torch.Tensor
+    buffer: Buffer
     dtype: torch.dtype
     offset: int
     size: torch.Size
@@ -51,7 +64,7 @@ class _Later(NamedTuple):
 
     def make(self) -> torch.Tensor:
         out = torch.empty(0, dtype=self.dtype)
-        out.set_(self.buffer.untyped_storage(), self.offset, self.size, self.stride)
+        out.set_(self.buffer.memory.untyped_storage(), self.offset, self.size, self.stride)
         if self.parameter:
             return torch.nn.Parameter(out, self.gradient)
         return out.requires_grad_() if self.gradient else out
@@ -87,10 +100,10 @@ class Copier:
     """One copy at a time: the buffers of the last one are taken for the next."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, bool], list[torch.Tensor]] = {}
-        self._used: list[torch.Tensor] = []
-        self._storages: dict[tuple[int, int, torch.device, torch.dtype], torch.Tensor] = {}
-        self._moves: list[tuple[torch.Tensor, torch.UntypedStorage]] = []
+        self._free: dict[tuple[int, bool], list[Buffer]] = {}
+        self._used: list[Buffer] = []
+        self._storages: dict[tuple[int, int, torch.device, torch.dtype], Buffer] = {}
+        self._moves: list[Move] = []
 
     def copy(self, tree: Any) -> Copied:
         """As it is now, whatever training does to it afterwards. BadInput, naming the place, if it cannot be saved."""
@@ -113,7 +126,7 @@ class Copier:
     def release(self) -> None:
         """The copy is no longer needed; its buffers are."""
         for buffer in self._used:
-            self._free.setdefault((buffer.nbytes, buffer.is_pinned()), []).append(buffer)
+            self._free.setdefault((buffer.size, buffer.pinned), []).append(buffer)
         self._used.clear()
 
     def _tree(self, value: Any, path: Path, depth: int, copied: Copied) -> Any:
@@ -146,64 +159,55 @@ class Copier:
             what = "without data (meta)" if tensor.is_meta else f"of type {kind.__qualname__}"
             hint = "one that is spread over ranks is saved by all of them, with torch.distributed initialised"
             raise BadInput(f"{where(path)}: a tensor {what} cannot be saved by a single process", hint=hint)
-        parameter = kind is torch.nn.Parameter
-        dtype = tensor.dtype
+        parameter, dtype, gradient = kind is torch.nn.Parameter, tensor.dtype, tensor.requires_grad
         lazy = tensor.is_neg() or (dtype.is_complex and tensor.is_conj())
         if lazy or tensor.layout is not torch.strided or tensor.is_quantized:
             out = tensor.detach().to("cpu", copy=True)
             copied.size += out.numel() * out.element_size()
             if parameter:
-                return torch.nn.Parameter(out, tensor.requires_grad)
-            return out.requires_grad_() if tensor.requires_grad else out
-        buffer = self._storage(tensor, copied)
-        return _Later(
-            buffer,
-            tensor.dtype,
-            tensor.storage_offset(),
-            tensor.size(),
-            tensor.stride(),
-            parameter,
-            tensor.requires_grad,
-        )
+                return torch.nn.Parameter(out, gradient)
+            return out.requires_grad_() if gradient else out
+        buffer = self._storage(tensor.untyped_storage(), dtype, copied)
+        return _Later(buffer, dtype, tensor.storage_offset(), tensor.size(), tensor.stride(), parameter, gradient)
 
-    def _storage(self, tensor: torch.Tensor, copied: Copied) -> torch.Tensor:
-        source = tensor.untyped_storage()
-        size, device = source.nbytes(), source.device
-        key = (source.data_ptr(), size, device, tensor.dtype)  # torch.save refuses one as two types
+    def _storage(self, source: torch.UntypedStorage, dtype: torch.dtype, copied: Copied) -> Buffer:
+        address, size, device = source.data_ptr(), source.nbytes(), source.device
+        key = (address, size, device, dtype)  # torch.save refuses one as two types
         buffer = self._storages.get(key)
-        if buffer is None:
-            buffer = self._storages[key] = self._buffer(size, device.type == "cuda")
-            copied.size += size
-            if device.type == "cpu":
-                self._moves.append((buffer, source))
-            else:
-                there = torch.empty(0, dtype=torch.uint8, device=device).set_(source)
-                buffer.copy_(there, non_blocking=True)
-                copied.devices.add(device)
-        return buffer
-
-    def _buffer(self, size: int, pinned: bool) -> torch.Tensor:
+        if buffer is not None:
+            return buffer
+        here = device.type == "cpu"
+        pinned = device.type == "cuda"
         free = self._free.get((size, pinned))
         buffer = free.pop() if free else allocate(size, pinned)
         self._used.append(buffer)
+        self._storages[key] = buffer
+        copied.size += size
+        if here:
+            self._moves.append((buffer.address, address, size))
+        else:
+            there = torch.empty(0, dtype=torch.uint8, device=device).set_(source)
+            buffer.memory.copy_(there, non_blocking=True)
+            copied.devices.add(device)
         return buffer
 
 
-def move(moves: list[tuple[torch.Tensor, torch.UntypedStorage]]) -> None:
-    """Copy these storages, in pieces, on as many threads as torch would use.
+def move(moves: list[Move]) -> None:
+    """Copy these blocks, in pieces, on as many threads as torch would use.
 
     Not with copy_: torch gathers and dismisses its threads for each tensor, and waits long for them on a busy machine.
     """
-    pieces = [
-        (buffer.data_ptr() + at, source.data_ptr() + at, min(PIECE, source.nbytes() - at))
-        for buffer, source in moves
-        for at in range(0, source.nbytes(), PIECE)
-    ]
+    pieces: list[Move] = []
+    for to, source, size in moves:
+        if size <= PIECE:
+            pieces.append((to, source, size))
+        else:
+            pieces += [(to + at, source + at, min(PIECE, size - at)) for at in range(0, size, PIECE)]
     todo = iter(pieces)
 
     def work() -> None:
-        for piece in todo:  # each piece is given out once: next() of a list's iterator is one act
-            ctypes.memmove(*piece)
+        for to, source, size in todo:  # each piece is given out once: next() of a list's iterator is one act
+            _copy(to, source, size)
 
     helpers = [Thread(target=work, daemon=True) for _ in range(min(THREADS, len(pieces)) - 1)]
     for helper in helpers:
@@ -213,12 +217,14 @@ def move(moves: list[tuple[torch.Tensor, torch.UntypedStorage]]) -> None:
         helper.join()
 
 
-def allocate(size: int, pinned: bool = False) -> torch.Tensor:
+def allocate(size: int, pinned: bool = False) -> Buffer:
     if pinned or size < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-    pages = mmap.mmap(-1, size)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    else:
+        pages = mmap.mmap(-1, size)
+        pages.madvise(mmap.MADV_HUGEPAGE)
+        memory = torch.frombuffer(pages, dtype=torch.uint8)
+    return Buffer(memory, memory.data_ptr(), size, pinned)
 
 
 def check_key(key: Any, path: Path) -> Any:
