@@ -24,7 +24,7 @@ demo: $(READY)  ## the main job end to end, narrated
 	@$(PY) -m examples.demo
 
 test: $(READY)  ## every test; under ten minutes on two cores
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n 3 --dist loadfile
 
 check: $(READY)  ## ruff, mypy --strict, import-linter
 	@$(PY) -m ruff check .

@@ -48,6 +48,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("fanout_1000_s", "<=", 0.5),
         Target("knob_read_ns", "<=", 200),
     ),
+    "recover": (Target("kills", ">=", 5), Target("ratio_warm", ">=", 15), Target("ratio_cold", ">=", 0.95)),
     "checkpoint": (
         Target("ratio_to_torch_save", "<=", 0.15),
         Target("ratio_to_dcp_async", "<=", 0.9),

@@ -7,9 +7,9 @@ import random
 import sys
 import time
 
-from campaigns import control, protocol, spine
+from campaigns import control, protocol, recovery, spine
 
-CAMPAIGNS = {"spine": spine.run, "protocol": protocol.run, "control": control.run}
+CAMPAIGNS = {"spine": spine.run, "protocol": protocol.run, "control": control.run, "recovery": recovery.run}
 
 
 def main() -> int:

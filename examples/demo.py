@@ -18,13 +18,26 @@ import psutil
 
 from torchloom.bus.asking import Asking
 from torchloom.checkpoints.search import latest
-from torchloom.messages import FabricView, IncidentOpened, RankLost, RankView, decode_entry
+from torchloom.messages import (
+    AttemptLaunched,
+    AttemptRunning,
+    FabricView,
+    IncidentOpened,
+    RankJoined,
+    RankLost,
+    RankView,
+    Record,
+    decode_entry,
+)
 from torchloom.settings import Settings
 from torchloom.subjects import LOG, Role
 
 EXAMPLES = Path(__file__).parent
 LOOM = [sys.executable, "-m", "torchloom.cli.main"]
 BOLD, DIM, PLAIN = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+RANKS = 2
+KILL_AFTER = 200
+"""Steps: by then the process that the next ranks are forked from has long been ready."""
 Seen = TypeVar("Seen")
 
 
@@ -53,6 +66,16 @@ class Stage:
         with (self.folder / f"{replica}.log").open("ab") as output:
             self.training[replica] = subprocess.Popen(words, stdout=output, stderr=output)
         return self.training[replica]
+
+    def run(self) -> subprocess.Popen[bytes]:
+        """Let torchLoom start a script that knows nothing of it, and show what it prints."""
+        script, folder = EXAMPLES / "simulated_training.py", str(self.folder / "runs")
+        ours = ["run", "--nproc-per-node", str(RANKS), "--job", "digits", "--checkpoint-dir", folder]
+        theirs = ["--epochs", "10", "--steps", "30", "--step-seconds", "0.03", "--checkpoint-interval", "50"]
+        theirs += ["--checkpoint-dir", folder]
+        print(f"{DIM}$ loom {' '.join([*ours, script.name, *theirs])}{PLAIN}", flush=True)
+        self.training["digits"] = subprocess.Popen([*LOOM, *ours, str(script), *theirs])
+        return self.training["digits"]
 
     def kept(self, replica: str) -> Path:
         return self.folder / f"checkpoints-{replica}"
@@ -86,22 +109,26 @@ async def until(what: str, condition: Callable[[], Awaitable[Seen | None]], seco
 
 
 @contextlib.asynccontextmanager
-async def listening(stage: Stage) -> AsyncIterator[Callable[[], Awaitable[tuple[float, str]]]]:
+async def listening(stage: Stage) -> AsyncIterator[Callable[[type[Record]], Awaitable[tuple[float, list[Record]]]]]:
     """Hear what the weaver decides, as it decides it."""
     async with Asking(stage.settings, Role.VIEWER) as weaver:
         entries = await weaver.client.subscribe(LOG.template)
         await weaver.client.flush()
 
-        async def next_loss() -> tuple[float, str]:
+        async def hear(kind: type[Record]) -> tuple[float, list[Record]]:
+            """When the next record of this kind was heard of, and what was decided together with it."""
             while True:
-                message = await entries.next_msg(timeout=10)
+                message = await entries.next_msg(timeout=30)
                 heard = time.perf_counter()
-                records = decode_entry(message.data).records
-                if any(isinstance(record, RankLost) for record in records):
-                    incident = next(record for record in records if isinstance(record, IncidentOpened))
-                    return heard, f"{incident.id}: {incident.what}; {incident.evidence[0]}"
+                records = list(decode_entry(message.data).records)
+                if any(isinstance(record, kind) for record in records):
+                    return heard, records
 
-        yield next_loss
+        yield hear
+
+
+def one(kind: type[Seen], records: list[Record]) -> Seen:
+    return next(record for record in records if isinstance(record, kind))
 
 
 def flip_a_bit(path: Path) -> None:
@@ -130,11 +157,13 @@ async def show(stage: Stage) -> None:
     loom("changes", "demo")
 
     tell("Now one of them is killed: SIGKILL, no last word.")
-    async with listening(stage) as next_loss:
+    async with listening(stage) as hear:
         killed = time.perf_counter()
         stage.training["there"].kill()
-        heard, what = await next_loss()
-    print(f"{1000 * (heard - killed):.1f} ms after the kill the weaver had decided and stored it:\n  {what}")
+        heard, records = await hear(RankLost)
+    incident = one(IncidentOpened, records)
+    print(f"{1000 * (heard - killed):.1f} ms after the kill the weaver had decided and stored it:")
+    print(f"  {incident.id}: {incident.what}; {incident.evidence[0]}")
 
     tell("A link that closed is not yet a death. It did not come back, so:")
 
@@ -166,10 +195,11 @@ async def show(stage: Stage) -> None:
     loom("status")
 
     await show_checkpoints(stage)
-
-    tell("Everything is taken down.")
     stage.training["hi"].send_signal(signal.SIGINT)
     stage.training["hi"].wait()
+    await show_run(stage)
+
+    tell("Everything is taken down.")
     loom("down")
 
 
@@ -189,9 +219,42 @@ async def show_checkpoints(stage: Stage) -> None:
     stage.train("hi")
     resumed, _ = latest(folder)
     await until("training to go on", lambda: stage.beating("hi", after=resumed.step))
-    loom("events", "--last", "6")
+    loom("events", "--job", "demo", "--last", "6")
     if resumed.step >= whole.step:
         raise SystemExit("it went on from a damaged checkpoint")
+
+
+async def show_run(stage: Stage) -> None:
+    tell("torchLoom can start a job, too. This one has two ranks that need each other, and knows nothing of torchLoom:")
+    job = stage.run()
+
+    async def far_enough() -> list[RankView] | None:
+        if job.poll() is not None:
+            raise SystemExit("the job ended before it could be killed")
+        ranks = [rank for rank in (await stage.look()).ranks if rank.rank.job == "digits" and rank.presence == "live"]
+        ready = len(ranks) == RANKS and all(rank.beat and rank.beat.step >= KILL_AFTER for rank in ranks)
+        return ranks if ready else None
+
+    ranks = await until("the job to train", far_enough)
+    tell("One of its ranks is killed. The other fails for want of it, and says so. No one has to do anything:")
+    async with listening(stage) as hear:
+        killed = time.perf_counter()
+        os.kill(ranks[-1].pid, signal.SIGKILL)
+        launched = one(AttemptLaunched, (await hear(AttemptLaunched))[1])
+        again, records = await hear(AttemptRunning)
+        known = 0
+        while known < RANKS:  # such a rank joins at its first step
+            joined, news = await hear(RankJoined)
+            known += sum(isinstance(record, RankJoined) for record in news)
+    if launched.resume_step is None:
+        raise SystemExit("it went on from no checkpoint")
+    ended = job.wait()
+    warm = one(AttemptRunning, records).warm
+    how = "forked from a process that had imported torch already" if warm == RANKS else "started as fresh interpreters"
+    print(f"{again - killed:.2f} s after the kill all ranks ran again, {how};")
+    print(f"{joined - killed:.2f} s after it the weaver knew that they train, from step {launched.resume_step} on.")
+    if ended:
+        raise SystemExit(f"the job ended with exit code {ended}")
 
 
 def main() -> None:

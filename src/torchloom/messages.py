@@ -91,6 +91,8 @@ class Hello(Message, frozen=True):
     launcher: Annotated[str, Meta(max_length=64)] = ""
     version: Annotated[str, Meta(max_length=64)] = ""
     step: int = 0
+    counted: bool = False
+    """Its script has not attached: the steps of its optimizer are counted, and nothing else is known of it."""
 
 
 KnobName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_:-]{0,63}$")]
@@ -313,6 +315,8 @@ class Task(Part, frozen=True):
     standby: bool = True
     """Start from a process that has imported torch already, where that is possible."""
     log_dir: Annotated[str, Meta(max_length=4096)] = ""
+    attended: bool = False
+    """Whoever started it runs its ranks himself: without him there is nobody to go on."""
 
 
 class RankStatus(Part, frozen=True):
@@ -342,6 +346,8 @@ class AttemptStatus(Part, frozen=True):
     rejected: Annotated[dict[Annotated[str, Meta(max_length=255)], Text], Meta(max_length=100)] = {}
     trouble: Text = ""
     """Why it cannot be run here at all."""
+    trouble_code: int = 1
+    """With which a launcher should end because of it."""
     ranks: Annotated[tuple[RankStatus, ...], Meta(max_length=1024)] = ()
 
 
@@ -357,6 +363,10 @@ class NodeBeat(Message, frozen=True):
     standby_mb: int = 0
     """Memory of processes that wait to become ranks."""
     pid: int = 0
+    tied: bool = False
+    """It serves the one who started it and nobody else, and its ranks die with it."""
+    leaving: bool = False
+    """It is about to end, and its ranks with it: nothing more is started here."""
     attempts: Annotated[tuple[AttemptStatus, ...], Meta(max_length=1000)] = ()
 
 
@@ -509,6 +519,19 @@ class LookRuns(Message, frozen=True):
     job: Name | None = None
 
 
+class LookLines(Message, frozen=True):
+    """What a rank printed. Asked of the agent on its node."""
+
+    job: Name
+    rank: RankNumber = 0
+    which: Literal["out", "err"] = "out"
+    ordinal: int | None = None
+    """Of which attempt of the last run; the last one, if none is named."""
+    at: Annotated[int, Meta(ge=0)] | None = None
+    """From which byte on; the last `most` bytes, if none is named."""
+    most: Annotated[int, Meta(ge=1, le=512 * 1024)] = 256 * 1024
+
+
 class LookCheckpoints(Message, frozen=True):
     """The checkpoints that a job has told of."""
 
@@ -620,6 +643,8 @@ class Place(Part, frozen=True):
     local: RankNumber
     node: Name
     incarnation: Incarnation
+    device: str = ""
+    """Which of the node's devices it has; empty where there are none."""
 
 
 class Prepare(Message, frozen=True):
@@ -629,6 +654,9 @@ class Prepare(Message, frozen=True):
     job: Name
     attempt: int
     task: Task
+    ordinal: int = 1
+    """The how-manieth attempt of its run this is; `attempt` counts on over all runs of the job."""
+    submitted: float = 0.0
 
 
 class Launch(Message, frozen=True):
@@ -646,6 +674,8 @@ class Launch(Message, frozen=True):
     resume_step: int | None = None
     creds: dict[str, str] = {}
     """For each rank of the addressed node, by its number: with which it can speak only as itself."""
+    ordinal: int = 1
+    submitted: float = 0.0
 
 
 class Halt(Message, frozen=True):
@@ -663,6 +693,8 @@ class Dismiss(Message, frozen=True):
     term: int
     job: Name
     attempt: int
+    last: bool = False
+    """No further attempt follows: what was kept ready for it is not needed."""
 
 
 NodeCommand = Prepare | Launch | Halt | Dismiss
@@ -699,6 +731,13 @@ class JobForgotten(Message, frozen=True):
 class RankJoined(Message, frozen=True):
     rank: RankId
     hello: Hello
+
+
+class RankAttached(Message, frozen=True):
+    """Its script speaks for itself now; until then its steps were counted for it."""
+
+    rank: RankId
+    incarnation: Incarnation
 
 
 class RankLost(Message, frozen=True):
@@ -925,6 +964,14 @@ class AttemptRunning(Message, frozen=True):
     why_cold: str = ""
 
 
+class AttemptHeld(Message, frozen=True):
+    """All its ranks are paused, or go on."""
+
+    job: str
+    attempt: int
+    held: bool = True
+
+
 class AttemptStopping(Message, frozen=True):
     """One of its ranks failed, or it is not wanted any more: all of them are ended."""
 
@@ -938,6 +985,8 @@ class AttemptStopping(Message, frozen=True):
     then: Literal["restart", "fail", "cancel"] = "restart"
     code: int = 1
     """What the one who started it exits with if this is the end."""
+    counts: bool = True
+    """Against the restarts that are allowed."""
 
 
 class AttemptEnded(Message, frozen=True):
@@ -973,6 +1022,7 @@ Record = (
     | JobEnded
     | JobForgotten
     | RankJoined
+    | RankAttached
     | RankLost
     | RankFound
     | RankDied
@@ -996,6 +1046,7 @@ Record = (
     | AttemptBegan
     | AttemptLaunched
     | AttemptRunning
+    | AttemptHeld
     | AttemptStopping
     | AttemptEnded
     | RunEnded
@@ -1046,6 +1097,8 @@ class RankView(Part, frozen=True):
     heard: float | None = None
     """When it last spoke; absent if not since this weaver began."""
     beat: Beat | None = None
+    counted: bool = False
+    """Its script has not attached: of its training the step alone is known, counted at its optimizer."""
 
 
 class JobView(Part, frozen=True):
@@ -1201,6 +1254,10 @@ class RunView(Part, frozen=True):
     resume: str = ""
     resume_step: int | None = None
     reason: str = ""
+    waiting: str = ""
+    """What it waits for before it can be started."""
+    step: int = 0
+    """The furthest that was heard of."""
     notes: tuple[AttemptNote, ...] = ()
 
 
@@ -1211,6 +1268,19 @@ class NodeView(Part, frozen=True):
     drained: bool = False
     used: int = 0
     """Ranks that run there."""
+
+
+class LinesView(Message, frozen=True):
+    """A part of what a rank printed."""
+
+    data: bytes = b""
+    at: int = 0
+    """Its first byte's place in all that was printed."""
+    size: int = 0
+    """Bytes printed so far."""
+    ordinal: int = 0
+    over: bool = True
+    """The rank has ended; no more will come."""
 
 
 class RunsView(Message, frozen=True):
@@ -1234,7 +1304,7 @@ class CurvesView(Message, frozen=True):
     total: int = 0
 
 
-Answer = Done | No | FabricView | CurvesView | KnobsView | CheckpointsView | RunsView
+Answer = Done | No | LinesView | FabricView | CurvesView | KnobsView | CheckpointsView | RunsView
 
 
 # ── the codec ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1262,6 +1332,7 @@ decode_reply: Callable[[bytes], Reply] = _decoder(Reply)
 decode_fact: Callable[[bytes], Fact] = _decoder(Fact)
 decode_ask: Callable[[bytes], Ask] = _decoder(Ask)
 decode_look: Callable[[bytes], Look] = _decoder(Look)
+decode_look_lines: Callable[[bytes], LookLines] = _decoder(LookLines)
 decode_command: Callable[[bytes], Command] = _decoder(Command)
 decode_entry: Callable[[bytes], Entry] = _decoder(Entry)
 decode_node_beat: Callable[[bytes], NodeBeat] = _decoder(NodeBeat)

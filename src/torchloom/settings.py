@@ -52,6 +52,8 @@ class Settings:
     """A rank whose link closed has this long to come back before it is called dead."""
     frozen_grace_seconds: float = 30.0
     """The same where the process may well be alive: it fell silent, or its link went stale (SIGSTOP, a held GIL)."""
+    node_patience_seconds: float = 30.0
+    """An agent that fell silent, and its ranks with it, has this long to come back before the node is given up."""
     settle_seconds: float = 1.0
     """A beat this long after a loss proves life; an earlier one may have been on its way when the rank died."""
     reunion_seconds: float = 3.0

@@ -61,15 +61,16 @@ REPLY = _subject("loom.reply.{job}.{replica}.{rank}", [T], [W], "what a rank ans
 COMMIT = _subject("loom.verdict.{job}.{change}.commit", [W], [], "a change is to be taken; kept by the verdict stream")
 ABORT = _subject("loom.verdict.{job}.{change}.abort", [W, T], [], "it is not to be taken; kept by the verdict stream")
 COMMAND = _subject("loom.command.{job}.{replica}.{rank}", [W], [T], "what the weaver tells one rank")
-NODE = _subject("loom.node.{node}", [A], [W, V, O], "what an agent runs, once a second and when it changes")
+NODE = _subject("loom.node.{node}", [A], [W, A, V, O], "what an agent runs, once a second and when it changes")
 TASK = _subject("loom.task.{node}", [W], [A], "what the weaver tells an agent")
+LINES = _subject("loom.lines.{node}", [O, V], [A], "someone wants to read what a rank printed")
 ASK = _subject("loom.ask", [O], [W], "an operator wants something done")
 LOOK = _subject("loom.look", [O, V, W], [W], "someone wants to see; a starting weaver, whether there is another")
 LOG = _subject("loom.log", [W], [V, O, A], "records, as they are decided; kept by the log stream")
 SNAPSHOT = _subject("loom.snapshot", [W], [], "the fold of the log up to a sequence; kept by the snapshot stream")
 CURVES = _subject("loom.curves", [W], [V, O], "downsampled history; kept by the curves stream")
 
-SUBJECTS = (BEAT, REPORT, REPLY, FACT, COMMIT, ABORT, COMMAND, NODE, TASK, ASK, LOOK, LOG, SNAPSHOT, CURVES)
+SUBJECTS = (BEAT, REPORT, REPLY, FACT, COMMIT, ABORT, COMMAND, NODE, TASK, LINES, ASK, LOOK, LOG, SNAPSHOT, CURVES)
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ STREAMS = (LOG_STREAM, INBOX_STREAM, SNAPSHOT_STREAM, CURVES_STREAM, VERDICT_STR
 class Permissions:
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    answer: bool = False
+    """May answer, once, where whoever asked it wants the answer."""
 
 
 def inbox_prefix(role: Role, rank: RankId | None = None) -> str:
@@ -124,4 +127,4 @@ def permissions(role: Role, rank: RankId | None = None) -> Permissions:
             publish.append(f"$JS.API.STREAM.INFO.{stream.name}")
     if role is Role.WEAVER:  # keeper of the streams, and the one who answers
         publish += ["$JS.API.>", "_INBOX.>"]
-    return Permissions(tuple(publish), tuple(subscribe))
+    return Permissions(tuple(publish), tuple(subscribe), answer=role is Role.AGENT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import pytest
+
 from tests.agent.stand import Stand
 from torchloom.agent.words import Begun
 
@@ -103,3 +105,20 @@ main()
     ended = await torch_stand.end_of(begin.key)
     assert recorded_error(file) == raised(last_lines(begin.stderr)) == "ValueError: diverged at step 7"
     assert summary(ended, recorded_error(file)) == "exit code 1: ValueError: diverged at step 7"
+
+
+@pytest.mark.parametrize("warm", [True, False])
+async def test_a_rank_of_ours_has_its_optimizer_steps_counted(torch_stand: Stand, warm: bool) -> None:
+    torch_stand.script("""
+import torch
+from torch.optim import optimizer
+from torchloom.threadlet import counting
+model = torch.nn.Linear(1, 1)
+print(len(optimizer._global_optimizer_post_hooks), counting._counter.over)
+torch.optim.SGD(model.parameters()).step()
+print(optimizer.__spec__.loader is optimizer.__loader__, type(optimizer.__loader__).__name__, counting._counter.over)
+""")
+    env = {"TORCHLOOM_LAUNCHER": "loom", "TORCHLOOM_OFF": "1"}
+    life = await torch_stand.live("train.py", warm=warm, env=env)
+    assert life.begun.warm == warm
+    assert life.end == (0, None, "1 False\nTrue SourceFileLoader False\n", "")

@@ -6,18 +6,21 @@ from msgspec.structs import replace
 
 from tests.core.loom import Loom, life
 from torchloom.core.decision import Decision
-from torchloom.core.events import NodeHeard, Tick
-from torchloom.core.runs import Run
+from torchloom.core.events import Heard, LinkOpened, NodeHeard, Reported, RunDue, Tick
+from torchloom.core.runs import REPLICA, Run
 from torchloom.messages import (
     AttemptStatus,
+    Beat,
     Dismiss,
     Done,
     Halt,
+    Hello,
     Launch,
     No,
     NodeBeat,
     NodeCommand,
     Prepare,
+    RankId,
     RankStatus,
     Submit,
     Task,
@@ -27,9 +30,13 @@ JOB = "mnist"
 
 
 class PlayedAgent:
-    def __init__(self, node: str, cores: int = 4) -> None:
+    def __init__(self, node: str, cores: int = 4, devices: tuple[str, ...] = ()) -> None:
         self.node = node
         self.cores = cores
+        self.devices = devices
+        self.tied = False
+        self.leaving = False
+        self.deaf = False
         self.attempts: dict[tuple[str, int], AttemptStatus] = {}
         self.resume: tuple[str, int | None] = ("", None)
         self.trouble = ""
@@ -43,10 +50,15 @@ class PlayedAgent:
             host=f"{self.node}.local",
             cores=self.cores,
             memory_mb=1,
+            devices=self.devices,
+            tied=self.tied,
+            leaving=self.leaving,
             attempts=tuple(self.attempts.values()),
         )
 
     def obey(self, command: NodeCommand) -> None:
+        if self.deaf:
+            return
         key = (command.job, command.attempt)
         known = self.attempts.get(key)
         match command:
@@ -67,12 +79,20 @@ class PlayedAgent:
             case Halt() if known is not None and not self.stubborn:
                 for rank in known.ranks:
                     if rank.state != "ended":
-                        self.end(rank.rank, signal="SIGTERM", attempt=command.attempt)
+                        self.end(rank.rank, signal="SIGTERM", attempt=command.attempt, job=command.job)
             case Dismiss():
                 self.attempts.pop(key, None)
 
-    def end(self, rank: int, code: int | None = None, signal: str = "", evidence: str = "", attempt: int = 0) -> None:
-        key = (JOB, attempt or max(number for _, number in self.attempts))
+    def end(
+        self,
+        rank: int,
+        code: int | None = None,
+        signal: str = "",
+        evidence: str = "",
+        attempt: int = 0,
+        job: str = JOB,
+    ) -> None:
+        key = (job, attempt or max(number for name, number in self.attempts if name == job))
         known = self.attempts[key]
         ranks = tuple(
             replace(r, state="ended", code=code, signal=signal, evidence=evidence)
@@ -86,10 +106,10 @@ class PlayedAgent:
 class Site:
     """A weaver and its agents. `settle` lets them talk until there is nothing more to say."""
 
-    def __init__(self, *nodes: str, cores: int = 4) -> None:
+    def __init__(self, *nodes: str, cores: int = 4, devices: tuple[str, ...] = ()) -> None:
         self.loom = Loom()
         self.loom.fabric.watch.blind_until = -1e9
-        self.agents = {node: PlayedAgent(node, cores) for node in nodes or ("n1",)}
+        self.agents = {node: PlayedAgent(node, cores, devices) for node in nodes or ("n1",)}
         self.silent: set[str] = set()
         self.hear()
 
@@ -101,9 +121,9 @@ class Site:
     def phase(self) -> str:
         return self.run.phase.value
 
-    def submit(self, number: int = 1, **task: object) -> Done | No:
+    def submit(self, number: int = 1, job: str = JOB, **task: object) -> Done | No:
         given: dict[str, object] = {"argv": ("train.py",), "per_node": 2} | task
-        ask = Submit(request=f"{number:032x}", job=JOB, task=Task(**given))  # type: ignore[arg-type]
+        ask = Submit(request=f"{number:032x}", job=job, task=Task(**given))  # type: ignore[arg-type]
         decision = self.loom.ask(ask, f"to{number}")
         self.tell(decision)
         return self.loom.answers(f"to{number}")[-1]
@@ -114,6 +134,13 @@ class Site:
                 self.agents[node].obey(command)
         return bool(decision)
 
+    def tend(self, node: str | None = None) -> bool:
+        """Every run that may go on does; whether anything followed."""
+        followed = False
+        for job in self.loom.fabric.runs.due(node):
+            followed |= self.tell(self.loom.happen(RunDue(job)))
+        return followed
+
     def hear(self) -> bool:
         """Everyone beats; whether anything followed."""
         followed = False
@@ -121,9 +148,24 @@ class Site:
             if node not in self.silent:
                 self.loom.fabric.watch.hear_node(node, agent.beat(), self.loom.now)
                 followed |= self.tell(self.loom.happen(NodeHeard(node)))
+                followed |= self.tend(node)
         return followed
 
-    def settle(self, seconds: float = 0.0) -> None:
+    def join(self) -> None:
+        """The ranks of the attempt attach."""
+        for place in self.run.places:
+            rank = RankId(JOB, REPLICA, place.rank)
+            self.loom.happen(LinkOpened(rank, place.incarnation, "link"))
+            self.loom.happen(
+                Reported(rank, Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=(), world_size=2))
+            )
+
+    def beat_all(self, paused: bool = False) -> None:
+        for place in self.run.places:
+            beat = Beat(incarnation=place.incarnation, step=1, change=0, paused=paused)
+            self.loom.happen(Heard(RankId(JOB, REPLICA, place.rank), beat))
+
+    def settle(self, seconds: float = 0.0, beating: bool = False) -> None:
         end = self.loom.now + seconds
         while True:
             for _ in range(20):
@@ -132,7 +174,10 @@ class Site:
             if self.loom.now >= end:
                 return
             self.loom.now = min(end, self.loom.now + 0.25)
+            if beating:
+                self.beat_all()
             self.tell(self.loom.happen(Tick()))
+            self.tend()
 
     def restart_weaver(self) -> None:
         now = self.loom.now

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from tests.core.loom import HI, Loom, a_hello, life
 from torchloom.core.events import Reported
 from torchloom.messages import (
@@ -356,3 +358,15 @@ def test_repeating_a_hello_changes_nothing() -> None:
     assert isinstance(decision.commands[0][1], Welcome)
     assert loom.fabric.state() == before
     assert isinstance(loom.log[0][1][1], RankJoined)
+
+
+def test_a_rank_whose_steps_are_counted_is_known_as_such_until_its_script_attaches() -> None:
+    loom = Loom()
+    counted = replace(a_hello(), counted=True)
+    loom.happen(Reported(HI, counted))
+    assert loom.fabric.ranks[HI].counted
+    assert loom.happen(Reported(HI, counted)).records == ()
+    assert kinds(loom.happen(Reported(HI, a_hello())).records) == ["RankAttached"]
+    assert not loom.fabric.ranks[HI].counted
+    assert loom.happen(Reported(HI, a_hello())).records == ()
+    assert loom.sent[-1] == (HI, Welcome(term=0, incarnation=life(1), beat_seconds=1.0))

@@ -8,9 +8,14 @@ from hypothesis import strategies as st
 
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site
+from torchloom.core.events import Reported, RunDue
 from torchloom.core.fabric import Fabric
-from torchloom.core.runs import OVER, RUN_NEXT, RunPhase
-from torchloom.messages import Cancel, Done, Drain, IncidentOpened, No
+from torchloom.core.picture import runs
+from torchloom.core.runs import KEEP_NOTES, OVER, REPLICA, RUN_NEXT, RunPhase
+from torchloom.messages import Cancel, Done, Drain, Goodbye, IncidentOpened, LookRuns, No, RankId
+from torchloom.settings import Settings
+
+NODE_PATIENCE = Settings().node_patience_seconds
 
 
 def running(**task: object) -> Site:
@@ -52,13 +57,179 @@ def test_a_submitted_job_is_placed_prepared_started_and_done_when_all_ranks_end_
 
 
 def test_it_waits_for_room_and_begins_when_there_is() -> None:
-    site = Site(cores=1)
+    site = Site()
+    site.submit(9, job="other", per_node=3)
+    site.settle()
     site.submit()
     site.settle(5)
     assert site.phase == "submitted"
-    site.agents["n1"].cores = 2
+    view = runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now)
+    assert view.runs[0].waiting == "a node with room for 2 (n1: 1 of 4 free)"
+    site.tell(site.loom.ask(Cancel(request="c" * 32, job="other"), "to"))
     site.settle()
     assert site.phase == "running"
+
+
+def test_of_two_that_wait_for_the_same_room_the_one_that_came_first_gets_it() -> None:
+    site = Site()
+    site.submit(9, job="other", per_node=4)
+    site.settle()
+    site.submit(1, per_node=4)
+    site.loom.now += 1
+    site.submit(2, job="later", per_node=4)
+    site.tell(site.loom.ask(Cancel(request="c" * 32, job="other"), "to"))
+    site.settle(1)
+    assert [(run.job, run.phase) for run in site.loom.fabric.runs.by_job.values()] == [
+        ("other", "cancelled"), ("mnist", "running"), ("later", "submitted"),
+    ]  # fmt: skip
+
+
+def test_a_node_that_is_lost_twice_is_not_the_script_s_fault() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    for _ in range(3):
+        site.silent.add("n1")
+        site.settle(NODE_PATIENCE + 2)
+        site.silent.clear()
+        site.settle(40)
+    assert (site.phase, site.run.ordinal) == ("running", 4)
+
+
+def test_two_runs_that_lose_their_nodes_at_once_are_two_incidents() -> None:
+    site = Site("n1", "n2")
+    site.submit(1, node="n1", max_restarts=0)
+    site.submit(2, job="other", node="n2", max_restarts=0)
+    site.settle()
+    site.silent |= {"n1", "n2"}
+    site.settle(NODE_PATIENCE + 2)
+    assert sorted(incidents(site)) == ["mnist: the agent on n1 is silent", "other: the agent on n2 is silent"]
+    assert len({incident.id for incident in site.loom.fabric.incidents.values()}) == 2
+
+
+def test_what_no_node_could_ever_take_is_refused() -> None:
+    site = Site("n1", "n2")
+    site.agents["n2"].cores = 8
+    site.hear()
+    answer = site.submit(per_node=9)
+    assert isinstance(answer, No)
+    assert answer.why == "9 ranks on a node, and none takes more than 8 (n2)"
+
+
+def test_each_rank_gets_a_device_of_its_own_and_none_that_another_job_has() -> None:
+    site = Site(devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
+    site.submit(9, job="other", per_node=1)
+    site.settle()
+    site.submit(per_node=2)
+    site.settle()
+    assert [place.device for place in site.run.places] == ["GPU-b", "GPU-c"]
+    site.agents["n1"].end(0, signal="SIGKILL")
+    site.settle()
+    assert [place.device for place in site.run.places] == ["GPU-b", "GPU-c"]
+
+
+def test_the_agent_of_a_foreground_run_serves_no_one_else() -> None:
+    site = Site("n1", "mine")
+    site.agents["mine"].tied, site.agents["mine"].cores = True, 100
+    site.hear()
+    site.submit()
+    site.settle()
+    assert site.run.nodes == ("n1",)
+
+
+def test_ranks_that_outlive_their_agent_go_on_and_the_next_agent_finds_them() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    site.join()
+    site.silent.add("n1")
+    site.settle(120, beating=True)
+    assert site.phase == "running"
+    assert site.loom.open_incidents() == ["the agent on n1 is silent; its ranks go on"]
+    site.silent.clear()
+    site.settle()
+    assert (site.phase, site.run.ordinal) == ("running", 1)
+    assert site.loom.open_incidents() == []
+
+
+def test_ranks_that_finish_while_their_agent_is_away_are_done_and_not_started_again() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    site.join()
+    site.silent.add("n1")
+    site.settle(10, beating=True)
+    for place in site.run.places:
+        goodbye = Goodbye(incarnation=place.incarnation, how="finished")
+        site.loom.happen(Reported(RankId(JOB, REPLICA, place.rank), goodbye))
+    site.settle(60)
+    assert (site.phase, site.run.ordinal) == ("done", 1)
+
+
+def test_a_job_whose_launcher_is_gone_ends_and_gives_its_name_free() -> None:
+    site = Site("mine")
+    site.agents["mine"].tied = True
+    site.hear()
+    site.submit(node="mine", attended=True)
+    site.settle()
+    site.silent.add("mine")
+    site.settle(30)
+    assert (site.phase, site.run.reason) == ("failed", "the `loom run` that started it is gone")
+
+
+def test_a_budget_of_more_restarts_than_attempts_are_remembered_is_used_up_too() -> None:
+    site = running(max_restarts=KEEP_NOTES + 2)
+    for number in range(KEEP_NOTES + 3):
+        assert site.phase == "running"
+        site.agents["n1"].end(0, code=3, evidence=f"another error {number}")
+        site.settle(31)
+    assert site.phase == "failed"
+
+
+def test_an_agent_that_stays_away_with_its_ranks_is_waited_for_and_then_given_up() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    site.silent.add("n1")
+    site.settle(NODE_PATIENCE - 1)
+    assert site.phase == "running"
+    site.settle(2)
+    assert site.phase == "restarting"
+
+
+def test_a_paused_job_is_paused_and_goes_on() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    site.join()
+    site.beat_all(paused=True)
+    site.settle(1)
+    assert site.phase == "paused"
+    site.beat_all(paused=False)
+    site.settle(1)
+    assert site.phase == "running"
+    site.beat_all(paused=True)
+    site.settle(1)
+    site.agents["n1"].end(0, signal="SIGKILL")
+    site.settle()
+    assert (site.phase, site.run.ordinal) == ("running", 2)
+
+
+def test_what_is_left_of_an_older_run_is_not_taken_for_this_one() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    for rank in (0, 1):
+        site.agents["n1"].end(rank, code=0)
+    site.agents["n1"].deaf = True  # it is not told that it may forget
+    site.settle()
+    assert site.phase == "done"
+    assert isinstance(site.submit(2), Done)
+    site.hear()
+    site.agents["n1"].deaf = False
+    site.settle(1)
+    assert (site.phase, site.run.ordinal) == ("running", 1)
+    assert [launch.ordinal for launch in site.agents["n1"].launches] == [1, 1]
 
 
 def test_ranks_are_spread_over_nodes_the_ones_with_most_room_first() -> None:
@@ -176,9 +347,35 @@ def test_the_same_failure_further_on_is_tried_again() -> None:
     site = running(max_restarts=50)
     for step in (10, 20, 30):
         site.agents["n1"].resume = (f"/runs/step-{step}", step)
-        site.agents["n1"].end(0, signal="SIGKILL")
+        site.agents["n1"].end(0, code=1, evidence="exit code 1: ValueError: x")
         site.settle(5)
     assert (site.phase, site.run.attempt) == ("running", 4)
+
+
+def test_the_same_failure_of_another_rank_is_the_same_failure() -> None:
+    site = running(max_restarts=50)
+    for rank in (0, 1):
+        site.agents["n1"].end(rank, code=1, evidence="exit code 1: ModuleNotFoundError: no module named x")
+        site.settle(5)
+    assert (site.phase, site.run.attempt) == ("failed", 2)
+    assert "rank 1 failed: exit code 1: ModuleNotFoundError: no module named x" in site.run.reason
+
+
+def test_who_kills_from_outside_may_do_so_as_often_as_restarts_are_allowed() -> None:
+    site = running(max_restarts=3)
+    for _ in range(3):
+        site.agents["n1"].end(1, signal="SIGKILL", evidence="killed by SIGKILL")
+        site.settle(5)
+    assert (site.phase, site.run.attempt) == ("running", 4)
+
+
+def test_out_of_memory_again_without_a_step_forward_ends_early() -> None:
+    site = running(max_restarts=50)
+    for _ in range(2):
+        site.agents["n1"].end(1, signal="SIGKILL", evidence="killed by SIGKILL: out of memory: the kernel killed it")
+        site.settle(5)
+    assert (site.phase, site.run.attempt) == ("failed", 2)
+    assert "out of memory" in site.run.reason
 
 
 def test_what_cannot_be_prepared_is_given_up_with_the_reason() -> None:
@@ -198,7 +395,7 @@ def test_an_agent_that_falls_silent_takes_its_ranks_with_it() -> None:
     site.settle()
     assert site.run.nodes == ("n1",)
     site.silent.add("n1")
-    site.settle(10)
+    site.settle(NODE_PATIENCE + 10)
     assert (site.phase, site.run.nodes, site.run.attempt) == ("running", ("n2",), 2)
 
 
@@ -209,7 +406,7 @@ def test_a_zombie_agent_is_told_to_end_what_it_still_runs() -> None:
     site.submit()
     site.settle()
     site.silent.add("n1")
-    site.settle(10)
+    site.settle(NODE_PATIENCE + 10)
     site.silent.clear()
     site.settle(1)
     assert site.agents["n1"].attempts == {}
@@ -221,7 +418,10 @@ def test_a_zombie_agent_is_told_to_end_what_it_still_runs() -> None:
 
 @pytest.mark.parametrize("before", ["submitted", "running", "stopping"])
 def test_a_cancelled_job_ends_and_is_not_started_again(before: str) -> None:
-    site = Site(cores=1 if before == "submitted" else 4)
+    site = Site()
+    if before == "submitted":
+        site.submit(9, job="other", per_node=3)
+        site.settle()
     site.submit()
     site.settle()
     if before == "stopping":
@@ -236,7 +436,7 @@ def test_a_cancelled_job_ends_and_is_not_started_again(before: str) -> None:
     site.settle(5)
     assert site.phase == "cancelled"
     assert site.loom.fabric.jobs[JOB].phase == "stopped"
-    assert site.agents["n1"].attempts == {}
+    assert not [job for job, _ in site.agents["n1"].attempts if job == JOB]
 
 
 def test_cancelling_what_torchloom_did_not_start_is_refused() -> None:
@@ -280,3 +480,15 @@ def test_folding_the_log_gives_the_same_runs() -> None:
     for at, records in site.loom.log:
         again.fabric.fold(records, at)
     assert again.fabric.runs.state() == site.loom.fabric.runs.state()
+
+
+def test_the_next_attempt_begins_with_the_beat_that_shows_the_end_of_the_last() -> None:
+    site = running()
+    site.agents["n1"].end(0, signal="SIGKILL")
+    site.hear()
+    assert (site.phase, site.run.attempt) == ("stopping", 1)
+    site.loom.log.clear()
+    site.loom.fabric.watch.hear_node("n1", site.agents["n1"].beat(), site.loom.now)
+    site.loom.happen(RunDue(JOB))
+    kinds = [type(record).__name__ for _, records in site.loom.log for record in records]
+    assert kinds[-2:] == ["AttemptEnded", "AttemptBegan"]

@@ -36,6 +36,10 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         m.RankLost(rank=OTHER, incarnation=LIFE, reason="silent", patient=True),
         ["Rank other/hi/0 lost: silent (it may be frozen, not dead)"],
     ),
+    (
+        m.RankAttached(rank=OTHER, incarnation=LIFE),
+        ["Rank other/hi/0 is attached by its script; its steps are counted no longer"],
+    ),
     (m.RankFound(rank=OTHER, incarnation=LIFE, reason="a beat"), ["Rank other/hi/0 found again: a beat"]),
     (m.RankDied(rank=OTHER, incarnation=LIFE, reason="grace over"), ["Rank other/hi/0 died: grace over (presumed)"]),
     (m.RankDied(rank=OTHER, incarnation=LIFE, reason="SIGKILL", confirmed=True), ["Rank other/hi/0 died: SIGKILL"]),
@@ -123,28 +127,33 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     ),
     (
         m.AttemptBegan(job="mnist", attempt=2, places=(m.Place(rank=0, local=0, node="n1", incarnation=LIFE),)),
-        ["Attempt 2 of mnist began: 1 rank on n1"],
+        ["Job mnist is placed: 1 rank on n1"],
     ),
     (
         m.AttemptLaunched(job="mnist", attempt=1, host="n1", port=1),
-        ["Attempt 1 of mnist starts from the beginning"],
+        ["Job mnist starts from the beginning"],
     ),
     (
         m.AttemptLaunched(
             job="mnist", attempt=2, host="n1", port=1, resume="/a/step-7", resume_step=7, rejected={"step-8": "torn"}
         ),
-        ["Attempt 2 of mnist starts from /a/step-7 (step 7); passed over: step-8 (torn)"],
+        ["Job mnist starts from /a/step-7 (step 7); passed over: step-8 (torn)"],
     ),
-    (m.AttemptRunning(job="mnist", attempt=1, warm=2), ["Attempt 1 of mnist runs, 2 warm"]),
+    (m.AttemptHeld(job="mnist", attempt=1), ["Job mnist is paused"]),
+    (m.AttemptHeld(job="mnist", attempt=1, held=False), ["Job mnist goes on"]),
+    (m.AttemptRunning(job="mnist", attempt=1, warm=2), ["Job mnist runs, 2 warm"]),
     (
         m.AttemptRunning(job="mnist", attempt=1, why_cold="OMP_NUM_THREADS differs"),
-        ["Attempt 1 of mnist runs; started cold: OMP_NUM_THREADS differs"],
+        ["Job mnist runs; started cold: OMP_NUM_THREADS differs"],
     ),
     (
         m.AttemptStopping(job="mnist", attempt=1, reason="rank 1 failed: killed by SIGKILL"),
-        ["Attempt 1 of mnist is ended, then started again: rank 1 failed: killed by SIGKILL"],
+        ["Job mnist is ended, then started again: rank 1 failed: killed by SIGKILL"],
     ),
-    (m.AttemptEnded(job="mnist", attempt=1, wait_seconds=0.5), ["Attempt 1 of mnist ended; the next begins in 0.5 s"]),
+    (
+        m.AttemptEnded(job="mnist", attempt=1, wait_seconds=0.5),
+        ["No process of mnist is left; it starts again in 0.5 s"],
+    ),
     (m.RunEnded(job="mnist", phase="done", reason="it ended well"), ["Job mnist is done: it ended well"]),
     (m.NodeDrained(node="n1", drained=True, operator="ann"), ["Nothing more is started on n1 (ann)"]),
     (m.NodeDrained(node="n1", drained=False), ["n1 may be used again"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.views.made import NOW, fabric, incident, job, plane, rank
+from tests.views.made import LIFE, NOW, fabric, incident, job, plane, rank
 from torchloom.messages import Beat, CurvesView, Point, RankId
 from torchloom.views.curves import curves
 from torchloom.views.listings import devices, incidents, jobs
@@ -67,6 +67,12 @@ def test_an_empty_fabric_says_what_to_do_and_still_shows_incidents() -> None:
     assert "torchloom.attach()" in shown
     assert "GPU-1: device failed" in shown
     assert "no incidents" in text(incidents=())
+
+
+def test_a_step_that_was_only_counted_is_shown_as_such() -> None:
+    counted = rank(counted=True, beat=Beat(incarnation=LIFE, step=1500))
+    assert "1,500 counted" in text(ranks=(counted,))
+    assert "counted" not in text(ranks=(rank(),))
 
 
 def test_the_lists() -> None:

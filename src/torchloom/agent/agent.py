@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from nats.aio.msg import Msg
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import Ways, rank_environment
 from torchloom.agent.link import Gone, KeeperGone, KeeperLink, Keeping
+from torchloom.agent.logs import log_folder
 from torchloom.agent.node import Node
 from torchloom.agent.preparing import prepare
 from torchloom.agent.words import Ended
@@ -45,9 +47,16 @@ from torchloom.threadlet.incarnation import new_incarnation
 
 logger = logging.getLogger("torchloom.agent")
 BEAT_SECONDS = 1.0
-PRELOAD = ("torch", "torch._dynamo", "torch.distributed")
+FAREWELL_SECONDS = 1.0
+"""For the weaver to take note of the last ends."""
+PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torchloom.threadlet.threadlet")
 STANDBY_DELAY = 2.0
 """Seconds between the start of an attempt and the beginning of the import for the next: the ranks import now."""
+
+
+COLD, STANDBY = "keeper", "standby"
+"""The folders of a job's keepers."""
+Opening = Callable[[Callable[[Ended], None], Callable[[Gone], None]], Coroutine[Any, Any, KeeperLink]]
 
 
 @dataclass
@@ -70,6 +79,7 @@ class Agent:
         folder: Path,
         *,
         tied: bool,
+        shared: bool = False,
         ways: Ways | None = None,
         preload: tuple[str, ...] = PRELOAD,
         say: Callable[[str], None] = logger.info,
@@ -78,12 +88,17 @@ class Agent:
         self.node = node
         self.folder = folder
         self.tied = tied
+        """What it starts dies with it."""
+        self.shared = shared
+        """It runs anyone's jobs, and not only that of the one who started it."""
+        self.departing = False
         self.ways = ways or Ways("")
         self.preload = preload
         self.say = say
         self.jobs: dict[str, JobHere] = {}
         self.incarnation = new_incarnation()
         self._term = 0
+        self._leaving = False
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -98,10 +113,12 @@ class Agent:
             with contextlib.suppress(nats.errors.Error):
                 await self.client.publish(NODE.to(node=self.node.name), encode(self.beat()))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), BEAT_SECONDS)
+                async with asyncio.timeout(BEAT_SECONDS):  # wait_for (3.11) may swallow that we are cancelled
+                    await self._news.wait()
 
     def beat(self) -> NodeBeat:
-        standby = [job.standby for job in self.jobs.values() if job.standby is not None]
+        links = [job.standby for job in self.jobs.values()]
+        standby = [link for link in links if link is not None and not link.state.preloading]
         return NodeBeat(
             incarnation=self.incarnation,
             host=self.node.host,
@@ -109,6 +126,8 @@ class Agent:
             memory_mb=self.node.memory_mb,
             devices=self.node.devices,
             pid=os.getpid(),
+            tied=self.tied and not self.shared,
+            leaving=self.departing,
             standby_mb=int(sum(link.state.memory_mb for link in standby)),
             attempts=tuple(attempt.status() for job in self.jobs.values() for attempt in job.attempts.values()),
         )
@@ -119,7 +138,7 @@ class Agent:
         except msgspec.MsgspecError as error:
             logger.warning("not understood: %s", error)
             return
-        if command.term < self._term:
+        if command.term < self._term or self._leaving:
             return
         self._term = command.term
         self._obey(command)
@@ -128,6 +147,8 @@ class Agent:
         job = self.jobs.get(command.job)
         attempt = job.attempts.get(command.attempt) if job is not None else None
         match command:
+            case Prepare() | Launch() if self.departing:
+                return
             case Prepare() if attempt is None:
                 self._spawn(self._prepare(command))
             case Launch() if attempt is None or attempt.launch is None:
@@ -135,9 +156,11 @@ class Agent:
             case Halt(grace_seconds=grace) if attempt is not None:
                 if attempt.ranks:
                     attempt.halt(grace)
-            case Dismiss() if job is not None and attempt is not None and (attempt.over or not attempt.ranks):
+            case Dismiss(last=last) if job is not None and attempt is not None and (attempt.over or not attempt.ranks):
                 attempt.forget()
                 del job.attempts[command.attempt]
+                if last and not job.attempts:
+                    self._spawn(self._let_go(command.job))
                 self._news.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -147,23 +170,25 @@ class Agent:
 
     # ── attempts ──
 
-    def _hold(self, job: str, number: int, log_dir: str) -> Attempt:
-        here = self.jobs.setdefault(job, JobHere(self.folder / job))
+    def hold(self, command: Prepare | Launch) -> Attempt:
+        """The attempt that a command is about."""
+        here = self.jobs.setdefault(command.job, JobHere(self.folder / command.job))
+        number = command.attempt
         if number not in here.attempts:
-            base = Path(log_dir) if log_dir else here.folder / "logs"
+            logs = log_folder(here.folder, command)
             here.attempts[number] = Attempt(
-                job, number, here.folder / f"attempt-{number}", base / f"attempt-{number}", self._news.set
+                command.job, number, here.folder / f"attempt-{number}", logs, self._news.set
             )
         return here.attempts[number]
 
     async def _prepare(self, command: Prepare) -> None:
-        attempt = self._hold(command.job, command.attempt, command.task.log_dir)
+        attempt = self.hold(command)
         attempt.prepared = await asyncio.to_thread(prepare, command.task, self.node.host)
         self._news.set()
 
     def _launch(self, command: Launch) -> None:
-        attempt = self._hold(command.job, command.attempt, command.task.log_dir)
-        attempt.launch = command
+        attempt = self.hold(command)
+        attempt.expect(command, self.node.name)
         self._spawn(self._start(command, attempt))
 
     async def _start(self, command: Launch, attempt: Attempt) -> None:
@@ -189,7 +214,7 @@ class Agent:
             return job.standby
         if job.cold is None:
             how = Keeping(tied=self.tied, cwd=command.task.cwd or None)
-            job.cold = await self._open(job, job.folder / "keeper", how)
+            job.cold = await self.link(job, partial(KeeperLink.start, job.folder / COLD, how))
         return job.cold
 
     async def _make_standby(self, job: JobHere, command: Launch, python: str, env: dict[str, str]) -> None:
@@ -197,16 +222,16 @@ class Agent:
         try:
             await asyncio.sleep(STANDBY_DELAY)
             how = Keeping(tied=self.tied, preload=self.preload, python=python, env=env, cwd=command.task.cwd or None)
-            link = await self._open(job, job.folder / "standby", how)
+            job.standby = link = await self.link(job, partial(KeeperLink.start, job.folder / STANDBY, how))
             state = await link.settled()
             if state.why_cold:
                 self.say(f"{command.job}: no standby: {state.why_cold}")
-            job.standby = link
             self._news.set()
         except (TorchLoomError, OSError) as error:
             self.say(f"{command.job}: no standby: {getattr(error, 'message', '') or error}")
 
-    async def _open(self, job: JobHere, folder: Path, how: Keeping) -> KeeperLink:
+    async def link(self, job: JobHere, open: Opening) -> KeeperLink:
+        """To a keeper of this job, started or found; what it tells reaches the attempts."""
         held: list[KeeperLink] = []
 
         def ended(end: Ended) -> None:
@@ -225,17 +250,45 @@ class Agent:
                 job.standby = None
                 job.awaited = None
 
-        link = await KeeperLink.start(folder, how, ended, gone)
+        link = await open(ended, gone)
         held.append(link)
         return link
 
+    async def _let_go(self, name: str) -> None:
+        """The job is over: its keepers are not needed any more."""
+        job = self.jobs.pop(name)
+        if job.awaited is not None:
+            job.awaited.cancel()
+            await asyncio.gather(job.awaited, return_exceptions=True)
+        for link in (job.cold, job.standby):
+            if link is not None:
+                with contextlib.suppress(KeeperGone):
+                    await link.dismiss()
+
     # ── leaving ──
+
+    async def depart(self) -> None:
+        """End all ranks in order, while the weaver is told; returns when it has taken note of that, or does not."""
+        self.departing = True
+        attempts = [attempt for job in self.jobs.values() for attempt in job.attempts.values()]
+        for attempt in attempts:
+            attempt.halt(attempt.launch.task.grace_seconds if attempt.launch is not None else 0.0)
+        self._news.set()
+        halting = [attempt.halting for attempt in attempts if attempt.halting is not None]
+        await asyncio.gather(*halting, return_exceptions=True)  # each ends with the grace
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                while any(job.attempts for job in self.jobs.values()):
+                    await asyncio.sleep(0.02)
 
     async def close(self, *, kill: bool) -> None:
         """Stop talking; with `kill`, nothing of what was started stays."""
+        self._leaving = True
+        begun = [*self._tasks, *(job.awaited for job in self.jobs.values() if job.awaited is not None)]
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)  # or they would start what nobody ends
         for job in self.jobs.values():
-            if job.awaited is not None:
-                job.awaited.cancel()
             for link in (job.cold, job.standby):
                 if link is not None:
                     with contextlib.suppress(KeeperGone):

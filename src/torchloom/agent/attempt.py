@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,8 +20,12 @@ from torchloom.agent.preparing import Prepared
 from torchloom.agent.words import Begin, Begun, Ended
 from torchloom.bus.folder import write_private
 from torchloom.errors import TorchLoomError
-from torchloom.messages import AttemptStatus, Launch, Place, RankStatus
+from torchloom.messages import AttemptStatus, Launch, Place, RankStatus, encode
 
+LAUNCH = "launch.json"
+"""How it was started, for an agent that takes over."""
+OVER = "over.json"
+"""The same, of an attempt that the weaver knows to be over."""
 EVIDENCE = 1900
 """Characters of what a rank said last that are told."""
 
@@ -49,6 +55,7 @@ class Attempt:
             resume_step=known.resume_step,
             rejected=known.rejected,
             trouble=(self.trouble or known.trouble)[:2000],
+            trouble_code=known.code,
             ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
         )
 
@@ -58,32 +65,45 @@ class Attempt:
 
     # ── starting ──
 
+    def expect(self, launch: Launch, node: str) -> None:
+        """These are being started from now on, even if that takes a while."""
+        self.launch = launch
+        here = [place for place in launch.places if place.node == node]
+        self.ranks = {p.rank: RankStatus(rank=p.rank, incarnation=p.incarnation) for p in here}
+        self.changed()
+
     async def start(
         self, launch: Launch, places: list[Place], link: KeeperLink, python: str, base: dict[str, str], ways: Ways
     ) -> None:
         """Start these ranks; what cannot be started has ended at once."""
-        self.launch, self.link = launch, link
-        self.ranks = {p.rank: RankStatus(rank=p.rank, incarnation=p.incarnation) for p in places}
-        self.changed()
+        self.link = link
+        if self.halting is not None:  # meanwhile it was ended
+            for rank in self.ranks:
+                self._end(rank, code=None, signal="SIGTERM", evidence="it was not started any more")
+            return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(self.folder / LAUNCH, encode(replace(launch, creds={})))
         self.logs.mkdir(parents=True, exist_ok=True)
-        for place in places:
-            creds = ""
-            if str(place.rank) in launch.creds:
-                path = self.folder / f"rank-{place.rank}.creds"
-                write_private(path, launch.creds[str(place.rank)].encode())
-                creds = str(path)
-            own = Ways(self.error_file(place.rank), creds or ways.creds, ways.addr, ways.state)
-            begin = Begin(
-                key=self.key(place.rank),
-                argv=rank_argv(python, launch),
-                env=rank_environment(base, launch, place, own),
-                cwd=launch.task.cwd or str(Path.cwd()),
-                stdout=str(self.log(place.rank, "out")),
-                stderr=str(self.log(place.rank, "err")),
-                warm=launch.task.standby,
-            )
-            await self._begin(place.rank, begin)
+        begins = {place.rank: self._order(launch, place, python, base, ways) for place in places}
+        # All at once: the keeper forks the next while the one before still becomes a rank.
+        await asyncio.gather(*(self._begin(rank, begin) for rank, begin in begins.items()))
+
+    def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], ways: Ways) -> Begin:
+        creds = ""
+        if str(place.rank) in launch.creds:
+            path = self.folder / f"rank-{place.rank}.creds"
+            write_private(path, launch.creds[str(place.rank)].encode())
+            creds = str(path)
+        own = dataclasses.replace(ways, error_file=self.error_file(place.rank), creds=creds or ways.creds)
+        return Begin(
+            key=self.key(place.rank),
+            argv=rank_argv(python, launch),
+            env=rank_environment(base, launch, place, own),
+            cwd=launch.task.cwd or str(Path.cwd()),
+            stdout=str(self.log(place.rank, "out")),
+            stderr=str(self.log(place.rank, "err")),
+            warm=launch.task.standby,
+        )
 
     async def _begin(self, rank: int, begin: Begin) -> None:
         assert self.link is not None
@@ -96,20 +116,30 @@ class Attempt:
             self._end(rank, code=1, signal="", evidence=error.message)
             return
         if isinstance(answer, Begun):
-            if self.ranks[rank].state == "starting":
-                self.ranks[rank] = replace(
-                    self.ranks[rank], state="running", pid=answer.pid, warm=answer.warm, why_cold=answer.why_cold[:2000]
-                )
+            self.runs(rank, answer)
         else:
-            self._end(rank, code=127, signal="", evidence=answer.why)
-        self.changed()
+            self._end(rank, code=127, signal="", evidence=f"exit code 127: {answer.why}")
 
     # ── what becomes of them ──
+
+    def runs(self, rank: int, begun: Begun) -> None:
+        if self.ranks[rank].state == "starting":
+            self.ranks[rank] = replace(
+                self.ranks[rank], state="running", pid=begun.pid, warm=begun.warm, why_cold=begun.why_cold[:2000]
+            )
+            self.changed()
+
+    def miss(self, why: str) -> None:
+        """Those of which nothing was found."""
+        for rank, status in self.ranks.items():
+            if status.state == "starting":
+                self._end(rank, code=None, signal="SIGKILL", evidence=why)
 
     def ended(self, rank: int, ended: Ended) -> None:
         name = signal_name(ended.signal) if ended.signal is not None else ""
         lines = last_lines(self.log(rank, "err"))
-        how = summary(ended, recorded_error(self.error_file(rank)) or raised(lines))
+        last = lines[-1] if lines else ""
+        how = summary(ended, recorded_error(self.error_file(rank)) or raised(lines) or last)
         said = "\n".join((*lines, how))
         code = ended.code if ended.signal is None else None
         self._end(rank, code=code, signal=name, evidence=said[-EVIDENCE:])
@@ -117,6 +147,9 @@ class Attempt:
     def lost(self, gone: Gone) -> None:
         for rank, status in self.ranks.items():
             if status.state != "ended":
+                if status.pid and not gone.replaced:  # it died with its keeper; what it had started did not
+                    with contextlib.suppress(OSError):
+                        os.killpg(status.pid, signal.SIGKILL)
                 self._end(rank, code=None, signal="SIGKILL", evidence=gone.why)
 
     def _end(self, rank: int, code: int | None, signal: str, evidence: str) -> None:
@@ -156,6 +189,8 @@ class Attempt:
                     self.link.forget(self.key(rank))
         for rank in self.ranks:
             (self.folder / f"rank-{rank}.creds").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self.folder / LAUNCH).replace(self.folder / OVER)
 
     # ── names ──
 

@@ -18,6 +18,10 @@ class Ways:
     creds: str = ""
     addr: str = ""
     state: str = ""
+    node: str = ""
+    """What its agent is called, if that is not the machine's own name."""
+    interface: str = ""
+    """The network through which other nodes reach this one."""
 
 
 def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways: Ways) -> dict[str, str]:
@@ -30,6 +34,12 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways
     env = {name: value for name, value in base.items() if not name.startswith("TORCHELASTIC_")}
     if local_world > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks share the cores
+    if len(nodes) > 1 and ways.interface:
+        for library in ("GLOO", "NCCL"):
+            env.setdefault(f"{library}_SOCKET_IFNAME", ways.interface)
+    devices = [p.device for p in launch.places if p.node == place.node and p.device]
+    if devices:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     env |= task.env
     env |= {
         "RANK": str(place.rank),
@@ -44,7 +54,7 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways
         "MASTER_ADDR": launch.host,
         "MASTER_PORT": str(launch.port),
         "TORCHELASTIC_RUN_ID": launch.job,
-        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt - 1),
+        "TORCHELASTIC_RESTART_COUNT": str(launch.ordinal - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(task.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # the first rank holds the store, a fresh one for each attempt
         "TORCHELASTIC_ERROR_FILE": ways.error_file,
@@ -54,10 +64,9 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways
         "TORCHLOOM_INCARNATION": place.incarnation,
         "TORCHLOOM_RESUME_FROM": launch.resume,
     }
-    for name, value in (("CREDS", ways.creds), ("ADDR", ways.addr), ("STATE", ways.state)):
-        if value:
-            env[f"TORCHLOOM_{name}"] = value
-    return env
+    step = "" if launch.resume_step is None else str(launch.resume_step)
+    known = {"CREDS": ways.creds, "ADDR": ways.addr, "STATE": ways.state, "NODE": ways.node, "RESUME_STEP": step}
+    return env | {f"TORCHLOOM_{name}": value for name, value in known.items() if value}
 
 
 def rank_argv(python: str, launch: Launch) -> tuple[str, ...]:

@@ -205,7 +205,7 @@ def main() -> None:
         os.set_inheritable(options.client, False)
         client = socket.socket(fileno=options.client)
     if options.tied is not None:
-        die_with(options.tied)
+        die_with(options.tied, signal.SIGTERM)  # there is time to take along what ranks have started
     options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options.folder.chmod(0o700)  # whoever reaches the socket can run anything as this user
     os.chdir(options.folder)  # so that the socket's path is short, and no file system is held that may be unmounted

@@ -96,6 +96,10 @@ class KeeperLink:
                 raise AlreadyUp(f"another keeper has {folder}") from None
             last = " ".join(last_lines(folder / LOG, 1))
             raise TorchLoomError(f"the keeper did not start (exit code {code}): {last}") from None
+        except BaseException:  # not wanted any more: nobody would know of it
+            process.kill()
+            process.wait()
+            raise
 
     @classmethod
     async def find(cls, folder: Path, ended: Callable[[Ended], None], gone: Callable[[Gone], None]) -> KeeperLink:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -15,46 +15,39 @@ MOST = 1024 * 1024
 
 @dataclass
 class Tail:
-    """One file, read to its end as it grows. Only whole lines are given; the rest when it is over."""
+    """One file, read to its end as it grows."""
 
     path: Path
-    at: int = 0
-    rest: bytes = b""
     _file: BinaryIO | None = field(default=None, repr=False)
 
-    def read(self) -> list[str]:
+    def read(self) -> bytes:
         if self._file is None:
             try:
                 self._file = self.path.open("rb")
-                self._file.seek(self.at)
             except OSError:
-                return []  # not there yet
-        data = self._file.read(MOST)
-        if not data:
-            return []
-        self.at += len(data)
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        return [line.decode(errors="replace").rstrip("\r") for line in lines]
+                return b""  # not there yet
+        return self._file.read(MOST)
 
-    def last(self) -> list[str]:
-        """What is left when nothing more will come."""
-        lines = self.read()
-        rest, self.rest = self.rest, b""
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
-            self._file = None
-        return [*lines, rest.decode(errors="replace")] if rest else lines
 
 
 class Output:
-    """The files of all ranks of an attempt, told apart by rank; stdout to stdout, stderr to stderr."""
+    """The printing of all ranks, told apart by rank; stdout to stdout, stderr to stderr. Only whole lines are shown,
+    what is left of others when it is over. With `alone` there is one rank, and nothing in front."""
 
-    def __init__(self, colour: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    def __init__(
+        self, colour: bool, *, alone: bool = False, out: TextIO | None = None, err: TextIO | None = None
+    ) -> None:
         self._colour = colour
+        self._alone = alone
         self._streams = {"out": out or sys.stdout, "err": err or sys.stderr}
         self._tails: dict[tuple[Path, int, str], Tail] = {}
+        self._rests: dict[tuple[Hashable, int, str], bytes] = {}
 
     def follow(self, folder: Path, ranks: list[int]) -> None:
+        """Show the files of these ranks in this folder, too."""
         for rank in ranks:
             for which in self._streams:
                 key = (folder, rank, which)
@@ -62,27 +55,41 @@ class Output:
                     self._tails[key] = Tail(folder / f"rank-{rank}.{which}")
 
     def show(self) -> bool:
-        """Print what is new; whether there was anything."""
-        return self._print(Tail.read)
+        """Print what is new in the files; whether there was anything."""
+        found = False
+        for (folder, rank, which), tail in self._tails.items():
+            if data := tail.read():
+                found = True
+                self.feed(folder, rank, which, data)
+        return found
+
+    def feed(self, source: Hashable, rank: int, which: str, data: bytes) -> None:
+        """Print what a rank has printed; `source` tells its attempts apart."""
+        *lines, rest = (self._rests.pop((source, rank, which), b"") + data).split(b"\n")
+        if rest:
+            self._rests[source, rank, which] = rest
+        self._print(rank, which, lines)
 
     def finish(self) -> None:
         while self.show():
             pass
-        self._print(Tail.last)
+        for (_, rank, which), rest in self._rests.items():
+            self._print(rank, which, [rest])
+        for tail in self._tails.values():
+            tail.close()
         self._tails.clear()
+        self._rests.clear()
 
-    def _print(self, read: Callable[[Tail], list[str]]) -> bool:
-        found = False
-        for (_, rank, which), tail in self._tails.items():
-            lines = read(tail)
-            if lines:
-                found = True
-                stream = self._streams[which]
-                stream.write("".join(f"{self._prefix(rank)}{line}\n" for line in lines))
-                stream.flush()
-        return found
+    def _print(self, rank: int, which: str, lines: list[bytes]) -> None:
+        if lines:
+            stream, prefix = self._streams[which], self._prefix(rank)
+            texts = (line.decode(errors="replace").rstrip("\r") for line in lines)
+            stream.write("".join(f"{prefix}{text}\n" for text in texts))
+            stream.flush()
 
     def _prefix(self, rank: int) -> str:
+        if self._alone:
+            return ""
         if not self._colour:
             return f"[{rank}] "
         return f"\033[{COLOURS[rank % len(COLOURS)]}m[{rank}]\033[0m "

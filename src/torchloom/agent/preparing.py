@@ -20,6 +20,8 @@ class Prepared:
     rejected: dict[str, str] = field(default_factory=dict)
     trouble: str = ""
     """Why there is nothing to start."""
+    code: int = 1
+    """The exit code that goes with it."""
 
 
 def prepare(task: Task, host: str) -> Prepared:
@@ -28,8 +30,12 @@ def prepare(task: Task, host: str) -> Prepared:
         if not task.checkpoint_dir:
             return Prepared(free_port(host))
         return _with_checkpoint(task, free_port(host))
-    except (TorchLoomError, OSError) as error:
-        return Prepared(trouble=getattr(error, "message", "") or str(error))
+    except TorchLoomError as error:
+        return Prepared(
+            trouble=f"{error.message} → {error.hint}" if error.hint else error.message, code=error.exit_code
+        )
+    except OSError as error:
+        return Prepared(trouble=str(error))
 
 
 def _with_checkpoint(task: Task, port: int) -> Prepared:
@@ -42,6 +48,7 @@ def _with_checkpoint(task: Task, port: int) -> Prepared:
         found, rejected = search.latest(folder, task.checkpoint_pattern or None)
     except NoValidCheckpoint as none:
         if none.rejected:
+            none.hint = "mend or move them away; an empty folder is a new beginning"
             raise
         return Prepared(port)
     told = {name[:255]: why[:2000] for name, why in list(rejected.items())[:100]}

@@ -12,13 +12,15 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from torchloom.agent.words import Begin
 
 PR_SET_PDEATHSIG = 1
+STARTUP = str(Path(__file__).parent / "startup")
 FAILED = 127
 """Exit code of a child that could not become a rank; nobody sees it, they see the complaint."""
 
@@ -27,17 +29,17 @@ class CannotBegin(Exception):
     pass
 
 
-def die_with(parent: int) -> None:
-    """SIGKILL for this process as soon as that parent is dead; also if it died just before. Linux alone can do it.
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """This signal for this process as soon as that parent is dead; also if it died just before. Linux alone can do it.
 
     The kernel watches the *thread* that forked, so a parent must fork where its life is: in its main thread.
     """
     if not sys.platform.startswith("linux"):
         return
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,17 @@ def exec_rank(begin: Begin, complaint: int) -> NoReturn:
             with contextlib.suppress(OSError):
                 os.close(fd)
     try:
-        os.execvpe(begin.argv[0], begin.argv, begin.env)
+        os.execvpe(begin.argv[0], begin.argv, with_startup(begin.env))
     except OSError as error:
         raise CannotBegin(f"cannot run {begin.argv[0]}: {error.strerror}") from None
+
+
+def with_startup(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which a fresh interpreter of a rank runs startup/sitecustomize.py before its script."""
+    if "TORCHLOOM_LAUNCHER" not in env:
+        return dict(env)
+    given = env.get("PYTHONPATH")
+    return {**env, "PYTHONPATH": f"{STARTUP}{os.pathsep}{given}" if given else STARTUP}
 
 
 def read_complaint(child: Child) -> str | None:

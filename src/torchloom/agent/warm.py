@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from torchloom.agent.fitting import Birth, Target
 from torchloom.agent.words import Begin
+from torchloom.threadlet import counting
 
 NO_SUCH_SCRIPT = 2
 KEEPERS_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
@@ -42,6 +43,8 @@ def prepare(begin: Begin, target: Target, birth: Birth) -> None:
     atexit.register(gc.unfreeze)  # or what the script hangs into a preloaded module would never be finalised
     sys.stdout.reconfigure(line_buffering=False)  # type: ignore[union-attr]  # as for any file
     _other_chance()
+    if "TORCHLOOM_LAUNCHER" in begin.env:  # as startup/sitecustomize.py does in a fresh interpreter
+        counting.install()
 
 
 def run(target: Target) -> None:

@@ -31,6 +31,9 @@ _JETSTREAM = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": 
 _RANK_PAYLOAD = 256 * 1024
 """Bytes in one message of a threadlet, enforced by the server."""
 
+_ANSWER_SECONDS = 60
+"""In which a question may be answered."""
+
 
 class Authority(msgspec.Struct, frozen=True, kw_only=True):
     """The three secret seeds everything else is derived from. Whoever has them may mint any credential."""
@@ -87,10 +90,12 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def _user(account: str, name: str, allowed: Permissions, payload: int, lifetime: float | None) -> bytes:
         seed = _seed(nkeys.PREFIX_BYTE_USER)
-        claims = {
+        claims: dict[str, object] = {
             "type": "user", "version": 2, "subs": -1, "data": -1, "payload": payload,
             "pub": {"allow": list(allowed.publish)}, "sub": {"allow": list(allowed.subscribe)},
         }  # fmt: skip
+        if allowed.answer:
+            claims["resp"] = {"max": 1, "ttl": _ANSWER_SECONDS * 10**9}
         token = _sign(account, _public(seed), name, claims, lifetime)
         return (
             f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
@@ -128,7 +133,8 @@ def _says(path: Path) -> tuple[str, Permissions] | None:
     try:
         token = msgspec.json.decode(_unpad(path.read_bytes().split(b"\n")[1].split(b".")[1]))
         claims = token["nats"]
-        return token["iss"], Permissions(tuple(claims["pub"]["allow"]), tuple(claims["sub"]["allow"]))
+        allowed = Permissions(tuple(claims["pub"]["allow"]), tuple(claims["sub"]["allow"]), "resp" in claims)
+        return token["iss"], allowed
     except (OSError, IndexError, KeyError, TypeError, ValueError, msgspec.MsgspecError):
         return None
 

@@ -55,7 +55,7 @@ def find(settings: Settings, role: Role, rank: RankId | None = None) -> Address:
     creds = _given("TORCHLOOM_CREDS", settings.creds) or (own if own and own.exists() else None)
     if ours and creds is None:
         raise BadState(
-            f"{folder.path} holds no credential for a {role}",
+            f"{folder.path} holds no credential for the role {role}",
             hint="a joined machine has the roles its token gave it: see `loom token --role` on the other one",
         )
     account = endpoint.account if ours and endpoint else ""

@@ -21,8 +21,8 @@ _TORCHRUN = {
     "--rdzv-id": "--job names the run",
     "--rdzv_id": "--job names the run",
     "--standalone": "leave it out: this is how `loom run` works",
-    "--node-rank": "ranks on several nodes cannot be started yet",
-    "--node_rank": "ranks on several nodes cannot be started yet",
+    "--node-rank": "ranks are numbered by torchLoom; `loom agent` runs on each node, and `loom run` once",
+    "--node_rank": "ranks are numbered by torchLoom; `loom agent` runs on each node, and `loom run` once",
     "--master-addr": "ranks find each other without it",
     "--master_addr": "ranks find each other without it",
     "--master-port": "a free port is chosen for each attempt",
@@ -47,7 +47,9 @@ def add(verbs: Verbs) -> None:
         "  loom run -m package.train",
     )  # fmt: skip
     verb.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks; auto: one for each GPU, else 1")
-    verb.add_argument("--nnodes", type=int, default=1, metavar="N", help="only 1 so far")
+    verb.add_argument(
+        "--nnodes", type=int, default=1, metavar="N", help="more than 1: on machines that run `loom agent`; default: 1"
+    )
     verb.add_argument("--job", metavar="NAME", help="default: the name of the script")
     verb.add_argument("--max-restarts", type=int, default=3, metavar="N", help="default: 3")
     verb.add_argument(
@@ -99,8 +101,8 @@ def split(verb: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str
 def run(call: Call) -> int:
     from msgspec.structs import replace
 
-    from torchloom.agent.foreground import Wish, log_folder
-    from torchloom.agent.foreground import run as launch
+    from torchloom.agent import elsewhere, foreground
+    from torchloom.agent.following import Wish
     from torchloom.client import operator
     from torchloom.messages import check_name
     from torchloom.threadlet.names import sanitised, script_name
@@ -109,9 +111,11 @@ def run(call: Call) -> int:
     task = _task(call)
     name = args.job or (sanitised(args.module) if args.module else script_name(args.words[0]))
     check_name("job", name)
-    logs = task.log_dir or str(log_folder(call.settings, name))
+    if task.nodes > 1:
+        return call.wait(elsewhere.run(call.settings, Wish(name, task, operator(), colour=call.screen.colour)))
+    logs = task.log_dir or str(foreground.log_folder(call.settings, name))
     wish = Wish(name, replace(task, log_dir=logs), operator(), colour=call.screen.colour)
-    return call.wait(launch(call.settings, wish))
+    return call.wait(foreground.run(call.settings, wish))
 
 
 def _task(call: Call) -> Task:
@@ -133,8 +137,8 @@ def _task(call: Call) -> Task:
         raise BadInput("nothing to run", hint="`loom run [options] script.py [arguments]`")
     node = this_node()
     count = _count(args.nproc_per_node, len(node.devices))
-    if args.nnodes != 1:
-        raise BadInput("`loom run` starts ranks on this node", hint="ranks on several nodes cannot be started yet")
+    if not 1 <= args.nnodes <= 10_000:
+        raise BadInput(f"--nnodes {args.nnodes}", hint="how many machines; each runs `loom agent`")
     for name in ("max_restarts", "grace"):
         if getattr(args, name) < 0:
             raise BadInput(f"--{name.replace('_', '-')} cannot be negative")
@@ -153,7 +157,9 @@ def _task(call: Call) -> Task:
         cwd=os.getcwd(),  # noqa: PTH109
         env=env,
         per_node=count,
-        node=f"{node.name[:100]}-run-{os.getpid()}",
+        nodes=args.nnodes,
+        attended=args.nnodes == 1,
+        node=f"{node.name[:100]}-run-{os.getpid()}" if args.nnodes == 1 else None,
         max_restarts=args.max_restarts,
         window_seconds=args.restart_window,
         grace_seconds=args.grace,

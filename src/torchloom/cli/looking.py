@@ -141,10 +141,11 @@ def incidents(call: Call) -> int:
         for incident in view.incidents
         if (job is None or incident.job == job) and not (call.args.open and incident.closed is not None)
     ]
+    none = "no open incidents" if call.args.open else "no incidents"
     if call.json:
         call.print_json(found)
     else:
-        call.print(listings.incidents(found, view.plane.now, call.screen) if found else ["no incidents"])
+        call.print(listings.incidents(found, view.plane.now, call.screen) if found else [none])
     return 0
 
 

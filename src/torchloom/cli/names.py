@@ -117,6 +117,14 @@ async def _changes(weaver: Asking, typed: Namespace) -> Iterable[object]:
     return [change.id for change in (await weaver.knobs(typed.job)).changes]
 
 
+async def _agents(weaver: Asking, _typed: Namespace) -> Iterable[object]:
+    return [node.node for node in (await weaver.runs()).nodes]
+
+
+async def _runs(weaver: Asking, _typed: Namespace) -> Iterable[object]:
+    return [run.job for run in (await weaver.runs()).runs]
+
+
 def targets(view: FabricView) -> list[object]:
     """Whatever a command can be given to: jobs, their replicas, their ranks."""
     return [*(job.job for job in view.jobs), *replicas(view), *(rank.rank for rank in view.ranks)]
@@ -128,6 +136,8 @@ complete_replica = _seen(lambda view: [r.replica for r in replicas(view)] + [str
 complete_rank = _seen(lambda view: [rank.rank for rank in view.ranks])
 complete_node = _seen(lambda view: sorted({rank.node for rank in view.ranks}))
 complete_target = _seen(targets)
+complete_agent = completer(_agents)
+complete_run = completer(_runs)
 complete_knob = completer(_knobs)
 complete_change = completer(_changes)
 

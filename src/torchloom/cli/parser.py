@@ -17,9 +17,12 @@ from torchloom.cli import (
     knobs,
     launching,
     looking,
+    reading,
+    serving,
     settings,
     shell,
     steering,
+    submitting,
     telling,
 )
 from torchloom.cli.call import Call
@@ -30,6 +33,9 @@ from torchloom.guess import did_you_mean
 GROUPS = (
     control,
     launching,
+    submitting,
+    reading,
+    serving,
     looking,
     events,
     knobs,

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from torchloom.core import changes, checkpoints, devices, orders, ranks, running, sweep, wishes
+from torchloom.core import changes, checkpoints, devices, orders, ranks, running, submitting, sweep, wishes
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.events import (
     Asked,
@@ -23,6 +23,7 @@ from torchloom.core.events import (
     Replied,
     Reported,
     RollCalled,
+    RunDue,
     Tick,
     TookOver,
     VerdictKnown,
@@ -99,13 +100,15 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
         case Asked(ask=Steer() as ask, reply=reply):
             return orders.give(fabric, ask, reply, now)
         case Asked(ask=Submit() as ask):
-            return running.submit(fabric, ask)
+            return submitting.submit(fabric, ask)
         case Asked(ask=Cancel() as ask):
-            return running.cancel(fabric, ask, now)
+            return submitting.cancel(fabric, ask, now)
         case Asked(ask=Drain() as ask):
-            return running.drain(fabric, ask)
+            return submitting.drain(fabric, ask)
         case NodeHeard(node=node):
-            return running.heard(fabric, node, now)
+            return running.heard(fabric, node)
+        case RunDue(job=job):
+            return running.due(fabric, job, now)
         case Replied(reply=reply):
             return _replied(fabric, reply, now)
         case VerdictKnown(change=change, commit=commit, reason=reason):

@@ -64,6 +64,13 @@ class NodeHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class RunDue:
+    """Time passed for a run, or an agent of it spoke."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class LinkOpened:
     rank: RankId
     incarnation: str
@@ -106,6 +113,7 @@ Event = (
     | Replied
     | VerdictKnown
     | NodeHeard
+    | RunDue
     | LinkOpened
     | LinkClosed
     | RollCalled

@@ -16,7 +16,7 @@ from torchloom.core.drmap import DRMap, Seat
 from torchloom.core.keeping import Keeping, KeepingState
 from torchloom.core.ledger import Change, ChangePhase, Ledger, LedgerState
 from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
-from torchloom.core.runs import Runs, RunsState
+from torchloom.core.runs import REPLICA, Run, Runs, RunsState
 from torchloom.core.watch import Watch
 from torchloom.messages import (
     ChangeDecided,
@@ -34,6 +34,7 @@ from torchloom.messages import (
     KnobsOffered,
     OrderEnded,
     OrderGiven,
+    RankAttached,
     RankDied,
     RankForgotten,
     RankFound,
@@ -62,6 +63,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
     world_size: int = 1
     launcher: str = ""
+    counted: bool = False
+    """Its script has not attached."""
     incident: str = ""
     """The open incident about this rank."""
 
@@ -176,6 +179,15 @@ class Fabric:
         known = self.ranks.get(rank)
         return known is not None and known.incarnation == incarnation and known.presence in PRESENT
 
+    def furthest(self, run: Run) -> int:
+        """The furthest step that was heard of from the attempt under way, or the one it went on from."""
+        steps = [run.resume_step or 0]
+        for place in run.places:
+            pulse = self.watch.pulses.get(RankId(run.job, REPLICA, place.rank))
+            if pulse is not None and pulse.beat is not None and pulse.incarnation == place.incarnation:
+                steps.append(pulse.beat.step)
+        return max(steps)
+
     def next_incident(self, offset: int = 0) -> str:
         return f"i{self.incident_count + 1 + offset}"
 
@@ -202,6 +214,8 @@ class Fabric:
                 self.term = term
             case RankJoined():
                 self._join(record, at)
+            case RankAttached(rank=rank):
+                self.ranks[rank] = replace(self.ranks[rank], counted=False)
             case RankLost(rank=rank, reason=reason, patient=patient):
                 self._turn(rank, Sign.LINK_CLOSED, reason, at, patient=patient)
                 self.watch.lost(rank, patient, at)
@@ -303,6 +317,7 @@ class Fabric:
             devices=hello.devices,
             world_size=hello.world_size,
             launcher=hello.launcher,
+            counted=hello.counted,
         )
         self.ranks[rank_id] = rank
         self._order = None

@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from torchloom.core.fabric import Device, Fabric, Incident, Job, Rank
 from torchloom.core.ledger import ChangePhase
+from torchloom.core.placing import waits_for
 from torchloom.core.presence import JobPhase, Presence
+from torchloom.core.runs import RunPhase
 from torchloom.messages import (
     ChangeView,
     CheckpointsView,
@@ -122,6 +124,7 @@ def _rank(fabric: Fabric, rank: Rank) -> RankView:
         world_size=rank.world_size,
         heard=heard,
         beat=pulse.beat if pulse else None,
+        counted=rank.counted,
     )
 
 
@@ -132,13 +135,15 @@ def _job(fabric: Fabric, job: Job) -> JobView:
     beats = [p.beat for rank in told if (p := fabric.watch.pulses.get(rank.id)) and p.beat is not None]
     losses = [beat.loss for beat in beats if beat.loss is not None]
     rates = [beat.samples_per_second for beat in beats if beat.samples_per_second is not None]
+    run = fabric.runs.active(job.name)
+    own = run is None or run.phase is RunPhase.RUNNING
     return JobView(
         job=job.name,
-        phase=job.phase.value,
+        phase=job.phase.value if own or run is None else run.phase.value,
         began=job.began,
         ended=job.ended,
         reason=job.reason,
-        ranks=len(members),
+        ranks=len(members) if run is None else run.world_size,
         live=len(live),
         step=min((beat.step for beat in beats), default=None),
         loss=sum(losses) / len(losses) if losses else None,
@@ -215,9 +220,13 @@ def curves(fabric: Fabric, look: LookCurves) -> CurvesView:
     return CurvesView(curves=tuple(drawn), total=len(ranks))
 
 
-def runs(fabric: Fabric, look: LookRuns) -> RunsView:
+_WAITING = {RunPhase.SUBMITTED, RunPhase.RESTARTING}
+
+
+def runs(fabric: Fabric, look: LookRuns, now: float) -> RunsView:
     wanted = [run for job, run in sorted(fabric.runs.by_job.items()) if look.job in {None, job}]
-    places = [place for run in fabric.runs.by_job.values() if not run.over for place in run.places]
+    there = [run for run in fabric.runs.by_job.values() if not run.over and run.phase not in _WAITING]
+    places = [place for run in there for place in run.places]
     return RunsView(
         runs=tuple(
             RunView(
@@ -227,11 +236,13 @@ def runs(fabric: Fabric, look: LookRuns) -> RunsView:
                 submitted=run.submitted,
                 task=run.task,
                 operator=run.operator,
-                attempt=run.attempt,
+                attempt=run.ordinal,
                 places=run.places,
                 resume=run.resume,
                 resume_step=run.resume_step,
                 reason=run.reason,
+                step=fabric.furthest(run),
+                waiting=waits_for(fabric, run, now) if run.phase in _WAITING else "",
                 notes=run.notes,
             )
             for run in wanted

@@ -27,6 +27,7 @@ from torchloom.messages import (
     KnobsOffered,
     KnobSpec,
     Muted,
+    RankAttached,
     RankDied,
     RankExited,
     RankFound,
@@ -41,6 +42,7 @@ from torchloom.messages import (
 FROZEN_REASONS = frozenset({"Stale Connection", "Slow Consumer (Pending Bytes)", "Slow Consumer (Write Deadline)"})
 """The server closed the link because the process did not answer or read, not because it ended."""
 REPORT_ONLY = "reported; no policy restarts this rank"
+BY_ITS_RUN = "all ranks of its job are ended; what follows is decided for them together"
 
 
 def hello(fabric: Fabric, rank: RankId, said: Hello) -> Decision:
@@ -62,6 +64,9 @@ def hello(fabric: Fabric, rank: RankId, said: Hello) -> Decision:
         changes=fabric.ledger.in_force(rank) if same_run else (),
     )
     if known is not None and said.incarnation == known.incarnation:
+        if known.counted and not said.counted:
+            attached = RankAttached(rank=rank, incarnation=said.incarnation)
+            return Decision((attached,), ((rank, welcome),), reason=f"{rank} is attached by its script")
         return Decision(commands=((rank, welcome),), reason=f"{rank} said hello again")
 
     records: list[Record] = []
@@ -150,7 +155,11 @@ def _failed(fabric: Fabric, known: Rank, why: str, evidence: str = "") -> Decisi
         return Decision((died,), reason=f"{known.id}: {why}")  # it goes with its peers
     if known.incident:
         ended = IncidentAmended(
-            id=known.incident, evidence=told, decision=REPORT_ONLY, outcome=f"dead: {why}"[:500], closed=True
+            id=known.incident,
+            evidence=told,
+            decision="" if run is not None else REPORT_ONLY,
+            outcome=f"dead: {why}"[:500],
+            closed=True,
         )
         return Decision((died, ended), reason=f"{known.id}: {why}")
     incident = fabric.next_incident()
@@ -160,7 +169,7 @@ def _failed(fabric: Fabric, known: Rank, why: str, evidence: str = "") -> Decisi
         subject=str(known.id),
         job=known.id.job,
         evidence=(*told, _where(known)),
-        decision=REPORT_ONLY,
+        decision=REPORT_ONLY if run is None else BY_ITS_RUN,
         reason=why,
     )
     if run is not None:

@@ -6,49 +6,42 @@ are told again until their beats show that it is so.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Literal
+
+from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric, Incident
-from torchloom.core.presence import PRESENT, JobPhase
+from torchloom.core.placing import place, prepare
+from torchloom.core.presence import PRESENT, JobPhase, Presence
 from torchloom.core.runs import REPLICA, Run, RunPhase
 from torchloom.messages import (
-    AttemptBegan,
     AttemptEnded,
+    AttemptHeld,
     AttemptLaunched,
     AttemptRunning,
     AttemptStatus,
     AttemptStopping,
-    Cancel,
     Dismiss,
-    Done,
-    Drain,
     Halt,
     IncidentAmended,
     IncidentOpened,
-    JobBegan,
     JobEnded,
     Launch,
-    No,
-    NodeBeat,
     NodeCommand,
-    NodeDrained,
-    Place,
-    Prepare,
     RankDied,
     RankId,
     RankLeft,
     RankStatus,
     Record,
     RunEnded,
-    RunSubmitted,
-    Submit,
 )
 
 SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGABRT": 6, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15}
 """A shell says 128 and this number of a process that such a signal ended."""
 Then = Literal["restart", "fail", "cancel"]
+UNDER_WAY = frozenset({RunPhase.PLACING, RunPhase.STARTING, RunPhase.RUNNING, RunPhase.PAUSED})
+"""Phases in which an attempt counts on its nodes."""
 LOOP = 2
 """Attempts that fail in the same way without a step forward, after which a further one would be no other."""
 FIRST_WAIT = 0.0
@@ -56,152 +49,55 @@ LONGEST_WAIT = 30.0
 """Seconds before the next attempt: none at first, then more while there is no step forward."""
 
 
-# ── asked ──
-
-
-def submit(fabric: Fabric, ask: Submit) -> Decision:
-    known = fabric.runs.by_job.get(ask.job)
-    if known is not None and known.request == ask.request:
-        return Decision(answer=Done(text=f"{ask.job} was submitted"))
-    if known is not None and not known.over:
-        return _no(f"{ask.job} is {known.phase} already", "choose another name, or end it where it was started")
-    job = fabric.jobs.get(ask.job)
-    members = [fabric.ranks[rank] for rank in fabric.ranks_of_job.get(ask.job, ())]
-    if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
-        return _no(f"{ask.job} is running already, started by another launcher", "choose another name")
-    if ask.task.node is not None and ask.task.node not in fabric.watch.nodes:
-        return _no(f"there is no agent on node {ask.task.node}", f"agents are on: {_known_nodes(fabric)}")
-    records: list[Record] = [RunSubmitted(job=ask.job, task=ask.task, request=ask.request, operator=ask.operator)]
-    if job is None or job.phase is not JobPhase.RUNNING:
-        records.insert(0, JobBegan(job=ask.job))
-    return Decision(tuple(records), answer=Done(text=f"{ask.job} is submitted"), reason=f"{ask.job} is submitted")
-
-
-def cancel(fabric: Fabric, ask: Cancel, now: float) -> Decision:
-    run = fabric.runs.by_job.get(ask.job)
-    if run is None:
-        return _no(f"{ask.job} was not started by torchLoom", f"`loom stop {ask.job}` asks its ranks to end")
-    if run.over:
-        return Decision(answer=Done(text=f"{ask.job} is {run.phase}"))
-    answer = Done(text=f"{ask.job} is being cancelled")
-    if run.phase in {RunPhase.SUBMITTED, RunPhase.RESTARTING}:
-        ended = _end(fabric, run, "cancelled", ask.why)
-        return Decision(ended.records, tasks=ended.tasks, answer=answer, reason=f"{run.job}: {ask.why}")
-    if run.phase is RunPhase.STOPPING and run.then == "cancel":
-        return Decision(answer=answer)
-    stopping = _stop(fabric, run, now, ask.why, then="cancel")
-    return Decision(stopping.records, tasks=stopping.tasks, answer=answer, reason=f"{run.job}: {ask.why}")
-
-
-def drain(fabric: Fabric, ask: Drain) -> Decision:
-    known = ask.node in fabric.watch.nodes or ask.node in fabric.runs.drained
-    if not known:
-        return _no(f"there is no agent on node {ask.node}", f"agents are on: {_known_nodes(fabric)}")
-    if (ask.node in fabric.runs.drained) != ask.undo:
-        return Decision(answer=Done(text=f"{ask.node} is {'not ' if ask.undo else ''}drained"))
-    record = NodeDrained(node=ask.node, drained=not ask.undo, operator=ask.operator)
-    text = f"{ask.node} may be used again" if ask.undo else f"nothing more is started on {ask.node}"
-    return Decision((record,), answer=Done(text=text), reason=text)
-
-
-def _known_nodes(fabric: Fabric) -> str:
-    return ", ".join(sorted(fabric.watch.nodes)) or "none"
-
-
-def _no(why: str, hint: str) -> Decision:
-    return Decision(answer=No(why=why, hint=hint))
-
-
 # ── time and beats ──
 
 
-def heard(fabric: Fabric, node: str, now: float) -> Decision:
-    """An agent spoke: whatever concerns it may go on. What it holds of attempts that are over, it may forget."""
-    runs = [run for run in fabric.runs.by_job.values() if not run.over and (not run.places or node in run.nodes)]
-    return together([*(advance(fabric, run, now) for run in runs), _dismiss(fabric, node)])
-
-
-def tend(fabric: Fabric, now: float) -> Decision:
-    return together(advance(fabric, run, now) for run in fabric.runs.by_job.values() if not run.over)
-
-
-def _dismiss(fabric: Fabric, node: str) -> Decision:
+def heard(fabric: Fabric, node: str) -> Decision:
+    """An agent spoke. What it holds of attempts that are over, it may forget; if it was missed, it is there again."""
     beat = fabric.watch.nodes[node].beat
     tasks: list[tuple[str, NodeCommand]] = []
     for status in beat.attempts:
         run = fabric.runs.by_job.get(status.job)
+        last = run is None or run.over
         if run is not None and not run.over and run.attempt <= status.attempt:
             continue
         if all(rank.state == "ended" for rank in status.ranks):
-            tasks.append((node, Dismiss(term=fabric.term, job=status.job, attempt=status.attempt)))
+            tasks.append((node, Dismiss(term=fabric.term, job=status.job, attempt=status.attempt, last=last)))
         else:  # of an attempt that nobody counts on any more
             tasks.append((node, Halt(term=fabric.term, job=status.job, attempt=status.attempt)))
-    return Decision(tasks=tuple(tasks))
+    missed = _missed(fabric, node)
+    records = (IncidentAmended(id=missed.id, outcome="it speaks again", closed=True),) if missed is not None else ()
+    return Decision(records, tasks=tuple(tasks))
+
+
+def _missed(fabric: Fabric, node: str) -> Incident | None:
+    subject = f"{node}#agent"
+    return next((i for i in fabric.incidents.values() if i.closed is None and i.subject == subject), None)
+
+
+def due(fabric: Fabric, job: str, now: float) -> Decision:
+    run = fabric.runs.active(job)
+    return NOTHING if run is None else advance(fabric, run, now)
 
 
 def advance(fabric: Fabric, run: Run, now: float) -> Decision:
+    leaving = next((node for node in run.nodes if fabric.watch.leaves(node)), None)
+    if leaving is not None and run.phase in UNDER_WAY:
+        return stop(fabric, run, now, f"{leaving} is leaving", blame=False)
     match run.phase:
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING if run.task.attended and _deserted(fabric, run, now):
+            return end(fabric, run, "failed", "the `loom run` that started it is gone")
         case RunPhase.SUBMITTED:
-            return _place(fabric, run, now)
+            return place(fabric, run, now)
         case RunPhase.RESTARTING:
-            return _place(fabric, run, now) if now >= run.wait_until else NOTHING
+            return place(fabric, run, now) if now >= run.wait_until else NOTHING
         case RunPhase.PLACING:
             return _prepare(fabric, run, now)
-        case RunPhase.STARTING | RunPhase.RUNNING:
+        case RunPhase.STARTING | RunPhase.RUNNING | RunPhase.PAUSED:
             return _watch(fabric, run, now)
         case RunPhase.STOPPING:
             return _finish(fabric, run, now)
     return NOTHING
-
-
-# ── placing ──
-
-
-def _place(fabric: Fabric, run: Run, now: float) -> Decision:
-    """All ranks at once, or none: on nodes that have room, the ones with most first."""
-    free = {
-        node: _room(fabric, node, beat.beat) for node, beat in fabric.watch.nodes.items() if _usable(fabric, node, now)
-    }
-    wanted = run.task.per_node
-    if run.task.node is not None:
-        chosen = [run.task.node] if run.task.node in free else []
-    else:
-        fitting = [node for node, room in free.items() if room >= wanted]
-        chosen = sorted(fitting, key=lambda node: (-free[node], node))[: run.task.nodes]
-    if len(chosen) < run.task.nodes:
-        return NOTHING
-    attempt = run.attempt + 1
-    places = tuple(
-        Place(
-            rank=at * wanted + local,
-            local=local,
-            node=node,
-            incarnation=_life(run.job, attempt, at * wanted + local, now),
-        )
-        for at, node in enumerate(chosen)
-        for local in range(wanted)
-    )
-    record = AttemptBegan(job=run.job, attempt=attempt, places=places, reason=run.reason)
-    prepare = Prepare(term=fabric.term, job=run.job, attempt=attempt, task=run.task)
-    return Decision(
-        (record,), tasks=((chosen[0], prepare),), reason=f"{run.job}: attempt {attempt} on {', '.join(chosen)}"
-    )
-
-
-def _usable(fabric: Fabric, node: str, now: float) -> bool:
-    return node not in fabric.runs.drained and fabric.watch.node_speaks(node, now)
-
-
-def _room(fabric: Fabric, node: str, beat: NodeBeat) -> int:
-    """How many more ranks a node takes: one for each device, or, without any, for each core."""
-    places = [run.places for run in fabric.runs.by_job.values() if not run.over]
-    used = sum(1 for of_run in places for place in of_run if place.node == node)
-    return (len(beat.devices) or beat.cores) - used
-
-
-def _life(job: str, attempt: int, rank: int, now: float) -> str:
-    chance = hashlib.sha256(f"{job} {attempt} {rank} {now!r}".encode()).hexdigest()[:12]
-    return f"{int(now * 1000):012x}{chance}"
 
 
 # ── starting ──
@@ -211,12 +107,20 @@ def _prepare(fabric: Fabric, run: Run, now: float) -> Decision:
     """The agent of the first rank says where ranks meet and what they go on from; then all are told to start."""
     first = run.places[0].node
     if lost := _lost_node(fabric, run, now):
-        return _stop(fabric, run, now, lost, culprit=lost)
+        return stop(fabric, run, now, lost)
     status = _status(fabric, run, first)
     if status is None or (not status.port and not status.trouble):
-        return Decision(tasks=((first, Prepare(term=fabric.term, job=run.job, attempt=run.attempt, task=run.task)),))
+        return Decision(tasks=((first, prepare(fabric, run)),))
     if status.trouble:
-        return _stop(fabric, run, now, f"{first}: {status.trouble}", culprit=status.trouble, then="fail")
+        return stop(
+            fabric,
+            run,
+            now,
+            f"{first}: {status.trouble}",
+            culprit=status.trouble,
+            then="fail",
+            code=status.trouble_code,
+        )
     record = AttemptLaunched(
         job=run.job,
         attempt=run.attempt,
@@ -241,6 +145,8 @@ def _launch(fabric: Fabric, run: Run, at: AttemptLaunched | Run) -> Launch:
         port=at.port,
         resume=at.resume,
         resume_step=at.resume_step,
+        ordinal=run.ordinal,
+        submitted=run.submitted,
     )
 
 
@@ -249,7 +155,7 @@ def _launch(fabric: Fabric, run: Run, at: AttemptLaunched | Run) -> Launch:
 
 def _watch(fabric: Fabric, run: Run, now: float) -> Decision:
     if lost := _lost_node(fabric, run, now):
-        return _stop(fabric, run, now, lost, culprit=lost)
+        return stop(fabric, run, now, lost)
     ranks: dict[int, RankStatus] = {}
     tasks: list[tuple[str, NodeCommand]] = []
     for node in run.nodes:
@@ -257,21 +163,22 @@ def _watch(fabric: Fabric, run: Run, now: float) -> Decision:
             return NOTHING  # this weaver has not heard from it yet
         status = _status(fabric, run, node)
         if status is not None and status.trouble:
-            return _stop(fabric, run, now, f"{node}: {status.trouble}", culprit=status.trouble, then="fail")
+            return stop(fabric, run, now, f"{node}: {status.trouble}", culprit=status.trouble, then="fail")
         if status is None or not status.ranks:
-            if run.phase is RunPhase.RUNNING:  # an agent that has forgotten them
-                return _stop(
-                    fabric, run, now, f"the agent on {node} no longer knows its ranks", culprit=f"agent {node}"
-                )
+            if run.phase is not RunPhase.STARTING:  # an agent that has forgotten them
+                return stop(fabric, run, now, f"the agent on {node} no longer knows its ranks")
             tasks.append((node, _launch(fabric, run, run)))
         else:
-            ranks |= {rank.rank: rank for rank in status.ranks}
+            told = status.ranks
+            if not fabric.watch.node_speaks(node, now):  # then they speak for themselves
+                told = tuple(_ended_well(rank) if _finished(fabric, run, rank.rank) else rank for rank in told)
+            ranks |= {rank.rank: rank for rank in told}
     failed = [rank for rank in ranks.values() if rank.state == "ended" and (rank.code != 0 or rank.signal)]
     if failed:
         return _failed(fabric, run, failed, now)
-    records: list[Record] = _left(fabric, run, ranks)
+    records: list[Record] = [*_left(fabric, run, ranks), *_silent_agents(fabric, run, now)]
     if len(ranks) == run.world_size and all(rank.state == "ended" for rank in ranks.values()):
-        ended = _end(
+        ended = end(
             fabric, run, "done", f"all {run.world_size} ranks ended well" if run.world_size > 1 else "it ended well"
         )
         return Decision((*records, *ended.records), tasks=ended.tasks, reason=ended.reason)
@@ -281,6 +188,7 @@ def _watch(fabric: Fabric, run: Run, now: float) -> Decision:
         why = next((rank.why_cold for rank in ranks.values() if rank.why_cold), "")
         records.append(AttemptRunning(job=run.job, attempt=run.attempt, warm=warm, why_cold=why))
         records += _recovered(fabric, run)
+    records += _held(fabric, run)
     return Decision(tuple(records), tasks=tuple(tasks), reason=f"{run.job}: running" if records else "")
 
 
@@ -290,13 +198,16 @@ def _failed(fabric: Fabric, run: Run, failed: list[RankStatus], now: float) -> D
     rank = RankId(run.job, REPLICA, first.rank)
     how = f"killed by {first.signal}" if first.signal else f"exit code {first.code}"
     said = first.evidence.strip().splitlines()
-    reason = f"rank {first.rank} failed: {how}"
-    culprit = f"rank {first.rank}: {how}: {said[-1][:200] if said else ''}"
+    last = said[-1][:200] if said else ""
+    summary = last if last.startswith(how) else how  # an agent's evidence ends with it: "exit code 1: ValueError: …"
+    reason = f"rank {first.rank} failed: {summary}"
+    # Who kills from outside may not do so again; every other end could be the same each time, on whatever rank.
+    outside = first.signal == "SIGKILL" and summary == how
+    culprit = "" if outside else f"{how}: {last}"
     number = SIGNALS.get(first.signal, 0)
     code = 128 + number if first.signal else first.code or 1
-    return _stop(
-        fabric, run, now, reason, culprit=culprit, evidence=(how, first.evidence), subject=str(rank), code=code
-    )
+    evidence = (first.evidence,) if summary == last else (how, first.evidence)
+    return stop(fabric, run, now, reason, culprit=culprit, evidence=evidence, subject=str(rank), code=code)
 
 
 def _left(fabric: Fabric, run: Run, ranks: dict[int, RankStatus]) -> list[Record]:
@@ -314,8 +225,82 @@ def _left(fabric: Fabric, run: Run, ranks: dict[int, RankStatus]) -> list[Record
 
 
 def _lost_node(fabric: Fabric, run: Run, now: float) -> str:
-    gone = [node for node in run.nodes if not fabric.watch.node_speaks(node, now)]
-    return f"the agent on {gone[0]} is silent" if gone else ""
+    """A node that has to be given up. Ranks may outlive their agent: as long as they are heard, all is well."""
+    for node in run.nodes:
+        if fabric.watch.node_speaks(node, now) or _alive(fabric, run, node):
+            continue
+        if _patience_over(fabric, node, now):
+            return f"the agent on {node} is silent"
+    return ""
+
+
+def _silent_agents(fabric: Fabric, run: Run, now: float) -> list[Record]:
+    """Agents that are missed while their ranks go on."""
+    missed = [node for node in run.nodes if not fabric.watch.node_speaks(node, now) and _alive(fabric, run, node)]
+    silent = [node for node in missed if _missed(fabric, node) is None]
+    return [
+        IncidentOpened(
+            id=fabric.next_incident(offset),
+            what=f"the agent on {node} is silent; its ranks go on",
+            subject=f"{node}#agent",
+            job=run.job,
+            decision="nothing; a new agent on that node finds its ranks",
+        )
+        for offset, node in enumerate(silent)
+    ]
+
+
+def _deserted(fabric: Fabric, run: Run, now: float) -> bool:
+    return run.task.node is not None and not fabric.watch.node_speaks(run.task.node, now)
+
+
+def _given_up(fabric: Fabric, run: Run, node: str, now: float) -> bool:
+    """Nobody answers there, and if a rank still runs, it has been waited for long enough."""
+    if fabric.watch.node_speaks(node, now):
+        return False
+    return _patience_over(fabric, node, now) or not _alive(fabric, run, node)
+
+
+def _patience_over(fabric: Fabric, node: str, now: float) -> bool:
+    """A silent agent may be started anew and find its ranks; not one whose ranks ended with it."""
+    seen = fabric.watch.nodes.get(node)
+    if seen is None or seen.beat.tied or seen.beat.leaving:
+        return True
+    return now - seen.heard > fabric.settings.node_patience_seconds
+
+
+def _alive(fabric: Fabric, run: Run, node: str) -> bool:
+    """Whether all ranks of a node are heard themselves, or have said that they finished."""
+    for at in run.places:
+        known = fabric.ranks.get(RankId(run.job, REPLICA, at.rank))
+        lives = known is not None and known.incarnation == at.incarnation and known.presence is Presence.LIVE
+        if at.node == node and not lives and not _finished(fabric, run, at.rank):
+            return False
+    return True
+
+
+def _finished(fabric: Fabric, run: Run, number: int) -> bool:
+    """Whether a rank of the attempt has said so itself."""
+    known = fabric.ranks.get(RankId(run.job, REPLICA, number))
+    this = any(at.rank == number and known is not None and at.incarnation == known.incarnation for at in run.places)
+    return this and known is not None and known.presence is Presence.LEFT and known.reason == "finished"
+
+
+def _ended_well(status: RankStatus) -> RankStatus:
+    return replace(status, state="ended", code=0, signal="")
+
+
+def _held(fabric: Fabric, run: Run) -> list[Record]:
+    """Whether all ranks are paused, if that has changed."""
+    beats = []
+    for at in run.places:
+        pulse = fabric.watch.pulses.get(RankId(run.job, REPLICA, at.rank))
+        if pulse is not None and pulse.beat is not None and pulse.incarnation == at.incarnation:
+            beats.append(pulse.beat)
+    held = len(beats) == len(run.places) and all(beat.paused for beat in beats)
+    if held == (run.phase is RunPhase.PAUSED) or run.phase is RunPhase.STARTING:
+        return []
+    return [AttemptHeld(job=run.job, attempt=run.attempt, held=held)]
 
 
 def _status(fabric: Fabric, run: Run, node: str) -> AttemptStatus | None:
@@ -328,7 +313,7 @@ def _status(fabric: Fabric, run: Run, node: str) -> AttemptStatus | None:
 # ── stopping ──
 
 
-def _stop(
+def stop(
     fabric: Fabric,
     run: Run,
     now: float,
@@ -338,14 +323,22 @@ def _stop(
     evidence: tuple[str, ...] = (),
     subject: str = "",
     code: int = 1,
+    blame: bool = True,
 ) -> Decision:
-    """End what is left of the attempt; and tell of it, unless it was wanted."""
-    step = _furthest(fabric, run)
-    if then == "restart":
+    """End what is left of the attempt; and tell of it, unless it was wanted. Without `blame` no restart is used up."""
+    step = fabric.furthest(run)
+    if then == "restart" and blame:
         then, reason = _what_then(run, now, reason, culprit, step)
     records: list[Record] = [
         AttemptStopping(
-            job=run.job, attempt=run.attempt, reason=reason, culprit=culprit, step=step, then=then, code=code
+            job=run.job,
+            attempt=run.attempt,
+            reason=reason,
+            culprit=culprit,
+            step=step,
+            then=then,
+            code=code,
+            counts=blame,
         )
     ]
     if then != "cancel":
@@ -354,17 +347,10 @@ def _stop(
     return Decision(tuple(records), tasks=tuple((node, halt) for node in run.nodes), reason=f"{run.job}: {reason}")
 
 
-def _furthest(fabric: Fabric, run: Run) -> int:
-    pulses = [fabric.watch.pulses.get(rank) for rank in fabric.ranks_of_job.get(run.job, ())]
-    steps = [pulse.beat.step for pulse in pulses if pulse is not None and pulse.beat is not None]
-    return max([run.resume_step or 0, *steps])
-
-
 def _what_then(run: Run, now: float, reason: str, culprit: str, step: int) -> tuple[Then, str]:
     """Another try, or none: the budget is used up, or it fails in the same way again without a step forward."""
     since = now - run.task.window_seconds
-    restarts = [note for note in run.notes[:-1] if note.stopping is not None and note.stopping >= since]
-    if len(restarts) >= run.task.max_restarts:
+    if sum(at >= since for at in run.stops) >= run.task.max_restarts:
         allowed = "1 restart was" if run.task.max_restarts == 1 else f"{run.task.max_restarts} restarts were"
         return "fail", f"{reason}; {allowed} allowed" if run.task.max_restarts else reason
     alike = [note for note in run.notes[-LOOP:-1] if note.culprit == culprit and note.step >= step]
@@ -404,16 +390,18 @@ def _finish(fabric: Fabric, run: Run, now: float) -> Decision:
         status = _status(fabric, run, node)
         unknown = node not in fabric.watch.nodes
         busy = status is not None and any(rank.state != "ended" for rank in status.ranks)
-        if fabric.watch.node_speaks(node, now) and (unknown or busy):
+        if (unknown or busy) and not _given_up(fabric, run, node, now):
             left.append(node)
     if left:
         halt = Halt(term=fabric.term, job=run.job, attempt=run.attempt, grace_seconds=run.task.grace_seconds)
         return Decision(tasks=tuple((node, halt) for node in left))
     if run.then == "restart":
         wait = _wait(run)
-        ended = AttemptEnded(job=run.job, attempt=run.attempt, wait_seconds=wait)
-        return Decision((*_gone(fabric, run), ended), reason=f"{run.job}: nothing is left of attempt {run.attempt}")
-    return _end(fabric, run, "cancelled" if run.then == "cancel" else "failed", run.reason)
+        record = AttemptEnded(job=run.job, attempt=run.attempt, wait_seconds=wait)
+        ended = Decision((*_gone(fabric, run), record), reason=f"{run.job}: nothing is left of attempt {run.ordinal}")
+        # Without a wait the next one begins in the same breath: the tick that would see to it is far away.
+        return ended if wait else together([ended, place(fabric, run, now)])
+    return end(fabric, run, "cancelled" if run.then == "cancel" else "failed", run.reason)
 
 
 def _wait(run: Run) -> float:
@@ -444,7 +432,7 @@ def _recovered(fabric: Fabric, run: Run) -> list[Record]:
     if before is None or before.stopping is None:
         return []
     where = f"from step {run.resume_step}" if run.resume_step is not None else "from the beginning"
-    outcome = f"started again {where} as attempt {run.attempt}"
+    outcome = f"started again {where} as attempt {run.ordinal}"
     return [IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in _open(fabric, run.job)]
 
 
@@ -456,7 +444,7 @@ def _open(fabric: Fabric, job: str) -> list[Incident]:
     ]
 
 
-def _end(fabric: Fabric, run: Run, phase: Literal["done", "failed", "cancelled"], reason: str) -> Decision:
+def end(fabric: Fabric, run: Run, phase: Literal["done", "failed", "cancelled"], reason: str) -> Decision:
     records: list[Record] = _gone(fabric, run)
     outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[phase]
     records += [IncidentAmended(id=i.id, outcome=f"the job {phase}", closed=True) for i in _open(fabric, run.job)]
@@ -464,7 +452,7 @@ def _end(fabric: Fabric, run: Run, phase: Literal["done", "failed", "cancelled"]
     job = fabric.jobs.get(run.job)
     if job is not None and job.phase is JobPhase.RUNNING:
         records.append(JobEnded(job=run.job, outcome=outcome, reason=reason))
-    dismiss = Dismiss(term=fabric.term, job=run.job, attempt=run.attempt)
+    dismiss = Dismiss(term=fabric.term, job=run.job, attempt=run.attempt, last=True)
     return Decision(
         tuple(records), tasks=tuple((node, dismiss) for node in run.nodes), reason=f"{run.job} {phase}: {reason}"
     )

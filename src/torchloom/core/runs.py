@@ -1,5 +1,7 @@
 """Jobs that torchLoom starts itself: each a run, made of attempts. The durable part, and the life of a run as a table.
 
+                                           paused
+                                              │
     submitted ──> placing ──> starting ──> running ──> done
                      ^            └───────────┤
                      │                        v
@@ -20,6 +22,7 @@ from msgspec.structs import replace
 from torchloom.messages import (
     AttemptBegan,
     AttemptEnded,
+    AttemptHeld,
     AttemptLaunched,
     AttemptNote,
     AttemptRunning,
@@ -36,6 +39,7 @@ REPLICA = "main"
 """Of the ranks of a run."""
 KEEP_NOTES = 50
 """Attempts of one run that are remembered."""
+KEEP_STOPS = 1000
 
 
 class RunPhase(StrEnum):
@@ -43,6 +47,7 @@ class RunPhase(StrEnum):
     PLACING = "placing"
     STARTING = "starting"
     RUNNING = "running"
+    PAUSED = "paused"
     STOPPING = "stopping"
     RESTARTING = "restarting"
     DONE = "done"
@@ -56,6 +61,8 @@ class RunSign(StrEnum):
     PLACED = "there is room for all ranks"
     LAUNCHED = "agents were told to start them"
     ALL_RUNNING = "all ranks run"
+    HELD = "all ranks are paused"
+    GOES_ON = "a rank is paused no longer"
     STOP = "a rank failed, or it is cancelled"
     ALL_GONE = "no process is left, and there is another try"
     ALL_SUCCEEDED = "all ranks ended well"
@@ -75,6 +82,10 @@ RUN_NEXT: Mapping[tuple[RunPhase, RunSign], RunPhase] = {
     (P.STARTING, S.ALL_SUCCEEDED): P.DONE,  # it was over before it was seen to run
     (P.RUNNING, S.STOP): P.STOPPING,
     (P.RUNNING, S.ALL_SUCCEEDED): P.DONE,
+    (P.RUNNING, S.HELD): P.PAUSED,
+    (P.PAUSED, S.GOES_ON): P.RUNNING,
+    (P.PAUSED, S.STOP): P.STOPPING,
+    (P.PAUSED, S.ALL_SUCCEEDED): P.DONE,
     (P.STOPPING, S.STOP): P.STOPPING,  # cancelled while it is being stopped
     (P.STOPPING, S.ALL_GONE): P.RESTARTING,
     (P.STOPPING, S.GIVEN_UP): P.FAILED,
@@ -95,6 +106,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     submitted: float = 0.0
     operator: str = ""
     attempt: int = 0
+    """Counts on over all runs of a job, so that what is left of an older one is not taken for this one's."""
+    before: int = 0
+    """Attempts of the runs before this one."""
     places: tuple[Place, ...] = ()
     host: str = ""
     port: int = 0
@@ -105,6 +119,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     wait_until: float = 0.0
     reason: str = ""
     notes: tuple[AttemptNote, ...] = ()
+    stops: tuple[float, ...] = ()
+    """When attempts were stopped to be started again: what the budget of restarts is counted by."""
 
     @property
     def over(self) -> bool:
@@ -113,6 +129,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         return self.task.per_node * self.task.nodes
+
+    @property
+    def ordinal(self) -> int:
+        """The how-manieth attempt of this run is under way."""
+        return self.attempt - self.before
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -145,6 +166,11 @@ class Runs:
         run = self.by_job.get(job)
         return run if run is not None and not run.over else None
 
+    def due(self, node: str | None = None) -> list[str]:
+        """Jobs whose run may go on, the oldest first: all of them, or those that the word of a node may concern."""
+        runs = sorted((run for run in self.by_job.values() if not run.over), key=lambda run: run.submitted)
+        return [run.job for run in runs if node is None or not run.places or node in run.nodes]
+
     def forget(self, job: str) -> None:
         self.by_job.pop(job, None)
 
@@ -153,10 +179,12 @@ class Runs:
     def fold(self, record: Record, at: float) -> None:
         match record:
             case RunSubmitted(job=job, task=task, request=request, operator=operator):
-                self.by_job[job] = Run(job=job, task=task, request=request, operator=operator, since=at, submitted=at)
+                last = self.by_job[job].attempt if job in self.by_job else 0
+                run = Run(job=job, task=task, request=request, operator=operator, since=at, submitted=at)
+                self.by_job[job] = replace(run, attempt=last, before=last)
             case AttemptBegan(job=job, attempt=attempt, places=places):
                 run = self._turn(job, S.PLACED, at)
-                notes = (*run.notes, AttemptNote(number=attempt, began=at))[-KEEP_NOTES:]
+                notes = (*run.notes, AttemptNote(number=attempt - run.before, began=at))[-KEEP_NOTES:]
                 self.by_job[job] = replace(
                     run, attempt=attempt, places=places, notes=notes, host="", port=0, resume="", resume_step=None
                 )
@@ -167,9 +195,14 @@ class Runs:
             case AttemptRunning(job=job, warm=warm, why_cold=why_cold):
                 self._turn(job, S.ALL_RUNNING, at)
                 self._note(job, running=at, warm=warm, why_cold=why_cold)
-            case AttemptStopping(job=job, reason=reason, culprit=culprit, step=step, then=then, code=code):
+            case AttemptHeld(job=job, held=held):
+                self._turn(job, S.HELD if held else S.GOES_ON, at)
+            case AttemptStopping(
+                job=job, reason=reason, culprit=culprit, step=step, then=then, code=code, counts=counts
+            ):
                 run = self._turn(job, S.STOP, at)
-                self.by_job[job] = replace(run, then=then, reason=reason)
+                stops = (*run.stops, at)[-KEEP_STOPS:] if then == "restart" and counts else run.stops
+                self.by_job[job] = replace(run, then=then, reason=reason, stops=stops)
                 self._note(job, stopping=at, reason=reason, culprit=culprit, step=step, code=code)
             case AttemptEnded(job=job, wait_seconds=wait_seconds):
                 run = self._turn(job, S.ALL_GONE, at)

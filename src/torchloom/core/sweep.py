@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.core import changes, checkpoints, orders, ranks, running
+from torchloom.core import changes, checkpoints, orders, ranks
 from torchloom.core.decision import Decision, together
 from torchloom.core.fabric import Fabric, Job
 from torchloom.core.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence
@@ -17,7 +17,6 @@ def tick(fabric: Fabric, now: float, thorough: bool) -> Decision:
         there = [job for job in fabric.jobs.values() if job.phase is JobPhase.RUNNING]
         decisions += [_job(fabric, job, now) for job in there if fabric.runs.active(job.name) is None]
         decisions.append(_ended_jobs(fabric))
-    decisions.append(running.tend(fabric, now))
     for course in fabric.watch.courses.by_request.values():
         order = course.id in fabric.ledger.orders
         decisions.append(orders.tend(fabric, course, now) if order else changes.tend(fabric, course, now))

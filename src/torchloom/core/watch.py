@@ -114,6 +114,11 @@ class Watch:
         known = self.nodes.get(node)
         return known is not None and now - known.heard < NODE_SILENCE
 
+    def leaves(self, node: str) -> bool:
+        """Whether an agent said that it is about to end, with all it runs."""
+        known = self.nodes.get(node)
+        return known is not None and known.beat.leaving
+
     def link_opened(self, life: Life, link: str) -> None:
         self.links.setdefault(life, set()).add(link)
         if self.meanwhile is not None:

@@ -150,10 +150,13 @@ class Conversation:
     def _introduce(self) -> None:
         """Say hello, unless one is on its way. One that is stored and was not answered is no reason to be silent."""
         if self._introducing is None or self._introducing.done() or self._known:
-            if self._introducing is not None:
-                self._introducing.cancel()
-            self._life.hellos += 1
-            self._introducing = asyncio.ensure_future(self._say_hello(self._life.hellos))
+            self.introduce_anew()
+
+    def introduce_anew(self) -> None:
+        if self._introducing is not None:
+            self._introducing.cancel()
+        self._life.hellos += 1
+        self._introducing = asyncio.ensure_future(self._say_hello(self._life.hellos))
 
     async def _say_hello(self, number: int) -> None:
         """Repeat it until the server has it on disk; the id makes the repetitions one message."""

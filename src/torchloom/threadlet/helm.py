@@ -33,6 +33,8 @@ class Helm:
         self.steering = Steering(incarnation, self._accept)
         self.knobs: dict[str, Knob] = {}
         self.stopping = False
+        self.refusal = ""
+        """Why nothing can be changed here at all."""
         self.save: Callable[[int], object] | None = None
         """Writes a checkpoint when an operator asks for one."""
         self._lent_save: Callable[[int], object] | None = None
@@ -69,6 +71,8 @@ class Helm:
 
     def keep(self, kept: Kept) -> None:
         """Let the operator reach these checkpoints, unless the script has seen to that itself. The newest count."""
+        if self.refusal:
+            return
         if self.save is self._lent_save:
             self.save = self._lent_save = kept.wanted
             self.offer()
@@ -232,6 +236,8 @@ class Helm:
     # ── called by the link ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _accept(self, change: Committed) -> None:
+        if self.refusal:
+            raise BadValue(change.action, True, self.refusal)
         for name, value in change.values.items():
             if name not in self.knobs:
                 raise BadValue(name, value, "this rank has no such knob")

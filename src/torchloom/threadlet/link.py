@@ -65,6 +65,8 @@ class Link:
         self._talk: Conversation | None = None
         self._settings = settings
         self._devices = devices
+        self.counted = False
+        """The script has not attached."""
         self._reader = Reader()
         self._loop = LinkLoop()
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
@@ -98,6 +100,14 @@ class Link:
         if not self._gone.is_set():
             self.life.outbox.put(news)
             self._soon(lambda talk: talk.news.set())
+
+    def set_devices(self, devices: tuple[str, ...] | None) -> None:
+        """What the script says it computes on; None leaves what was found."""
+        self._devices = devices or self._devices
+
+    def introduce(self) -> None:
+        """Say hello again: what it says has changed."""
+        self._soon(lambda talk: talk.introduce_anew())
 
     def _soon(self, work: Callable[[Conversation], None]) -> None:
         """Have the link do something on the connection it has, if it has one."""
@@ -236,6 +246,7 @@ class Link:
             launcher=self._names.launcher,
             version=torchloom.__version__,
             step=self._meter.step_number,
+            counted=self.counted,
         )
 
     def _how_it_ends(self) -> tuple[Ending, float]:

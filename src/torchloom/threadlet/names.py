@@ -89,7 +89,7 @@ def find_names(
         rank=asked,
         world_size=world,
         local_rank=local_rank,
-        node=host.name[:255],
+        node=(environ.get("TORCHLOOM_NODE") if launcher == LAUNCHER else "") or host.name[:255],
         launcher=launcher,
         chosen=(job is None and not found_job) or (replica is None and not found_replica),
         warnings=tuple(told),

@@ -24,7 +24,7 @@ from torchloom.checkpoints import attached
 from torchloom.errors import BadInput, BadSetting
 from torchloom.messages import Resumed, Saved, SaveFailed, Value, check_name
 from torchloom.settings import Settings
-from torchloom.threadlet import hooks
+from torchloom.threadlet import counting, hooks
 from torchloom.threadlet.ending import Ending, ending_of
 from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.incarnation import first_incarnation
@@ -36,6 +36,7 @@ from torchloom.threadlet.optimizers import optimizer_knobs
 
 logger = logging.getLogger("torchloom")
 MAX_DEVICES = 64
+UNATTACHED = "its script does not call torchloom.attach()"
 FINISH_SECONDS = 30.0
 """Longest a goodbye waits for a checkpoint that is being written."""
 
@@ -122,7 +123,7 @@ class Threadlet:
 
     def state_dict(self) -> dict[str, Any]:
         """Values in force and the changes behind them, for your checkpoint."""
-        return self._helm.state_dict()
+        return {} if self._helm.refusal else self._helm.state_dict()  # a counted step is not the script's own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._helm.load_state_dict(state)
@@ -176,6 +177,21 @@ class Threadlet:
                 hooks.leave(self._names.rank)
                 link.goodbye(ending)
 
+    def _own(self, devices: tuple[str, ...] | None) -> bool:
+        """The script attaches after its steps were counted: what was counted is forgotten. False if none were."""
+        link, meter = self._link, self._meter
+        if link is None or meter is None or not link.counted:
+            return False
+        meter.resume_at(0)
+        self._helm.refusal = ""
+        self._helm.add(log_level_knob())
+        link.counted = False
+        link.set_devices(devices)
+        link.introduce()
+        attached.left(self)
+        attached.came(self)  # its checkpoints can be offered now
+        return True
+
     def disown(self) -> None:
         """In a forked child: this is the parent's rank. Say nothing, measure nothing."""
         link, self._link, self._meter = self._link, None, None
@@ -211,27 +227,65 @@ def attach(
     for warning in names.warnings:
         logger.warning("torchLoom: %s", warning)
     settings = settings or _settings(os.environ)
+    counting.retire()
     known = hooks.live.get(names.rank)
     if isinstance(known, Threadlet):
-        logger.warning("torchLoom: %s is attached already; this is the same threadlet", names.rank)
+        if not known._own(given):
+            logger.warning("torchLoom: %s is attached already; this is the same threadlet", names.rank)
         return known
+    threadlet = _begin(names, settings, given)
+    if threadlet._link is not None:
+        attached.came(threadlet)
+        _announce(names)
+        threadlet._link.await_welcome()
+    return threadlet
+
+
+class Counted:
+    """The threadlet of a script that has not attached: its steps are told, and what it saves; nothing is offered."""
+
+    def __init__(self, threadlet: Threadlet, resumed: int) -> None:
+        self._resumed = resumed
+        self._threadlet = threadlet
+
+    def step(self) -> None:
+        self._threadlet.step()
+
+    def skip(self, steps: int) -> None:
+        if self._threadlet._meter is not None:
+            self._threadlet._meter.resume_at(self._resumed + steps)
+
+
+def attach_counted(environ: Mapping[str, str]) -> Counted:
+    """For a script that has not attached itself. Nothing is printed, nothing is waited for."""
+    names = find_names(environ, Host(socket.gethostname(), os.getpid(), ""))
+    threadlet = _begin(names, _settings(environ), None, counted=True)
+    if threadlet._link is not None:
+        attached.came(threadlet)
+    resumed = environ.get("TORCHLOOM_RESUME_STEP", "")
+    return Counted(threadlet, int(resumed) if resumed.isdecimal() else 0)
+
+
+def _begin(names: Names, settings: Settings, devices: tuple[str, ...] | None, *, counted: bool = False) -> Threadlet:
+    """A threadlet with its link under way; without one where it is off, in the wrong process, or cannot be."""
     meter = Meter()
     incarnation = first_incarnation(os.environ.get("TORCHLOOM_INCARNATION", ""))
     helm = Helm(incarnation, meter, settings)
     if settings.off or _is_bystander(names):
         return Threadlet(names, meter, helm, None)
     try:
-        link = Link(names, incarnation, meter, helm, settings, given)
+        link = Link(names, incarnation, meter, helm, settings, devices)
         threadlet = Threadlet(names, meter, helm, link)
-        helm.add(log_level_knob())
+        link.counted = counted
+        if counted:
+            helm.refusal = UNATTACHED
+        else:
+            helm.add(log_level_knob())
         link.start()
     except Exception as error:  # noqa: BLE001  no thread, no descriptor left: training starts anyway
         logger.warning("torchLoom: cannot attach, training goes on without it: %r", error)
         return Threadlet(names, meter, helm, None)
     hooks.enter(names.rank, threadlet)
-    attached.came(threadlet)
-    _announce(names)
-    link.await_welcome()
     return threadlet
 
 

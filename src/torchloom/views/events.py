@@ -29,6 +29,7 @@ from torchloom.messages import (
     KnobsOffered,
     OrderEnded,
     OrderGiven,
+    RankAttached,
     RankDied,
     RankForgotten,
     RankFound,
@@ -75,7 +76,7 @@ class Teller:
         match record:
             case JobBegan(job=job) | JobEnded(job=job) | JobForgotten(job=job) | KnobsOffered(job=job):
                 return frozenset([job])
-            case RankJoined() | RankLost() | RankFound() | RankDied() | RankLeft() | RankForgotten():
+            case RankJoined() | RankAttached() | RankLost() | RankFound() | RankDied() | RankLeft() | RankForgotten():
                 return frozenset([record.rank.job])
             case CheckpointSaved() | CheckpointFailed() | JobResumed():
                 return frozenset([record.rank.job])
@@ -124,9 +125,12 @@ def sentences(record: Record) -> list[str]:
             return [f"Job {job} forgotten: it ended long ago"]
         case RankJoined(rank=rank, hello=hello):
             where = f"(job {rank.job}, rank {rank.rank} of {hello.world_size}, node {hello.node}, pid {hello.pid})"
+            where += "; its steps are counted at its optimizer" if hello.counted else ""
             if not hello.devices:
                 return [f"Rank {rank} joined without a device {where}"]
             return [f"Registered device: {device} for replica_id: {rank.replica} {where}" for device in hello.devices]
+        case RankAttached(rank=rank):
+            return [f"Rank {rank} is attached by its script; its steps are counted no longer"]
         case RankLost(rank=rank, reason=reason, patient=patient):
             return [f"Rank {rank} lost{_because(reason)}{' (it may be frozen, not dead)' if patient else ''}"]
         case RankFound(rank=rank, reason=reason):

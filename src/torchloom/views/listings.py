@@ -61,7 +61,7 @@ def ranks(views: Sequence[RankView], now: float, screen: Screen) -> list[str]:
                 view.rank.replica,
                 str(view.rank.rank),
                 state(view.presence),
-                ABSENT if beat is None else f"{beat.step:,}",
+                ABSENT if beat is None else f"{beat.step:,}" + (" counted" if view.counted else ""),
                 Cell("not finite", "red") if bad_loss else ABSENT if beat is None else number(beat.loss),
                 ABSENT if beat is None else number(beat.samples_per_second),
                 ABSENT if view.heard is None else ago(view.heard, now),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchloom.messages import (
     AttemptBegan,
     AttemptEnded,
+    AttemptHeld,
     AttemptLaunched,
     AttemptRunning,
     AttemptStopping,
@@ -18,6 +19,7 @@ RunRecord = (
     | AttemptBegan
     | AttemptLaunched
     | AttemptRunning
+    | AttemptHeld
     | AttemptStopping
     | AttemptEnded
     | RunEnded
@@ -31,22 +33,24 @@ def run_sentence(record: RunRecord) -> str:
             who = f" by {operator}" if operator else ""
             count = task.per_node * task.nodes
             return f"Job {job} submitted{who}: {' '.join(task.argv)[:200]} on {count} rank{'s' if count != 1 else ''}"
-        case AttemptBegan(job=job, attempt=attempt, places=places):
+        case AttemptBegan(job=job, places=places):
             nodes = ", ".join(dict.fromkeys(place.node for place in places))
-            return f"Attempt {attempt} of {job} began: {len(places)} rank{'s' if len(places) != 1 else ''} on {nodes}"
-        case AttemptLaunched(job=job, attempt=attempt, resume=resume, resume_step=step, rejected=rejected):
+            return f"Job {job} is placed: {len(places)} rank{'s' if len(places) != 1 else ''} on {nodes}"
+        case AttemptLaunched(job=job, resume=resume, resume_step=step, rejected=rejected):
             at = f" (step {step:,})" if step is not None else ""
             source = f"from {resume}{at}" if resume else "from the beginning"
             damaged = ", ".join(f"{name} ({why})" for name, why in rejected.items())
-            return f"Attempt {attempt} of {job} starts {source}" + (f"; passed over: {damaged}" if damaged else "")
-        case AttemptRunning(job=job, attempt=attempt, warm=warm, why_cold=why):
+            return f"Job {job} starts {source}" + (f"; passed over: {damaged}" if damaged else "")
+        case AttemptRunning(job=job, warm=warm, why_cold=why):
             how = f", {warm} warm" if warm else ""
-            return f"Attempt {attempt} of {job} runs{how}" + (f"; started cold: {why}" if why else "")
-        case AttemptStopping(job=job, attempt=attempt, reason=reason, then=then):
+            return f"Job {job} runs{how}" + (f"; started cold: {why}" if why else "")
+        case AttemptHeld(job=job, held=held):
+            return f"Job {job} {'is paused' if held else 'goes on'}"
+        case AttemptStopping(job=job, reason=reason, then=then):
             after = {"restart": "then started again", "fail": "and given up", "cancel": "as asked"}[then]
-            return f"Attempt {attempt} of {job} is ended, {after}: {reason}"
-        case AttemptEnded(job=job, attempt=attempt, wait_seconds=wait):
-            return f"Attempt {attempt} of {job} ended" + (f"; the next begins in {wait:g} s" if wait else "")
+            return f"Job {job} is ended, {after}: {reason}"
+        case AttemptEnded(job=job, wait_seconds=wait):
+            return f"No process of {job} is left" + (f"; it starts again in {wait:g} s" if wait else "")
         case RunEnded(job=job, phase=phase, reason=reason):
             return f"Job {job} is {phase}" + (f": {reason}" if reason else "")
         case NodeDrained(node=node, drained=drained, operator=operator):

@@ -33,6 +33,7 @@ from torchloom.core.events import (
     NodeHeard,
     Replied,
     RollCalled,
+    RunDue,
     Tick,
     TookOver,
     VerdictKnown,
@@ -262,6 +263,8 @@ class Weaver:
         node = message.subject.rpartition(".")[2]
         if self.fabric.watch.hear_node(node, beat, self.clock()):
             self._enqueue(Waiting(NodeHeard(node)))
+            for job in self.fabric.runs.due(node):
+                self._enqueue(Waiting(RunDue(job)))
 
     def _with_credentials(self, node: str, task: NodeCommand) -> NodeCommand:
         """Ranks that are to be started get their own, with which each can speak only as itself."""
@@ -326,7 +329,7 @@ class Weaver:
             case LookCheckpoints():
                 answer = checkpoints(self.fabric, look)
             case LookRuns():
-                answer = runs(self.fabric, look)
+                answer = runs(self.fabric, look, self.clock())
         await self._send_answer(message, answer)
 
     async def _send_answer(self, message: Msg, answer: Answer) -> None:
@@ -376,6 +379,8 @@ class Weaver:
             if self._queue.empty():
                 count += 1
                 self._queue.put_nowait(Waiting(Tick(thorough=count % THOROUGH == 0)))
+                for job in self.fabric.runs.due():
+                    self._queue.put_nowait(Waiting(RunDue(job)))
 
     async def _call_roll(self) -> None:
         watch = self.fabric.watch

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import select
 import shutil
@@ -63,6 +64,7 @@ class ListenRequest:
 
 def up(settings: Settings, listen: ListenRequest, say: Say, detach: bool = False) -> int:
     """Bring the control plane up and keep it up until SIGINT or SIGTERM; with `detach`, in the background."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns at every TLS connection that nats-py closes
     folder = Folder(settings.state_folder)
     folder.make()
     if detach:

@@ -1,0 +1,53 @@
+"""`loom run` on several nodes: the ranks are run by the agents that stand there, and followed from here."""
+
+from __future__ import annotations
+
+import asyncio
+
+from torchloom.agent.following import Following, Wish
+from torchloom.agent.output import Output
+from torchloom.agent.remote import RemoteOutput
+from torchloom.bus.asking import Asking
+from torchloom.messages import RunView
+from torchloom.settings import Settings
+from torchloom.subjects import Role
+
+LOOK_SECONDS = 0.3
+
+
+async def run(settings: Settings, wish: Wish) -> int:
+    """Until the job is over; its exit code."""
+    async with Asking(settings, Role.OPERATOR, patience=3.0) as reader:
+        ranks = RanksElsewhere(RemoteOutput(reader.client, Output(wish.colour)))
+        return await Following(settings, wish, ranks).follow()
+
+
+class RanksElsewhere:
+    """They can be read, and ended only by the weaver."""
+
+    def __init__(self, remote: RemoteOutput) -> None:
+        self.remote = remote
+        self._looked = -LOOK_SECONDS
+
+    async def show(self, run: RunView | None) -> None:
+        now = asyncio.get_running_loop().time()
+        if run is not None and run.places and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            await self.remote.show(run)
+
+    async def finish(self, run: RunView | None) -> None:
+        while run is not None and await self.remote.show(run):
+            pass
+        self.remote.output.finish()
+
+    def rejected(self) -> dict[str, str]:
+        return {}
+
+    def halt(self) -> None:
+        """There is nobody to do it."""
+
+    def kill(self) -> None:
+        """It is being cancelled; that has to be enough."""
+
+    def over(self) -> bool:
+        return True

@@ -1,0 +1,66 @@
+"""What ranks printed: where it is kept on a node, and reading it for someone elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import msgspec
+
+from torchloom.agent.attempt import LAUNCH, OVER
+from torchloom.errors import TorchLoomError
+from torchloom.messages import Launch, LinesView, LookLines, Prepare
+
+_decode = msgspec.json.Decoder(Launch).decode
+
+
+def log_folder(job_folder: Path, command: Prepare | Launch) -> Path:
+    """Of one attempt."""
+    base = Path(command.task.log_dir) if command.task.log_dir else job_folder / "logs" / stamp(command.submitted)
+    return base / f"attempt-{command.ordinal}"
+
+
+def stamp(at: float) -> str:
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(at))
+
+
+def launches(job_folder: Path) -> list[tuple[Launch, bool]]:
+    """How each attempt that was started here was started, newest first, and whether the weaver knows it to be over."""
+    found: list[tuple[Launch, bool]] = []
+    for name in (LAUNCH, OVER):
+        for path in job_folder.glob(f"attempt-*/{name}"):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                found.append((_decode(path.read_bytes()), name == OVER))
+    return sorted(found, key=lambda pair: pair[0].attempt, reverse=True)
+
+
+def find(folder: Path, look: LookLines, node: str) -> tuple[Launch, Path]:
+    """The attempt that is asked for, and the file; or why there is none."""
+    known = [launch for launch, _ in launches(folder / look.job)]
+    if not known:
+        raise TorchLoomError(f"nothing of {look.job} was started on {node}")
+    newest = known[0].submitted
+    of_run = [launch for launch in known if launch.submitted == newest]
+    wanted = [launch for launch in of_run if look.ordinal in {None, launch.ordinal}]
+    if not wanted:
+        there = ", ".join(str(launch.ordinal) for launch in reversed(of_run))
+        raise TorchLoomError(f"{look.job} had no attempt {look.ordinal} on {node}", hint=f"there are: {there}")
+    launch = wanted[0]
+    if look.rank not in {place.rank for place in launch.places if place.node == node}:
+        raise TorchLoomError(f"rank {look.rank} of {look.job} was not on {node}")
+    return launch, log_folder(folder / look.job, launch) / f"rank-{look.rank}.{look.which}"
+
+
+def read(path: Path, look: LookLines, ordinal: int, over: bool) -> LinesView:
+    """The part that is asked for; nothing, if nothing was printed yet."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            at = max(0, size - look.most) if look.at is None else min(look.at, size)
+            file.seek(at)
+            return LinesView(data=file.read(look.most), at=at, size=size, ordinal=ordinal, over=over)
+    except FileNotFoundError:
+        return LinesView(ordinal=ordinal, over=over)
+    except OSError as error:
+        raise TorchLoomError(f"{path.name} cannot be read: {error.strerror}") from error

@@ -1,0 +1,159 @@
+"""`loom agent`: serve the control plane on this node until told to leave. Ranks outlive it; the next one adopts them.
+Where the node itself is only lent, as by Slurm, they end with it.
+
+Only one agent may speak for a node: a lock on the folder tells on one machine, and beats of the same name tell that
+another machine has taken it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from torchloom.agent.adopting import adopt
+from torchloom.agent.agent import BEAT_SECONDS, Agent
+from torchloom.agent.attempt import Attempt
+from torchloom.agent.environment import Ways
+from torchloom.agent.logs import find as find_lines
+from torchloom.agent.logs import read
+from torchloom.agent.node import Node
+from torchloom.bus.client import connect, find
+from torchloom.errors import AlreadyUp, BadState, TorchLoomError
+from torchloom.messages import No, decode_look_lines, decode_node_beat, encode
+from torchloom.settings import Settings
+from torchloom.subjects import LINES, NODE, Role
+
+LOCK = "agent.lock"
+
+
+async def serve(settings: Settings, node: Node, folder: Path, say: Callable[[str], None], tied: bool = False) -> None:
+    """Until SIGTERM or Ctrl-C, or until someone else speaks for this node (AlreadyUp)."""
+    with alone(folder, node.name) as known:
+        address = find(settings, Role.AGENT)
+        client = await connect(address, name=f"agent {node.name}", keep_trying=True)
+        try:
+            ways = Ways(
+                "", addr=settings.addr, state=str(settings.state_folder), interface=node.interface, node=node.name
+            )
+            agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, ways=ways, say=say)
+            agent.folder.mkdir(exist_ok=True, mode=0o700)
+            taken = await _listen(agent)
+            if not known:  # another machine may have this name; one that was here before needs no such care
+                await asyncio.sleep(1.5 * BEAT_SECONDS)
+                _refuse(taken, node)
+            if ranks := await adopt(agent):
+                say(f"found {ranks} rank{'s' if ranks != 1 else ''} that went on without an agent")
+            say(f"{node.name} ({node.host}): {what_it_has(node)}; waiting for work")
+            left = await _until_told(agent, taken, node)
+            await agent.close(kill=tied)
+            if left and tied:
+                say(f"{left} rank{'s' if left != 1 else ''} ended with it")
+            elif left:
+                many = left != 1
+                say(f"{left} rank{'s go' if many else ' goes'} on; `loom agent` finds {'them' if many else 'it'} again")
+        finally:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(client.close(), 1)
+
+
+def what_it_has(node: Node) -> str:
+    gpus = f"{len(node.devices)} GPU{'s' if len(node.devices) != 1 else ''}" if node.devices else "no GPUs"
+    return f"{node.cores} core{'s' if node.cores != 1 else ''}, {node.memory_mb / 1024:.1f} GB, {gpus}"
+
+
+@contextlib.contextmanager
+def alone(folder: Path, node: str) -> Iterator[bool]:
+    """Hold the folder; whether an agent of this name has held it before."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BadState(f"{folder} cannot be used: {error.strerror}", hint="--folder names another") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise AlreadyUp(f"an agent for {node} runs already, with {folder}", hint="--name gives another name") from None
+    try:
+        known = os.pread(lock, 1000, 0).decode(errors="replace").strip() == node
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{node}\n".encode(), 0)
+        yield known
+    finally:
+        os.close(lock)
+
+
+async def _listen(agent: Agent) -> asyncio.Future[str]:
+    """Answer those who want to read; and hear whether someone else speaks for this node."""
+    taken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def on_beat(message: Msg) -> None:
+        with contextlib.suppress(msgspec.MsgspecError):
+            beat = decode_node_beat(message.data)
+            if beat.incarnation != agent.incarnation and not taken.done():
+                taken.set_result(f"{beat.host}, process {beat.pid}")
+
+    async def on_lines(message: Msg) -> None:
+        await _answer(agent, agent.client, message)
+
+    await agent.client.subscribe(NODE.to(node=agent.node.name), cb=on_beat)
+    await agent.client.subscribe(LINES.to(node=agent.node.name), cb=on_lines)
+    await agent.client.flush()
+    return taken
+
+
+async def _answer(agent: Agent, client: Client, message: Msg) -> None:
+    try:
+        look = decode_look_lines(message.data)
+        launch, path = find_lines(agent.folder, look, agent.node.name)
+        here = agent.jobs.get(look.job)
+        attempt = here.attempts.get(launch.attempt) if here is not None else None
+        status = attempt.ranks.get(look.rank) if attempt is not None else None
+        answer = read(path, look, launch.ordinal, over=status is None or status.state == "ended")
+        await client.publish(message.reply, encode(answer))
+    except msgspec.MsgspecError as error:
+        await client.publish(message.reply, encode(No(why=f"not understood: {error}")))
+    except TorchLoomError as error:
+        await client.publish(message.reply, encode(No(why=error.message, hint=error.hint)))
+
+
+def _refuse(taken: asyncio.Future[str], node: Node) -> None:
+    if taken.done():
+        raise AlreadyUp(
+            f"another agent speaks for {node.name} already ({taken.result()})", hint="--name gives this one its own"
+        )
+
+
+async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> int:
+    """Returns how many ranks ran at the end."""
+    loop = asyncio.get_running_loop()
+    leave: asyncio.Future[None] = loop.create_future()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: None if leave.done() else leave.set_result(None))
+    running = asyncio.create_task(agent.run())
+    try:
+        await asyncio.wait((running, leave, taken), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        if not leave.done():
+            _refuse(taken, node)
+        left = sum(status.state == "running" for a in _attempts(agent) for status in a.ranks.values())
+        if agent.tied:
+            await agent.depart()
+        return left
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def _attempts(agent: Agent) -> list[Attempt]:
+    return [attempt for job in agent.jobs.values() for attempt in job.attempts.values()]

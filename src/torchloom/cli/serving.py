@@ -1,0 +1,99 @@
+"""`loom agent`, `loom nodes`, `loom drain`: the machines that jobs are started on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchloom.cli import names
+from torchloom.cli.answer import show
+
+if TYPE_CHECKING:
+    from torchloom.cli.call import Call
+    from torchloom.cli.verbs import Verbs
+    from torchloom.messages import Done, RunsView
+
+
+def add(verbs: Verbs) -> None:
+    verb = verbs.add(
+        "agent", agent, "let this machine run jobs: start, watch and end ranks as the control plane says",
+        "Joins the control plane of the state folder, or of TORCHLOOM_ADDR. Ranks go on when it ends; the next agent\n"
+        "on this machine finds them again. Under Slurm they end with it, and it is called as Slurm calls the node.\n\n"
+        "  loom agent\n  srun loom agent",
+    )  # fmt: skip
+    verb.add_argument("--name", default="", metavar="NODE", help="default: the name of this machine")
+    verb.add_argument("--host", default="", metavar="ADDRESS", help="under which other nodes reach it; default: found")
+    verb.add_argument(
+        "--folder", default="", metavar="PATH", help="where it keeps its work; default: in the state folder"
+    )
+    verb.add_argument("--tied", action="store_true", help="its ranks end when it ends, as always under Slurm")
+
+    verbs.add(
+        "nodes", nodes, "list the machines that run agents: what they have, and what runs there",
+        "  loom nodes -o json", listing=True,
+    )  # fmt: skip
+
+    verb = verbs.add(
+        "drain", drain, "start nothing more on a machine; what runs there goes on",
+        "  loom drain node7\n  loom drain node7 --undo", listing=True,
+    )  # fmt: skip
+    names.with_names(verb.add_argument("node", metavar="NODE"), names.complete_agent)
+    verb.add_argument("--undo", action="store_true", help="it may be used again")
+
+
+def agent(call: Call) -> int:
+    import os
+    from pathlib import Path
+
+    from torchloom.agent.node import address_towards, this_node
+    from torchloom.agent.standing import serve
+    from torchloom.bus.client import find
+    from torchloom.messages import check_name
+    from torchloom.subjects import Role
+
+    if call.args.name:
+        check_name("node", call.args.name)
+    url = find(call.settings, Role.AGENT).urls[0]
+    node = this_node(call.args.name, call.args.host or address_towards(url))
+    folder = Path(call.args.folder) if call.args.folder else call.settings.state_folder / "agents" / node.name
+    tied = call.args.tied or "SLURM_JOB_ID" in os.environ
+    call.wait(serve(call.settings, node, folder.absolute(), lambda text: call.note(f"loom: {text}"), tied))
+    return 0
+
+
+def see(call: Call, job: str | None = None) -> RunsView:
+    from torchloom.bus.asking import Asking
+    from torchloom.subjects import Role
+
+    async def look() -> RunsView:
+        async with Asking(call.settings, Role.VIEWER) as weaver:
+            return await weaver.runs(job)
+
+    return call.wait(look())
+
+
+def nodes(call: Call) -> int:
+    import time
+
+    from torchloom.views import nodes as view_nodes
+
+    view = see(call)
+    if call.json:
+        call.print_json(view.nodes)
+    elif view.nodes:
+        call.print(view_nodes.nodes(view.nodes, time.time(), call.screen))
+    else:
+        call.print(["no agents yet: `loom agent` on a machine lets it run jobs"])
+    return 0
+
+
+def drain(call: Call) -> int:
+    from torchloom.bus.asking import Asking
+    from torchloom.client import operator
+    from torchloom.messages import Drain
+    from torchloom.subjects import Role
+
+    async def work() -> Done:
+        async with Asking(call.settings, Role.OPERATOR) as weaver:
+            return await weaver.ask(Drain(node=call.args.node, undo=call.args.undo, operator=operator()))
+
+    return show(call, call.wait(work()))

@@ -1,0 +1,134 @@
+"""`loom submit`, `loom wait`, `loom cancel`: jobs that run on the machines with agents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchloom.cli import names
+from torchloom.cli.answer import show
+from torchloom.cli.asked import add_timeout, seconds
+from torchloom.errors import TorchLoomError
+from torchloom.guess import unknown
+
+if TYPE_CHECKING:
+    from torchloom.bus.asking import Asking
+    from torchloom.cli.call import Call
+    from torchloom.cli.verbs import Verbs
+    from torchloom.messages import Done, RunView
+
+_POLL_SECONDS = 0.2
+
+
+def add(verbs: Verbs) -> None:
+    verb = verbs.add(
+        "submit", submit, "have a job run on machines with agents, as soon as there is room",
+        'The file says what `loom run` takes as options: script = "train.py", nnodes = 2, nproc_per_node = 8,\n'
+        'checkpoint_dir = "runs/a" and so on; its paths are meant from its folder.\n\n  loom submit job.toml --wait',
+        listing=True,
+    )  # fmt: skip
+    verb.add_argument("file", metavar="FILE", help="a job.toml")
+    verb.add_argument("--job", default="", metavar="NAME", help="instead of the name in the file")
+    verb.add_argument("--wait", action="store_true", help="until it is over; exits as it does")
+    add_timeout(verb)
+
+    verb = verbs.add("wait", wait, "wait until a job is over, and exit as it does", "  loom wait mnist --timeout 3600")
+    names.with_names(verb.add_argument("job", metavar="JOB"), names.complete_run)
+    verb.add_argument("--timeout", type=seconds, default=None, metavar="S", help="give up after so many seconds")
+
+    verb = verbs.add(
+        "cancel", cancel, "end a job that torchLoom started, and do not start it again",
+        "Ranks are asked to end, and killed after the grace. Says what it will hit and asks.\n\n"
+        "  loom cancel mnist --yes", listing=True,
+    )  # fmt: skip
+    names.with_names(verb.add_argument("job", metavar="JOB"), names.complete_run)
+    verb.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_timeout(verb)
+
+
+def submit(call: Call) -> int:
+    import secrets
+    from pathlib import Path
+
+    from torchloom.bus.asking import Asking
+    from torchloom.client import operator
+    from torchloom.jobfile import read
+    from torchloom.messages import Submit, check_name
+    from torchloom.subjects import Role
+
+    name, task = read(Path(call.args.file))
+    if call.args.job:
+        name = check_name("job", call.args.job)
+    ask = Submit(request=secrets.token_hex(16), job=name, task=task, operator=operator())
+
+    async def work() -> int:
+        async with Asking(call.settings, Role.OPERATOR, patience=5.0) as weaver:
+            done = await weaver.ask_until(ask, call.args.timeout)
+            show(call, done)
+            return await _follow(call, weaver, name, None) if call.args.wait else 0
+
+    return call.wait(work())
+
+
+def wait(call: Call) -> int:
+    from torchloom.bus.asking import Asking
+    from torchloom.subjects import Role
+
+    async def work() -> int:
+        async with Asking(call.settings, Role.VIEWER, patience=5.0) as weaver:
+            return await _follow(call, weaver, call.args.job, call.args.timeout)
+
+    return call.wait(work())
+
+
+async def _follow(call: Call, weaver: Asking, job: str, timeout: float | None) -> int:
+    """Tell what becomes of a job until it is over; its exit code."""
+    import asyncio
+    import time
+
+    from torchloom.agent.telling import OVER, exit_code, summary, told
+
+    end = None if timeout is None else time.monotonic() + timeout
+    said = f"{job} is submitted"  # which is nothing new
+    while True:
+        run = await run_of(weaver, job)
+        if run.phase in OVER:
+            call.note(f"loom: {summary(run, time.time())}")
+            return exit_code(run)
+        if (text := told(run)) != said:
+            call.note(f"loom: {text}")
+            said = text
+        if end is not None and time.monotonic() > end:
+            raise TorchLoomError(f"{job} is still {run.phase} after {timeout:g} s", hint="it goes on")
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def run_of(weaver: Asking, job: str) -> RunView:
+    view = await weaver.runs(job)
+    if not view.runs:
+        raise unknown("job", job, [run.job for run in (await weaver.runs()).runs])
+    return view.runs[0]
+
+
+def cancel(call: Call) -> int:
+    import secrets
+
+    from torchloom.agent.telling import told
+    from torchloom.bus.asking import Asking
+    from torchloom.client import operator
+    from torchloom.messages import Cancel
+    from torchloom.subjects import Role
+
+    async def question() -> str:
+        async with Asking(call.settings, Role.VIEWER, patience=5.0) as weaver:
+            run = await run_of(weaver, call.args.job)
+            return f"this will end {run.job}. {told(run)}"
+
+    async def work() -> Done:
+        ask = Cancel(request=secrets.token_hex(16), job=call.args.job, operator=operator())
+        async with Asking(call.settings, Role.OPERATOR) as weaver:
+            return await weaver.ask_until(ask, call.args.timeout)
+
+    if not call.args.yes and not call.confirm(call.wait(question())):
+        call.note("nothing was done")
+        return 0
+    return show(call, call.wait(work()))

@@ -1,0 +1,50 @@
+"""The nodes that jobs can be started on, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchloom.messages import NodeView
+from torchloom.views.numbers import ABSENT
+from torchloom.views.tables import Cell, Column, Row, Screen, table
+from torchloom.views.times import ago
+
+SILENT_SECONDS = 6.0
+"""After which an agent that beats every second is missed."""
+
+
+def nodes(views: Sequence[NodeView], now: float, screen: Screen) -> list[str]:
+    columns = [
+        Column("NODE", shrinks=True), Column("STATE"), Column("RANKS", right=True), Column("CORES", right=True),
+        Column("MEMORY", right=True), Column("GPUS", right=True), Column("STANDBY", right=True),
+        Column("HEARD", right=True), Column("ADDRESS"), Column("JOBS", shrinks=True),
+    ]  # fmt: skip
+    rows: list[Row] = []
+    for view in views:
+        beat = view.beat
+        jobs = dict.fromkeys(attempt.job for attempt in beat.attempts if any(r.state != "ended" for r in attempt.ranks))
+        rows.append(
+            [
+                view.node,
+                state(view, now),
+                f"{view.used}/{len(beat.devices) or beat.cores}",
+                str(beat.cores),
+                f"{beat.memory_mb / 1024:.1f} GB",
+                str(len(beat.devices)) if beat.devices else ABSENT,
+                f"{beat.standby_mb} MB" if beat.standby_mb else ABSENT,
+                ago(view.heard, now),
+                beat.host,
+                ", ".join(jobs) or ABSENT,
+            ]
+        )
+    return table(columns, rows, screen)
+
+
+def state(view: NodeView, now: float) -> Cell:
+    if now - view.heard > SILENT_SECONDS:
+        return Cell("silent", "red")
+    if view.beat.leaving:
+        return Cell("leaving", "yellow")
+    if view.drained:
+        return Cell("drained", "yellow")
+    return Cell("one job's", "dim") if view.beat.tied else Cell("ready", "green")

@@ -1,0 +1,72 @@
+"""A run in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchloom.agent.statusline import how_far
+from torchloom.agent.telling import exit_code, summary, told
+from torchloom.messages import AttemptNote, JobView, Place, RunView, Task
+
+LIFE = "0" * 24
+PLACES = tuple(Place(rank=rank, local=rank, node=f"n{rank}", incarnation=LIFE) for rank in range(2))
+
+
+def a_run(phase: str, **known: object) -> RunView:
+    return RunView(job="mnist", phase=phase, since=0.0, submitted=100.0, task=Task(argv=("a.py",)), **known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (a_run("submitted", waiting="a node with room for 2 (there is no agent)"),
+         "mnist waits for a node with room for 2 (there is no agent)"),
+        (a_run("running", attempt=2, places=PLACES, resume_step=1500),
+         "mnist is running: attempt 2 on n0, n1, from step 1,500"),
+        (a_run("stopping", attempt=1, places=PLACES, reason="rank 1 failed"),
+         "mnist is stopping: attempt 1 on n0, n1 (rank 1 failed)"),
+        (a_run("done", attempt=1, places=PLACES, reason="all 2 ranks ended well"), "mnist is done"),
+        (a_run("failed", reason="rank 1 failed: exit code 1"), "mnist is failed: rank 1 failed: exit code 1"),
+    ],
+)  # fmt: skip
+def test_what_a_run_does_now(run: RunView, words: str) -> None:
+    assert told(run) == words
+
+
+def a_note(number: int, **known: object) -> AttemptNote:
+    return AttemptNote(number=number, began=100.0 * number, running=100.0 * number + 1, **known)  # type: ignore[arg-type]
+
+
+def test_the_end_says_how_far_it_came_what_was_lost_and_why() -> None:
+    killed = a_note(1, stopping=199.0, reason="rank 1 failed: killed by SIGKILL")
+    run = a_run("done", step=1200, notes=(killed, a_note(2, ended=230.0)))
+    lost = "1 restart (rank 1 failed: killed by SIGKILL), 2.0 s until all ranks ran again"
+    assert summary(run, 0.0) == f"mnist is done, step 1,200, 130.0 s, {lost}"
+
+
+def test_of_many_restarts_the_last_reasons_are_told() -> None:
+    notes = [a_note(n, stopping=100.0 * n + 99, reason=f"reason {n}") for n in range(1, 6)]
+    run = a_run("done", notes=(*notes, a_note(6, ended=700.0)))
+    assert "5 restarts (2 more before; reason 3; reason 4; reason 5), 10.0 s" in summary(run, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "code", "wanted"), [("done", 0, 0), ("cancelled", 0, 130), ("failed", 7, 7), ("failed", 0, 1)]
+)
+def test_the_exit_code_is_that_of_the_job(phase: str, code: int, wanted: int) -> None:
+    assert exit_code(a_run(phase, notes=(a_note(1, code=code),))) == wanted
+
+
+def test_a_run_that_was_never_placed_has_an_exit_code_and_a_summary_too() -> None:
+    run = a_run("cancelled", reason="cancelled")
+    assert (exit_code(run), summary(run, 0.0)) == (130, "mnist is cancelled: cancelled, 0.0 s")
+
+
+def test_how_far_it_is_in_one_line() -> None:
+    job = JobView(
+        job="mnist", phase="running", began=0.0, ended=None, reason="", ranks=2, live=2, step=1500, loss=0.01234,
+        samples_per_second=5230.4,
+    )  # fmt: skip
+    run = a_run("running", notes=(a_note(1), a_note(2)))
+    assert how_far(run, job) == "mnist: running, 2/2 ranks, step 1,500, loss 0.01234, 5,230 samples/s, 1 restart"
+    assert how_far(a_run("starting"), None) == "mnist: starting"

@@ -1,0 +1,146 @@
+"""A control plane with agents, each a real process and a node of its own name, driven through the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from torchloom.bus.asking import Asking
+from torchloom.messages import NodeView, RunsView
+from torchloom.settings import Settings
+from torchloom.subjects import Role
+
+LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main"]
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import torchloom
+
+folder, steps, rank = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["RANK"])
+resume = os.environ["TORCHLOOM_RESUME_FROM"]
+first = int(Path(resume).stem.rpartition("_")[2]) if resume else 0
+node, attempt = os.environ["GROUP_RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"rank {rank} of {os.environ['WORLD_SIZE']} on node {node} from {first} attempt {attempt}", flush=True)
+print(f"a complaint of {rank}", file=sys.stderr, flush=True)
+(folder / f"pid-{rank}").write_text(str(os.getpid()))
+with torchloom.attach() as loom:
+    for step in range(first + 1, steps + 1):
+        time.sleep(0.02)
+        loom.step(step=step)
+        if loom.stopping or (folder / "finish").exists():
+            break
+if (folder / "fail").exists():
+    sys.exit(7)
+print(f"rank {rank} ends", flush=True)
+"""
+
+
+class Cluster:
+    def __init__(self, folder: Path, *listen: str, **env: str) -> None:
+        self.folder = folder
+        (folder / "train.py").write_text(SCRIPT)
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("TORCHLOOM_")}
+        self.env["TORCHLOOM_STATE"] = str(folder / "state")
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.start("up", "--port", "0", *listen, **env)
+        self.until(lambda: self.loom("status").returncode == 0, "a control plane")
+
+    # ── processes ──
+
+    def start(self, *words: str, **env: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "started.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*LOOM, *words], env=self.env | env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                cwd=self.folder,
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def start_agent(self, name: str) -> subprocess.Popen[bytes]:
+        process = self.start("agent", "--name", name)
+        self.until(lambda: self.agent(name) == process.pid, f"agent {name}")
+        return process
+
+    def loom(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*LOOM, *words], env=self.env, capture_output=True, text=True, cwd=self.folder, timeout=60
+        )
+
+    def submit(self, steps: int = 100_000, **settings: Any) -> None:
+        given = {"script": "train.py", "args": [str(self.folder), str(steps)], "standby": False} | settings
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+        (self.folder / "mnist.toml").write_text(text)
+        done = self.loom("submit", "mnist.toml")
+        assert done.returncode == 0, done.stderr
+
+    # ── looking ──
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        async def look() -> RunsView:
+            async with Asking(Settings(state=self.env["TORCHLOOM_STATE"]), Role.VIEWER) as weaver:
+                return await weaver.runs()
+
+        return asyncio.run(look()).nodes
+
+    def agent(self, name: str) -> int:
+        """The process of an agent, as the control plane knows it."""
+        return next((node.beat.pid for node in self.nodes() if node.node == name), 0)
+
+    def pid(self, rank: int) -> int:
+        return int((self.folder / f"pid-{rank}").read_text())
+
+    def trains(self, ranks: int, attempt: int = 0) -> bool:
+        """Whether so many ranks of the newest run have begun this attempt."""
+        runs = {path.name for path in self.folder.glob("state/agents/*/jobs/mnist/logs/*")}
+        logs = f"state/agents/*/jobs/mnist/logs/{max(runs, default='-')}/attempt-{attempt + 1}/rank-*.out"
+        return sum(f"attempt {attempt}\n" in path.read_text() for path in self.folder.glob(logs)) == ranks
+
+    def until(self, what: Callable[[], Any], wanted: str, seconds: float = 30.0) -> None:
+        end = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < end, f"{wanted}: not within {seconds:g} s\n{self.log()}"
+            time.sleep(0.05)
+
+    def log(self) -> str:
+        return (self.folder / "started.log").read_text(errors="replace")[-3000:]
+
+    # ── the end ──
+
+    def close(self) -> None:
+        """Whatever still lives of what was started here, keepers and ranks too, by the folder they work in."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+        for process in ours(self.folder):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def ours(folder: Path) -> list[psutil.Process]:
+    """Processes that have this state folder in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get("TORCHLOOM_STATE", "").startswith(str(folder)):
+                found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    one = Cluster(folder)
+    try:
+        yield one
+    finally:
+        one.close()

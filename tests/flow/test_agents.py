@@ -1,0 +1,182 @@
+"""`loom agent`: nodes that run what is submitted, and whose ranks outlive them. One control plane serves all tests."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.flow.agents import LOOM, Cluster, cluster, ours
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("agents")) as one:
+        one.start_agent("n1")
+        one.start_agent("n2")
+        yield one
+
+
+@pytest.fixture
+def site(up: Cluster) -> Iterator[Cluster]:
+    """With nothing left of the test before."""
+    for name in ("finish", "fail", "pid-0", "pid-1", "pid-2", "pid-3"):
+        (up.folder / name).unlink(missing_ok=True)
+    yield up
+    up.loom("cancel", "mnist", "--yes")
+    up.loom("wait", "mnist", "--timeout", "20")
+
+
+def test_a_job_is_placed_on_both_nodes_its_output_is_read_from_them_and_its_end_is_told(site: Cluster) -> None:
+    site.submit(nnodes=2, nproc_per_node=2)
+    site.until(lambda: site.trains(4), "four ranks")
+    assert sorted(node.used for node in site.nodes()) == [2, 2]
+    (site.folder / "finish").touch()
+    waited = site.loom("wait", "mnist")
+    assert waited.returncode == 0, waited.stderr
+    assert "mnist is done, step" in waited.stderr
+    shown = site.loom("logs", "mnist")
+    assert sorted(line for line in shown.stdout.splitlines() if "on node" in line) == [
+        f"[{rank}] rank {rank} of 4 on node {rank // 2} from 0 attempt 0" for rank in range(4)
+    ]
+    assert "[3] a complaint of 3" in shown.stderr
+    assert site.loom("logs", "mnist", "--rank", "2").stdout.splitlines()[-1] == "rank 2 ends"
+    wrong = site.loom("logs", "mnist", "--rank", "9")
+    assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (4, "loom: mnist has no rank 9")
+
+
+def test_loom_run_over_several_nodes_shows_what_all_ranks_print_and_ends_them_when_interrupted(site: Cluster) -> None:
+    words = ["run", "--nnodes", "2", "--nproc-per-node", "1", "--job", "mnist", "--standby", "0"]
+    script = [str(site.folder / "train.py"), str(site.folder), "100000"]
+    output = site.folder / "run.txt"
+    with output.open("wb") as file:
+        process = subprocess.Popen([*LOOM, *words, *script], env=site.env, stdout=file, stderr=file, cwd=site.folder)
+    site.processes.append(process)
+    site.until(lambda: "[1] rank 1 of 2 on node 1 from 0 attempt 0" in output.read_text(), "what rank 1 printed")
+    psutil.Process(site.pid(0)).kill()
+    site.until(lambda: "[0] rank 0 of 2 on node 0 from 0 attempt 1" in output.read_text(), "a second attempt")
+    assert "loom: rank 0 failed: killed by SIGKILL" in output.read_text()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert "mnist is cancelled: interrupted" in output.read_text()
+    assert not any(psutil.pid_exists(site.pid(rank)) for rank in (0, 1))
+
+
+def test_the_exit_code_of_a_job_that_fails_is_that_of_loom_wait(site: Cluster) -> None:
+    site.submit(max_restarts=0)
+    (site.folder / "fail").touch()
+    (site.folder / "finish").touch()
+    waited = site.loom("wait", "mnist")
+    assert waited.returncode == 7
+    assert "mnist is failed: rank 0 failed: exit code 7" in waited.stderr
+
+
+def test_ranks_outlive_a_killed_agent_the_next_one_finds_them_and_restarts_them_when_one_dies(site: Cluster) -> None:
+    site.submit(nnodes=2, nproc_per_node=2)
+    site.until(lambda: site.trains(4), "four ranks")
+    pids = [site.pid(rank) for rank in range(4)]
+    for name in ("n1", "n2"):
+        psutil.Process(site.agent(name)).kill()
+    time.sleep(1)
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    site.start_agent("n1")
+    site.start_agent("n2")
+    site.until(lambda: sum(node.used for node in site.nodes()) == 4, "its ranks are known")
+    assert [site.pid(rank) for rank in range(4)] == pids
+    psutil.Process(pids[3]).kill()
+    site.until(lambda: site.trains(4, attempt=1), "all ranks once more")
+    assert not set(pids) & {site.pid(rank) for rank in range(4)}
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_rank_that_ends_while_there_is_no_agent_is_known_to_the_next_one(site: Cluster) -> None:
+    site.submit()
+    site.until(lambda: site.trains(1), "a rank")
+    node = next(node.node for node in site.nodes() if node.used)
+    psutil.Process(site.agent(node)).kill()
+    (site.folder / "finish").touch()
+    rank = psutil.Process(site.pid(0))
+    psutil.wait_procs([rank], timeout=20)
+    site.start_agent(node)
+    waited = site.loom("wait", "mnist", "--timeout", "20")
+    assert (waited.returncode, "restart" in waited.stderr) == (0, False), waited.stderr
+
+
+def test_a_cancelled_job_leaves_nothing_behind_but_what_it_printed(site: Cluster) -> None:
+    site.submit(nnodes=2, nproc_per_node=2)
+    site.until(lambda: site.trains(4), "four ranks")
+    unsure = site.loom("cancel", "mnist")
+    assert (unsure.returncode, "this will end mnist" in unsure.stderr) == (2, True)
+    assert site.loom("cancel", "mnist", "--yes").returncode == 0
+    assert site.loom("wait", "mnist").returncode == 130
+    pids = [site.pid(rank) for rank in range(4)]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    site.until(
+        lambda: not [p for p in ours(site.folder) if "torchloom.agent.keeper" in " ".join(p.cmdline())], "keepers go"
+    )
+    assert "[0] rank 0 of 4" in site.loom("logs", "mnist").stdout
+
+
+def test_nothing_is_started_on_a_drained_node_and_the_one_who_waits_is_told_what_for(site: Cluster) -> None:
+    assert site.loom("drain", "n1").stdout == "nothing more is started on n1\n"
+    site.submit(nnodes=2)
+    waited = site.loom("wait", "mnist", "--timeout", "1")
+    assert waited.returncode == 1
+    assert "mnist waits for 2 nodes with room for 1 (n1: drained; n2: 2 of 2 free)" in waited.stderr
+    assert "drained" in site.loom("nodes").stdout
+    assert site.loom("drain", "n1", "--undo").returncode == 0
+    site.until(lambda: site.trains(2), "two ranks")
+    unknown = site.loom("drain", "n7")
+    assert (unknown.returncode, "there is no agent on node n7" in unknown.stderr) == (4, True)
+
+
+def test_two_agents_of_one_name_are_one_too_many(site: Cluster, tmp_path: Path) -> None:
+    again = site.loom("agent", "--name", "n1")
+    assert (again.returncode, "an agent for n1 runs already" in again.stderr) == (5, True)
+    elsewhere = site.loom("agent", "--name", "n1", "--folder", str(tmp_path))
+    assert (elsewhere.returncode, "another agent speaks for n1 already" in elsewhere.stderr) == (5, True)
+
+
+def test_an_agent_that_is_told_to_leave_says_what_goes_on(site: Cluster) -> None:
+    site.submit(node="n2")
+    site.until(lambda: site.trains(1), "a rank")
+    agent = psutil.Process(site.agent("n2"))
+    agent.send_signal(signal.SIGTERM)
+    psutil.wait_procs([agent], timeout=10)
+    assert not agent.is_running()
+    assert psutil.pid_exists(site.pid(0))
+    assert "1 rank goes on; `loom agent` finds it again" in site.log()
+    site.start_agent("n2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "told"),
+    [
+        ({"nproc_per_node": 1000}, 4, "1000 ranks on a node, and none takes more than 2"),
+        ({"node": "n9"}, 4, "there is no agent on node n9"),
+        ({"script": ""}, 2, "names neither script nor module"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_at_once(
+    site: Cluster, settings: dict[str, object], code: int, told: str
+) -> None:
+    text = "".join(f"{key} = {value!r}\n" for key, value in ({"script": "train.py"} | settings).items())
+    (site.folder / "wrong.toml").write_text(text)
+    done = site.loom("submit", "wrong.toml")
+    assert (done.returncode, told in done.stderr) == (code, True), done.stderr
+
+
+def test_a_script_or_an_interpreter_that_is_not_there_is_said_where_it_was_looked_for(site: Cluster) -> None:
+    site.submit(script="missing.py", max_restarts=0)
+    waited = site.loom("wait", "mnist")
+    assert waited.returncode == 2
+    assert "can't open file" in site.loom("logs", "mnist").stderr
+    site.submit(python="no-such-python", max_restarts=0)
+    waited = site.loom("wait", "mnist")
+    assert waited.returncode not in {0, 130}
+    assert "no-such-python" in waited.stderr

@@ -1,0 +1,175 @@
+"""Two machines: each node a network namespace with its own address, joined to a control plane on the host with TLS.
+
+What this shows and one machine cannot: ranks find each other over a network, output comes from where it was printed,
+and a cable may be pulled.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.flow.namespaces import NODES, Site, two_nodes, why_not
+
+STEPS = 100
+TRAIN = f"""
+import hashlib, os, sys, time
+import torch, torch.distributed as dist
+import torchloom
+
+folder, resume = sys.argv[1], os.environ["TORCHLOOM_RESUME_FROM"]
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(1)
+model = torch.nn.Linear(8, 4)  # no optimizer, plain files: other imports would take longer than all the rest
+first = 0
+if resume:
+    kept = torch.load(resume)
+    first = kept["step"]
+    model.load_state_dict(kept["model"])
+print(f"rank {{rank}} goes on from {{first}}", flush=True)
+with torchloom.attach() as loom:
+    for step in range(first + 1, {STEPS} + 1):
+        chance = torch.Generator().manual_seed(step * world + rank)
+        model.zero_grad()
+        model(torch.randn(4, 8, generator=chance)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter -= 0.05 * parameter.grad
+        time.sleep(float(sys.argv[2]))
+        loom.step()
+        if rank == 0 and step % 20 == 0:
+            torch.save({{"step": step, "model": model.state_dict()}}, f"{{folder}}/half")
+            os.replace(f"{{folder}}/half", f"{{folder}}/checkpoint_step_{{step}}.pt")
+content = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+print(f"rank {{rank}} ends with {{hashlib.sha256(content).hexdigest()}}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    if why := why_not():
+        pytest.skip(why)
+    with two_nodes(tmp_path_factory.mktemp("site")) as site:
+        for node in NODES:
+            site.begin_agent(node)
+        site.until(lambda: {view.node for view in site.nodes()} == set(NODES), "two agents")
+        yield site
+
+
+def train(site: Site, job: str, step_seconds: float = 0.0) -> Path:
+    """Submit real training, one rank on each node; the folder of its checkpoints."""
+    kept = site.folder / job
+    kept.mkdir()
+    (site.folder / "ddp.py").write_text(TRAIN)
+    args = [str(kept), str(step_seconds)]
+    site.submit(job=job, script="ddp.py", args=args, nnodes=2, checkpoint_dir=str(kept))
+    return kept
+
+
+def simulate(site: Site, job: str, **settings: Any) -> Path:
+    """Submit ranks that only count; the folder they write into."""
+    folder = site.folder / job
+    folder.mkdir()
+    site.submit(job=job, args=[str(folder), "100000"], **settings)
+    return folder
+
+
+def printed(site: Site, job: str, what: str) -> list[tuple[str, str]]:
+    """What followed these words, and the rank that printed it."""
+    shown = site.loom("logs", job)
+    assert shown.returncode == 0, shown.stderr
+    return sorted(re.findall(rf"\[(\d)\] rank \d {what} (\w+)", shown.stdout))
+
+
+def over(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.fixture(scope="module")
+def calm(site: Site) -> Site:
+    """After a run that nothing has disturbed."""
+    train(site, "calm")
+    ended = site.loom("wait", "calm")
+    assert ended.returncode == 0, ended.stderr + site.log()
+    return site
+
+
+def test_ranks_on_two_nodes_train_together_and_their_output_comes_from_both(calm: Site) -> None:
+    assert {view.beat.host for view in calm.nodes()} == {calm.network.address(node) for node in NODES}
+    assert all(any(calm.folder.glob(f"{node}/agents/{node}/jobs/calm/logs/**/rank-*.out")) for node in NODES)
+    (first, digest), (second, same) = printed(calm, "calm", "ends with")
+    assert (first, second) == ("0", "1")
+    assert digest == same
+
+
+def test_what_is_logged_with_tls_is_what_matters(calm: Site) -> None:
+    log = (calm.folder / "started.log").read_text()
+    assert "up at tls://" in log
+    assert "asyncio" not in log
+    assert "eof_received" not in log
+
+
+def test_a_rank_killed_on_one_node_costs_no_bit(calm: Site) -> None:
+    kept = train(calm, "hurt", step_seconds=0.05)
+    calm.until(lambda: list(kept.glob("checkpoint_step_*")), "a checkpoint")
+    os.kill(calm.pids("node-b", "hurt")[1], signal.SIGKILL)
+    ended = calm.loom("wait", "hurt")
+    assert ended.returncode == 0, ended.stderr + calm.log()
+    assert "1 restart (rank 1 failed: killed by SIGKILL)" in ended.stderr
+    assert {int(step) >= 20 for _, step in printed(calm, "hurt", "goes on from")} == {True}
+    assert printed(calm, "hurt", "ends with") == printed(calm, "calm", "ends with")
+
+
+def test_ranks_outlive_the_agent_of_one_node_and_the_next_agent_has_them_again(site: Site) -> None:
+    folder = simulate(site, "orphaned", nnodes=2)
+    site.until(lambda: site.pids("node-a", "orphaned") and site.pids("node-b", "orphaned"), "ranks on both")
+    before = site.pids("node-b", "orphaned")
+    os.kill(site.agent("node-b"), signal.SIGKILL)
+    site.start_agent("node-b")
+    assert site.pids("node-b", "orphaned") == before
+    assert psutil.pid_exists(before[1])
+    (folder / "finish").touch()
+    ended = site.loom("wait", "orphaned")
+    assert ended.returncode == 0, ended.stderr
+    assert "restart" not in ended.stderr
+
+
+def test_what_a_cut_off_node_ran_goes_on_elsewhere_or_waits_and_what_it_still_runs_ends_when_it_is_back(
+    site: Site,
+) -> None:
+    wide = simulate(site, "wide", nnodes=2)
+    site.loom("drain", "node-a")
+    narrow = simulate(site, "narrow")
+    site.until(lambda: site.pids("node-b", "narrow") and site.pids("node-b", "wide"), "both on node-b")
+    site.loom("drain", "node-a", "--undo")
+    lost = [*site.pids("node-b", "narrow").values(), *site.pids("node-b", "wide").values()]
+    site.cut("node-b")
+    try:
+        site.until(lambda: site.pids("node-a", "narrow"), "narrow on node-a")
+        waits = r"wide waits for 2 nodes with room for 1 \(node-a: \d+ of \d+ free; node-b: silent\)"
+        site.until(lambda: re.search(waits, site.loom("wait", "wide", "--timeout", "0.1").stderr), waits)
+        assert all(psutil.pid_exists(pid) for pid in lost)
+    finally:
+        site.mend("node-b")
+    began = time.monotonic()
+    site.until(lambda: over(lost), "the old ranks end")
+    site.until(lambda: len(site.pids("node-a", "wide") | site.pids("node-b", "wide")) == 2, "wide on both again")
+    assert time.monotonic() - began < 20
+    for job, folder in (("narrow", narrow), ("wide", wide)):
+        (folder / "finish").touch()
+        ended = site.loom("wait", job)
+        assert ended.returncode == 0, ended.stderr
+        assert "the agent on node-b is silent" in ended.stderr

@@ -1,0 +1,81 @@
+"""job.toml: what can be said in it, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchloom import jobfile
+from torchloom.errors import BadInput, TorchLoomError
+
+
+def write(folder: Path, text: str, name: str = "mnist.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_file_says_what_the_options_of_loom_run_say(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+        script = "train.py"
+        args = ["--epochs", "3"]
+        nnodes = 2
+        nproc_per_node = 8
+        max_restarts = 5
+        restart_window = 600
+        checkpoint_dir = "runs/a"
+        resume_arg = "--resume {path}"
+        log_dir = "logs"
+        grace = 3
+        standby = false
+        [env]
+        NCCL_DEBUG = "WARN"
+        """,
+    )
+    name, task = jobfile.read(path)
+    assert name == "mnist"
+    assert task.argv == ("train.py", "--epochs", "3")
+    assert (task.nodes, task.per_node, task.max_restarts, task.window_seconds) == (2, 8, 5, 600.0)
+    assert (task.cwd, task.log_dir) == (str(tmp_path), str(tmp_path / "logs"))
+    assert (task.checkpoint_dir, task.resume_arg, task.grace_seconds) == ("runs/a", "--resume {path}", 3.0)
+    assert (task.standby, task.env) == (False, {"NCCL_DEBUG": "WARN"})
+
+
+def test_a_module_is_run_as_python_runs_one(tmp_path: Path) -> None:
+    name, task = jobfile.read(write(tmp_path, 'job = "a"\nmodule = "package.train"\ncwd = "src"\n'))
+    assert (name, task.argv, task.cwd) == ("a", ("-m", "package.train"), str(tmp_path / "src"))
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "hint"),
+    [
+        ("", "names neither script nor module", 'script = "train.py"'),
+        ('script = "a.py"\nmodule = "a"', "names both script and module", "script"),
+        ('script = "a.py"\nnode_count = 2', "there is no setting 'node_count'", ""),
+        ('script = "a.py"\nnprocs_per_node = 2', "there is no setting 'nprocs_per_node'", "nproc_per_node"),
+        ('script = "a.py"\nnproc_per_node = "two"', "Expected `int`, got `str` - at `$.nproc_per_node`", ""),
+        ('script = "a.py"\nnproc_per_node = 0', "nproc_per_node", ""),
+        ('script = "a.py"\nnnodes = 0', "nnodes", ""),
+        ('script = "a.py"\ngrace = -1.0', "grace", ""),
+        ('script = "a.py"\ncheckpoint_pattern = "last.pt"', "has no {step}", ""),
+        ("script = ", "is not TOML", ""),
+        ('script = "a.py"\njob = "a b"', "a b", ""),
+        ('script = "a.py"\n[env]\nA = 1', "Expected `str`, got `int`", ""),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_name_that_was_used(tmp_path: Path, text: str, told: str, hint: str) -> None:
+    with pytest.raises(TorchLoomError) as error:
+        jobfile.read(write(tmp_path, text))
+    assert told in error.value.message
+    assert hint in error.value.hint
+
+
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be read: No such file"):
+        jobfile.read(tmp_path / "missing.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match="is not TOML"):
+        jobfile.read(tmp_path / "binary.toml")
