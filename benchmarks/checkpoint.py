@@ -41,6 +41,8 @@ DCP = {
     "dcp.async_save, writer stages": "writer",
     "dcp.async_save, staged by a thread": "async",
 }
+WORK_SECONDS = 0.5
+"""Of training before each save."""
 ALONE_SECONDS = 1.0
 SAVES = 5
 
@@ -104,6 +106,7 @@ def _saves(folder: Path, training: Training, rounds: int) -> dict[str, object]:
     ends: dict[str, Times] = defaultdict(Times)
     for number, name in _shuffled(list(savers), rounds + 1):
         path = _place(folder, name, number)
+        training.work(WORK_SECONDS)
         began = time.perf_counter()
         savers[name].begin(path)
         stalls[name].add(time.perf_counter() - began)

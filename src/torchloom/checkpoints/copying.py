@@ -29,6 +29,7 @@ DEPTH = 64
 PLAIN = frozenset({bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device})
 MAPPINGS = frozenset({dict, OrderedDict, Counter})
 SEQUENCES = frozenset({list, tuple, set, torch.Size})
+QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 BITS = 2032
 """torch.load reads whole numbers of up to so many, as data alone."""
@@ -154,14 +155,14 @@ class Copier:
         raise BadInput(f"{where(path)}: a {kind.__module__}.{kind.__qualname__} cannot be saved", hint=_HINT)
 
     def _tensor(self, tensor: torch.Tensor, path: Path, copied: Copied) -> torch.Tensor | _Later:
-        kind = type(tensor)
+        kind, dtype = type(tensor), tensor.dtype
         if kind not in TENSORS or tensor.is_meta:
             what = "without data (meta)" if tensor.is_meta else f"of type {kind.__qualname__}"
             hint = "one that is spread over ranks is saved by all of them, with torch.distributed initialised"
             raise BadInput(f"{where(path)}: a tensor {what} cannot be saved by a single process", hint=hint)
-        parameter, dtype, gradient = kind is torch.nn.Parameter, tensor.dtype, tensor.requires_grad
+        parameter, gradient = kind is torch.nn.Parameter, tensor.requires_grad
         lazy = tensor.is_neg() or (dtype.is_complex and tensor.is_conj())
-        if lazy or tensor.layout is not torch.strided or tensor.is_quantized:
+        if lazy or tensor.layout is not torch.strided or dtype in QUANTIZED:
             out = tensor.detach().to("cpu", copy=True)
             copied.size += out.numel() * out.element_size()
             if parameter:
