@@ -258,7 +258,8 @@ def test_the_end_of_a_rank_that_the_kernel_killed_for_its_memory_says_so(
     run.until_trained()
     run.tell(1, "eat")
     run.until_trained(attempt=2, further=0)
-    assert "rank 1 failed: killed by SIGKILL: out of memory: the kernel killed a process of its cgroup" in run.text()
+    said = "rank 1 failed: killed by SIGKILL: out of memory: the kernel killed a process of its cgroup"
+    run.until(lambda: said in run.text())
     run.tell(1, "eat")
     assert run.end() == 137, run.text()
     assert "out of memory" in run.text().splitlines()[-1]
