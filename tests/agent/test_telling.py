@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.agent.statusline import how_far
+from torchloom.agent.output import Output
+from torchloom.agent.statusline import StatusLine, how_far
 from torchloom.agent.telling import exit_code, summary, told
 from torchloom.messages import AttemptNote, JobView, Place, RunView, Task
 
@@ -70,3 +71,25 @@ def test_how_far_it_is_in_one_line() -> None:
     run = a_run("running", notes=(a_note(1), a_note(2)))
     assert how_far(run, job) == "mnist: running, 2/2 ranks, step 1,500, loss 0.01234, 5,230 samples/s, 1 restart"
     assert how_far(a_run("starting"), None) == "mnist: starting"
+
+
+def test_the_line_at_the_bottom_makes_room_for_what_is_printed_and_comes_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = StatusLine(wanted=True, text="mnist: running")
+    printed = Output(False, before=line.hide)
+    line.show()
+    line.show()  # it stands there already
+    printed.feed("a", 0, "out", b"half a li")
+    printed.feed("a", 0, "out", b"ne\n")
+    line.show()
+    told = capsys.readouterr()
+    assert told.out == "[0] half a line\n"
+    assert told.err == "\r\x1b[K\x1b[2mmnist: running\x1b[0m" + "\r\x1b[K" + "\r\x1b[K\x1b[2mmnist: running\x1b[0m"
+
+
+def test_without_a_terminal_there_is_no_such_line(capsys: pytest.CaptureFixture[str]) -> None:
+    line = StatusLine(text="mnist: running")
+    line.show()
+    line.hide()
+    assert capsys.readouterr().err == ""

@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.3
 async def run(settings: Settings, wish: Wish) -> int:
     """Until the job is over; its exit code."""
     async with Asking(settings, Role.OPERATOR, patience=3.0) as reader:
-        ranks = RanksElsewhere(RemoteOutput(reader.client, Output(wish.colour)))
+        ranks = RanksElsewhere(RemoteOutput(reader.client, Output(wish.colour, before=wish.line.hide)))
         return await Following(settings, wish, ranks).follow()
 
 

@@ -40,6 +40,8 @@ class Wish:
     operator: str = ""
     colour: bool = False
     say: Callable[[str], None] = lambda text: print(f"loom: {text}", file=sys.stderr, flush=True)
+    line: StatusLine = field(default_factory=StatusLine)
+    """Hidden by whoever prints."""
 
 
 class Hands(Protocol):
@@ -74,11 +76,12 @@ class Following:
     """Attempts whose beginning was told."""
     stopped: int = 0
     waiting: str = ""
-    line: StatusLine = field(default_factory=StatusLine)
     unknown: Unknown = field(init=False)
     _looked: float = 0.0
+    _phase: str = ""
 
     def __post_init__(self) -> None:
+        self.line = self.wish.line
         self.unknown = Unknown(self.wish.job, script_of(self.wish.task), self.say)
 
     def say(self, text: str) -> None:
@@ -113,7 +116,6 @@ class Following:
                         await self._look(weaver, run)
                 if run is not None:
                     self._tell(run)
-                self.line.hide()
                 await self.hands.show(run)
                 if self.presses and cancelling is None:
                     cancelling = asyncio.create_task(self._cancel(weaver))
@@ -145,8 +147,9 @@ class Following:
 
     async def _look(self, weaver: Asking, run: RunView) -> None:
         await self.unknown.look(weaver, run)
-        if self.line.wanted and time.monotonic() - self._looked >= LOOK_SECONDS:
-            self._looked = time.monotonic()
+        due = time.monotonic() - self._looked >= LOOK_SECONDS or run.phase != self._phase
+        if self.line.wanted and due:
+            self._looked, self._phase = time.monotonic(), run.phase
             view = await weaver.fabric(self.wish.job, most=0)
             self.line.text = how_far(run, view.jobs[0] if view.jobs else None)
 

@@ -112,7 +112,7 @@ class OwnRanks:
     def __init__(self, agent: Agent, wish: Wish) -> None:
         self.agent = agent
         self.wish = wish
-        self.output = Output(wish.colour)
+        self.output = Output(wish.colour, before=wish.line.hide)
 
     def _attempts(self) -> list[Attempt]:
         return [attempt for job in self.agent.jobs.values() for attempt in job.attempts.values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -38,10 +38,18 @@ class Output:
     what is left of others when it is over. With `alone` there is one rank, and nothing in front."""
 
     def __init__(
-        self, colour: bool, *, alone: bool = False, out: TextIO | None = None, err: TextIO | None = None
+        self,
+        colour: bool,
+        *,
+        alone: bool = False,
+        before: Callable[[], None] = lambda: None,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
     ) -> None:
+        """`before` is called whenever something is about to be printed."""
         self._colour = colour
         self._alone = alone
+        self._before = before
         self._streams = {"out": out or sys.stdout, "err": err or sys.stderr}
         self._tails: dict[tuple[Path, int, str], Tail] = {}
         self._rests: dict[tuple[Hashable, int, str], bytes] = {}
@@ -82,6 +90,7 @@ class Output:
 
     def _print(self, rank: int, which: str, lines: list[bytes]) -> None:
         if lines:
+            self._before()
             stream, prefix = self._streams[which], self._prefix(rank)
             texts = (line.decode(errors="replace").rstrip("\r") for line in lines)
             stream.write("".join(f"{prefix}{text}\n" for text in texts))
