@@ -31,6 +31,7 @@ def test_a_file_says_what_the_options_of_loom_run_say(tmp_path: Path) -> None:
         log_dir = "logs"
         grace = 3
         standby = false
+        preload = ["numpy"]
         [env]
         NCCL_DEBUG = "WARN"
         """,
@@ -41,7 +42,7 @@ def test_a_file_says_what_the_options_of_loom_run_say(tmp_path: Path) -> None:
     assert (task.nodes, task.per_node, task.max_restarts, task.window_seconds) == (2, 8, 5, 600.0)
     assert (task.cwd, task.log_dir) == (str(tmp_path), str(tmp_path / "logs"))
     assert (task.checkpoint_dir, task.resume_arg, task.grace_seconds) == ("runs/a", "--resume {path}", 3.0)
-    assert (task.standby, task.env) == (False, {"NCCL_DEBUG": "WARN"})
+    assert (task.standby, task.preload, task.env) == (False, ("numpy",), {"NCCL_DEBUG": "WARN"})
 
 
 def test_a_module_is_run_as_python_runs_one(tmp_path: Path) -> None:
@@ -62,6 +63,7 @@ def test_a_module_is_run_as_python_runs_one(tmp_path: Path) -> None:
         ('script = "a.py"\ngrace = -1.0', "grace", ""),
         ('script = "a.py"\ncheckpoint_pattern = "last.pt"', "has no {step}", ""),
         ("script = ", "is not TOML", ""),
+        ('script = "a.py"\npreload = ["a b"]', "preload", ""),
         ('script = "a.py"\njob = "a b"', "a b", ""),
         ('script = "a.py"\n[env]\nA = 1', "Expected `str`, got `int`", ""),
     ],

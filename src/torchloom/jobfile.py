@@ -43,6 +43,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     checkpoint_pattern: str = ""
     resume_arg: str = ""
     standby: bool = True
+    preload: list[str] = []
     log_dir: str = ""
     grace: float = 10.0
     env: dict[str, str] = {}
@@ -95,6 +96,7 @@ def _task(wish: JobFile, cwd: Path, path: Path) -> Task:
         "checkpoint_pattern": wish.checkpoint_pattern,
         "resume_arg": wish.resume_arg,
         "standby": wish.standby,
+        "preload": wish.preload,
         "log_dir": str(cwd / wish.log_dir) if wish.log_dir else "",
     }
     try:

@@ -314,6 +314,10 @@ class Task(Part, frozen=True):
     """Added to the arguments when there is something to resume from: `--resume_from_checkpoint {path}`."""
     standby: bool = True
     """Start from a process that has imported torch already, where that is possible."""
+    preload: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^\w+(\.\w+)*$", max_length=200)], ...], Meta(max_length=100)
+    ] = ()
+    """Modules that such a process imports besides torch."""
     log_dir: Annotated[str, Meta(max_length=4096)] = ""
     attended: bool = False
     """Whoever started it runs its ranks himself: without him there is nobody to go on."""

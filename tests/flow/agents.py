@@ -66,8 +66,8 @@ class Cluster:
         self.processes.append(process)
         return process
 
-    def start_agent(self, name: str) -> subprocess.Popen[bytes]:
-        process = self.start("agent", "--name", name)
+    def start_agent(self, name: str, standby: int = 0) -> subprocess.Popen[bytes]:
+        process = self.start("agent", "--name", name, "--standby", str(standby))
         self.until(lambda: self.agent(name) == process.pid, f"agent {name}")
         return process
 

@@ -154,6 +154,37 @@ def test_an_agent_that_is_told_to_leave_says_what_goes_on(site: Cluster) -> None
     site.start_agent("n2")
 
 
+def spares(site: Cluster) -> list[psutil.Process]:
+    """Keepers that were made for no job; ranks forked from them look like them."""
+    alike = [process for process in ours(site.folder) if "/spare-" in " ".join(process.cmdline())]
+    return [process for process in alike if process.parent() not in alike]
+
+
+def test_a_job_takes_the_process_that_has_imported_torch_and_another_is_made(site: Cluster) -> None:
+    agent = site.start_agent("n3", standby=1)
+    ready = lambda: next((n.beat.standby_mb for n in site.nodes() if n.node == "n3"), 0) > 0  # noqa: E731
+    site.until(ready, "a spare process", 60)
+    first = spares(site)
+    site.submit(node="n3", nproc_per_node=2, standby=True)
+    site.until(lambda: site.trains(2), "two ranks")
+    assert "Job mnist runs, 2 warm" in site.loom("events", "--last", "20").stdout
+    keeper = psutil.Process(site.pid(0)).parent()
+    assert keeper in first
+    site.until(lambda: ready() and spares(site) != first, "another one", 60)
+    agent.kill()  # the next agent finds the ranks in it, and ends the spare one that nobody knows
+    agent.wait()
+    lost = [process for process in spares(site) if process != keeper]
+    again = site.start_agent("n3")
+    assert psutil.Process(site.pid(0)).parent() == keeper
+    _, alive = psutil.wait_procs(lost, timeout=10)
+    assert not alive
+    (site.folder / "finish").touch()
+    assert site.loom("wait", "mnist").returncode == 0
+    site.until(lambda: not spares(site), "its keeper goes")
+    again.terminate()
+    assert again.wait(20) == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "told"),
     [

@@ -30,6 +30,7 @@ from torchloom.agent.link import Gone, KeeperGone, KeeperLink, Keeping
 from torchloom.agent.logs import log_folder
 from torchloom.agent.node import Node
 from torchloom.agent.preparing import prepare
+from torchloom.agent.spare import Spare, how_to_keep
 from torchloom.agent.words import Ended
 from torchloom.errors import TorchLoomError
 from torchloom.messages import (
@@ -96,6 +97,10 @@ class Agent:
         self.preload = preload
         self.say = say
         self.jobs: dict[str, JobHere] = {}
+        self.spare: Spare | None = None
+        """A keeper that has imported torch and waits for a job."""
+        self._owners: dict[KeeperLink, JobHere] = {}
+        """Whose keepers are now that were nobody's when they were started."""
         self.incarnation = new_incarnation()
         self._term = 0
         self._leaving = False
@@ -128,7 +133,7 @@ class Agent:
             pid=os.getpid(),
             tied=self.tied and not self.shared,
             leaving=self.departing,
-            standby_mb=int(sum(link.state.memory_mb for link in standby)),
+            standby_mb=int(sum(link.state.memory_mb for link in standby) + (self.spare.memory_mb if self.spare else 0)),
             attempts=tuple(attempt.status() for job in self.jobs.values() for attempt in job.attempts.values()),
         )
 
@@ -204,7 +209,8 @@ class Agent:
             attempt.ranks = {}
             self._news.set()
             return
-        if command.task.standby and job.standby is None and job.awaited is None and places:
+        cold = any(not rank.warm for rank in attempt.ranks.values())
+        if command.task.standby and job.standby is None and job.awaited is None and places and cold:
             env = rank_environment(base, command, places[0], self.ways)
             job.awaited = asyncio.get_running_loop().create_task(self._make_standby(job, command, python, env))
 
@@ -212,6 +218,10 @@ class Agent:
         """The standby, if there is one that is ready; else one that starts fresh interpreters."""
         if job.standby is not None and command.task.standby and not job.standby.state.preloading:
             return job.standby
+        if job.cold is None and command.task.standby and self.spare is not None:
+            job.cold = self.spare.take(job.folder / COLD)
+            if job.cold is not None:
+                self._owners[job.cold] = job
         if job.cold is None:
             how = Keeping(tied=self.tied, cwd=command.task.cwd or None)
             job.cold = await self.link(job, partial(KeeperLink.start, job.folder / COLD, how))
@@ -221,7 +231,8 @@ class Agent:
         """A process that imports torch now, so that ranks of the next attempt need not."""
         try:
             await asyncio.sleep(STANDBY_DELAY)
-            how = Keeping(tied=self.tied, preload=self.preload, python=python, env=env, cwd=command.task.cwd or None)
+            modules = tuple(dict.fromkeys((*self.preload, *command.task.preload)))
+            how = Keeping(tied=self.tied, preload=modules, python=python, env=env, cwd=command.task.cwd or None)
             job.standby = link = await self.link(job, partial(KeeperLink.start, job.folder / STANDBY, how))
             state = await link.settled()
             if state.why_cold:
@@ -230,17 +241,30 @@ class Agent:
         except (TorchLoomError, OSError) as error:
             self.say(f"{command.job}: no standby: {getattr(error, 'message', '') or error}")
 
+    def keep_spare(self) -> None:
+        """From now on, have a process ready for whatever job comes."""
+
+        def open(folder: Path, how: Keeping) -> Coroutine[Any, Any, KeeperLink]:
+            return self.link(JobHere(folder), partial(KeeperLink.start, folder, how))
+
+        how = how_to_keep(self.preload, self.tied, crowded=(len(self.node.devices) or self.node.cores) > 1)
+        self.spare = Spare(self.folder.parent, open, how, self.say)
+
     async def link(self, job: JobHere, open: Opening) -> KeeperLink:
         """To a keeper of this job, started or found; what it tells reaches the attempts."""
         held: list[KeeperLink] = []
 
+        def owner() -> JobHere:
+            return self._owners.get(held[0], job) if held else job
+
         def ended(end: Ended) -> None:
             number, _, rank = end.key.partition("-")
-            attempt = job.attempts.get(int(number))
+            attempt = owner().attempts.get(int(number))
             if attempt is not None and int(rank) in attempt.ranks:
                 attempt.ended(int(rank), end)
 
         def gone(obituary: Gone) -> None:
+            job = owner()
             for attempt in job.attempts.values():
                 if attempt.link in held:
                     attempt.lost(obituary)
@@ -249,6 +273,8 @@ class Agent:
             if job.standby in held:
                 job.standby = None
                 job.awaited = None
+            if held:
+                self._owners.pop(held[0], None)
 
         link = await open(ended, gone)
         held.append(link)
@@ -284,6 +310,8 @@ class Agent:
     async def close(self, *, kill: bool) -> None:
         """Stop talking; with `kill`, nothing of what was started stays."""
         self._leaving = True
+        if self.spare is not None:
+            await self.spare.close()
         begun = [*self._tasks, *(job.awaited for job in self.jobs.values() if job.awaited is not None)]
         for task in begun:
             task.cancel()

@@ -128,6 +128,10 @@ class KeeperLink:
         if self.process:
             await asyncio.to_thread(self.process.wait)
 
+    @property
+    def alive(self) -> bool:
+        return self._over is None
+
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def begin(self, begin: Begin) -> Begun | NotBegun:

@@ -26,6 +26,7 @@ from torchloom.agent.environment import Ways
 from torchloom.agent.logs import find as find_lines
 from torchloom.agent.logs import read
 from torchloom.agent.node import Node
+from torchloom.agent.spare import remove_left
 from torchloom.bus.client import connect, find
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError
 from torchloom.messages import No, decode_look_lines, decode_node_beat, encode
@@ -35,7 +36,9 @@ from torchloom.subjects import LINES, NODE, Role
 LOCK = "agent.lock"
 
 
-async def serve(settings: Settings, node: Node, folder: Path, say: Callable[[str], None], tied: bool = False) -> None:
+async def serve(
+    settings: Settings, node: Node, folder: Path, say: Callable[[str], None], tied: bool = False, spare: bool = True
+) -> None:
     """Until SIGTERM or Ctrl-C, or until someone else speaks for this node (AlreadyUp)."""
     with alone(folder, node.name) as known:
         address = find(settings, Role.AGENT)
@@ -50,9 +53,12 @@ async def serve(settings: Settings, node: Node, folder: Path, say: Callable[[str
             if not known:  # another machine may have this name; one that was here before needs no such care
                 await asyncio.sleep(1.5 * BEAT_SECONDS)
                 _refuse(taken, node)
+            await remove_left(folder)
             if ranks := await adopt(agent):
                 say(f"found {ranks} rank{'s' if ranks != 1 else ''} that went on without an agent")
             say(f"{node.name} ({node.host}): {what_it_has(node)}; waiting for work")
+            if spare:
+                agent.keep_spare()
             left = await _until_told(agent, taken, node)
             await agent.close(kill=tied)
             if left and tied:

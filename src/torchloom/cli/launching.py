@@ -66,6 +66,10 @@ def add(verbs: Verbs) -> None:
     verb.add_argument(
         "--standby", type=int, choices=[0, 1], default=1, help="keep a process that has imported torch; default: 1"
     )
+    verb.add_argument(
+        "--preload", action="append", default=[], metavar="MODULE",
+        help="what that process imports besides torch, such as transformers; may be repeated",
+    )  # fmt: skip
     verb.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the ranks; may be repeated")
     verb.add_argument("--log-dir", default="", metavar="PATH", help="where the ranks' output is kept")
     verb.add_argument(
@@ -167,8 +171,17 @@ def _task(call: Call) -> Task:
         checkpoint_pattern=args.checkpoint_pattern,
         resume_arg=args.resume_arg,
         standby=bool(args.standby),
+        preload=_modules(args.preload),
         log_dir=str(Path(args.log_dir).absolute()) if args.log_dir else "",
     )
+
+
+def _modules(words: Sequence[str]) -> tuple[str, ...]:
+    names = [name for word in words for name in word.split(",")]
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise BadInput(f"--preload {name!r} is not the name of a module", hint="--preload transformers")
+    return tuple(names)
 
 
 def _count(text: str, gpus: int) -> int:

@@ -25,6 +25,10 @@ def add(verbs: Verbs) -> None:
     verb.add_argument(
         "--folder", default="", metavar="PATH", help="where it keeps its work; default: in the state folder"
     )
+    verb.add_argument(
+        "--standby", type=int, choices=[0, 1], default=1,
+        help="keep a process that has imported torch for the next job; default: 1",
+    )  # fmt: skip
     verb.add_argument("--tied", action="store_true", help="its ranks end when it ends, as always under Slurm")
 
     verbs.add(
@@ -56,7 +60,8 @@ def agent(call: Call) -> int:
     node = this_node(call.args.name, call.args.host or address_towards(url))
     folder = Path(call.args.folder) if call.args.folder else call.settings.state_folder / "agents" / node.name
     tied = call.args.tied or "SLURM_JOB_ID" in os.environ
-    call.wait(serve(call.settings, node, folder.absolute(), lambda text: call.note(f"loom: {text}"), tied))
+    spare = bool(call.args.standby)
+    call.wait(serve(call.settings, node, folder.absolute(), lambda text: call.note(f"loom: {text}"), tied, spare))
     return 0
 
 
