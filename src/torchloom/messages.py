@@ -1006,6 +1006,8 @@ class RunEnded(Message, frozen=True):
     job: str
     phase: Literal["done", "failed", "cancelled"]
     reason: str = ""
+    step: int = 0
+    """The furthest that was heard of."""
 
 
 class NodeDrained(Message, frozen=True):

@@ -70,6 +70,16 @@ def test_it_waits_for_room_and_begins_when_there_is() -> None:
     assert site.phase == "running"
 
 
+def test_nodes_that_said_goodbye_are_forgotten_and_others_only_missed() -> None:
+    site = Site("n1", "n2", "mine")
+    site.agents["n2"].leaving = True
+    site.agents["mine"].tied = True
+    site.hear()
+    site.loom.now += 7
+    site.loom.fabric.watch.forget_nodes(site.loom.now)
+    assert list(site.loom.fabric.watch.nodes) == ["n1"]
+
+
 def test_of_two_that_wait_for_the_same_room_the_one_that_came_first_gets_it() -> None:
     site = Site()
     site.submit(9, job="other", per_node=4)

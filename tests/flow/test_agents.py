@@ -126,7 +126,7 @@ def test_nothing_is_started_on_a_drained_node_and_the_one_who_waits_is_told_what
     assert site.loom("drain", "n1").stdout == "nothing more is started on n1\n"
     site.submit(nnodes=2)
     waited = site.loom("wait", "mnist", "--timeout", "1")
-    assert waited.returncode == 1
+    assert waited.returncode == 124
     assert "mnist waits for 2 nodes with room for 1 (n1: drained; n2: 2 of 2 free)" in waited.stderr
     assert "drained" in site.loom("nodes").stdout
     assert site.loom("drain", "n1", "--undo").returncode == 0

@@ -107,6 +107,23 @@ def test_a_script_runs_to_its_end_and_nothing_is_left(launch: Callable[..., Laun
     assert gone(family)
 
 
+def test_what_ranks_of_a_short_life_print_is_shown_and_the_state_folder_stays_private(
+    launch: Callable[..., Launched],
+) -> None:
+    run = launch("--max-restarts", "1", "--standby", "0", steps=100)
+    (run.folder / "train.py").write_text("import torhc_that_is_not_there")
+    assert run.end() == 1
+    told = run.text()
+    assert (
+        told.count("ModuleNotFoundError: No module named 'torhc_that_is_not_there'\n[")
+        + told.count("ModuleNotFoundError: No module named 'torhc_that_is_not_there'\nloom:")
+        >= 2
+    ), told
+    first = told.index("loom: attempt 2 begins")
+    assert "[0] ModuleNotFoundError" in told[:first] or "[1] ModuleNotFoundError" in told[:first]
+    assert (run.folder / "state").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_killed_rank_is_started_again_with_its_peers_from_the_newest_valid_checkpoint(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:

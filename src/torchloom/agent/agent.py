@@ -97,6 +97,8 @@ class Agent:
         self.preload = preload
         self.say = say
         self.jobs: dict[str, JobHere] = {}
+        self.launched: Callable[[Attempt], None] = lambda _: None
+        """Told of every attempt whose ranks are started here."""
         self.spare: Spare | None = None
         """A keeper that has imported torch and waits for a job."""
         self._owners: dict[KeeperLink, JobHere] = {}
@@ -194,6 +196,7 @@ class Agent:
     def _launch(self, command: Launch) -> None:
         attempt = self.hold(command)
         attempt.expect(command, self.node.name)
+        self.launched(attempt)
         self._spawn(self._start(command, attempt))
 
     async def _start(self, command: Launch, attempt: Attempt) -> None:
@@ -283,6 +286,8 @@ class Agent:
     async def _let_go(self, name: str) -> None:
         """The job is over: its keepers are not needed any more."""
         job = self.jobs.pop(name)
+        if self.shared:
+            self.say(f"{name} is over")
         if job.awaited is not None:
             job.awaited.cancel()
             await asyncio.gather(job.awaited, return_exceptions=True)
@@ -306,6 +311,13 @@ class Agent:
             async with asyncio.timeout(FAREWELL_SECONDS):
                 while any(job.attempts for job in self.jobs.values()):
                     await asyncio.sleep(0.02)
+
+    async def say_goodbye(self) -> None:
+        """Nothing runs here, and nothing more is to be started here."""
+        self.departing = True
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self.client.publish(NODE.to(node=self.node.name), encode(self.beat()))
+            await self.client.flush(1)
 
     async def close(self, *, kill: bool) -> None:
         """Stop talking; with `kill`, nothing of what was started stays."""

@@ -29,7 +29,7 @@ class RanksElsewhere:
         self.remote = remote
         self._looked = -LOOK_SECONDS
 
-    async def show(self, run: RunView | None) -> None:
+    async def show(self, run: RunView | None, _told: int) -> None:
         now = asyncio.get_running_loop().time()
         if run is not None and run.places and now - self._looked >= LOOK_SECONDS:
             self._looked = now

@@ -47,8 +47,8 @@ class Wish:
 class Hands(Protocol):
     """What can be done about the ranks from here."""
 
-    async def show(self, run: RunView | None) -> None:
-        """Print what they have printed since."""
+    async def show(self, run: RunView | None, told: int) -> None:
+        """Print what they have printed since, of attempts whose beginning was told."""
 
     async def finish(self, run: RunView | None) -> None:
         """Print what is left."""
@@ -76,6 +76,7 @@ class Following:
     """Attempts whose beginning was told."""
     stopped: int = 0
     waiting: str = ""
+    hinted: bool = False
     unknown: Unknown = field(init=False)
     _looked: float = 0.0
     _phase: str = ""
@@ -114,9 +115,10 @@ class Following:
                     heard = time.monotonic()
                     if run is not None:
                         await self._look(weaver, run)
+                await self.hands.show(run, self.told)
                 if run is not None:
                     self._tell(run)
-                await self.hands.show(run)
+                    await self.hands.show(run, self.told)
                 if self.presses and cancelling is None:
                     cancelling = asyncio.create_task(self._cancel(weaver))
                 if self.presses > 1:
@@ -187,8 +189,11 @@ class Following:
         if run.resume:
             at = f" (step {run.resume_step})" if run.resume_step is not None else ""
             self.say(f"attempt {run.attempt} goes on from {run.resume}{at}")
+            if not self.wish.task.resume_arg and not self.hinted:
+                self.hinted = True
+                self.say("the script finds it in TORCHLOOM_RESUME_FROM; --resume-arg passes it as an argument")
             for name, why in self.hands.rejected().items():
                 self.say(f"{name} is passed over: {why}")
         elif run.attempt > 1:
             where = self.wish.task.checkpoint_dir
-            self.say(f"attempt {run.attempt} begins anew" + (f": no checkpoint in {where}" if where else ""))
+            self.say(f"attempt {run.attempt} begins" + (f" anew: no checkpoint in {where}" if where else ""))

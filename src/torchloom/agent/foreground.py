@@ -102,6 +102,7 @@ async def agent_of(settings: Settings, node: Node, wish: Wish) -> AsyncIterator[
             with contextlib.suppress(asyncio.CancelledError):
                 await running
             await agent.close(kill=True)
+            await agent.say_goodbye()
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(client.close(), 1)
 
@@ -113,17 +114,19 @@ class OwnRanks:
         self.agent = agent
         self.wish = wish
         self.output = Output(wish.colour, before=wish.line.hide)
+        agent.launched = self._follow
 
     def _attempts(self) -> list[Attempt]:
         return [attempt for job in self.agent.jobs.values() for attempt in job.attempts.values()]
 
-    async def show(self, _run: RunView | None) -> None:
-        for attempt in self._attempts():
-            self.output.follow(attempt.logs, sorted(attempt.ranks))
-        self.output.show()
+    def _follow(self, attempt: Attempt) -> None:
+        assert attempt.launch is not None
+        self.output.follow(attempt.logs, sorted(attempt.ranks), attempt.launch.ordinal)
 
-    async def finish(self, run: RunView | None) -> None:
-        await self.show(run)
+    async def show(self, _run: RunView | None, told: int) -> None:
+        self.output.show(told)
+
+    async def finish(self, _run: RunView | None) -> None:
         self.output.finish()
 
     def rejected(self) -> dict[str, str]:
@@ -144,4 +147,5 @@ class OwnRanks:
 
 def log_folder(settings: Settings, job: str) -> Path:
     """Where the output of a run is kept."""
+    settings.state_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return Folder(settings.state_folder).path / "runs" / job / time.strftime("%Y%m%d-%H%M%S")

@@ -18,6 +18,7 @@ class Tail:
     """One file, read to its end as it grows."""
 
     path: Path
+    attempt: int = 1
     _file: BinaryIO | None = field(default=None, repr=False)
 
     def read(self) -> bytes:
@@ -54,19 +55,19 @@ class Output:
         self._tails: dict[tuple[Path, int, str], Tail] = {}
         self._rests: dict[tuple[Hashable, int, str], bytes] = {}
 
-    def follow(self, folder: Path, ranks: list[int]) -> None:
+    def follow(self, folder: Path, ranks: list[int], attempt: int = 1) -> None:
         """Show the files of these ranks in this folder, too."""
         for rank in ranks:
             for which in self._streams:
                 key = (folder, rank, which)
                 if key not in self._tails:
-                    self._tails[key] = Tail(folder / f"rank-{rank}.{which}")
+                    self._tails[key] = Tail(folder / f"rank-{rank}.{which}", attempt)
 
-    def show(self) -> bool:
-        """Print what is new in the files; whether there was anything."""
+    def show(self, attempts: int | None = None) -> bool:
+        """Print what is new in the files, of so many attempts; whether there was anything."""
         found = False
         for (folder, rank, which), tail in self._tails.items():
-            if data := tail.read():
+            if (attempts is None or tail.attempt <= attempts) and (data := tail.read()):
                 found = True
                 self.feed(folder, rank, which, data)
         return found

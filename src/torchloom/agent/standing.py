@@ -48,6 +48,7 @@ async def serve(
                 "", addr=settings.addr, state=str(settings.state_folder), interface=node.interface, node=node.name
             )
             agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, ways=ways, say=say)
+            agent.launched = lambda attempt: say(f"{attempt.job}: starting {_ranks_of(attempt)}")
             agent.folder.mkdir(exist_ok=True, mode=0o700)
             taken = await _listen(agent)
             if not known:  # another machine may have this name; one that was here before needs no such care
@@ -80,7 +81,8 @@ def what_it_has(node: Node) -> str:
 def alone(folder: Path, node: str) -> Iterator[bool]:
     """Hold the folder; whether an agent of this name has held it before."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for parent in reversed((folder, *folder.parents)):
+            parent.mkdir(exist_ok=True, mode=0o700)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise BadState(f"{folder} cannot be used: {error.strerror}", hint="--folder names another") from error
@@ -155,10 +157,17 @@ async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> i
         left = sum(status.state == "running" for a in _attempts(agent) for status in a.ranks.values())
         if agent.tied:
             await agent.depart()
+        if agent.tied or not left:
+            await agent.say_goodbye()
         return left
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def _ranks_of(attempt: Attempt) -> str:
+    ranks = sorted(attempt.ranks)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "nothing"
 
 
 def _attempts(agent: Agent) -> list[Attempt]:

@@ -20,16 +20,12 @@ _TORCHRUN = {
     "--rdzv_endpoint": "ranks find each other without it",
     "--rdzv-id": "--job names the run",
     "--rdzv_id": "--job names the run",
-    "--standalone": "leave it out: this is how `loom run` works",
     "--node-rank": "ranks are numbered by torchLoom; `loom agent` runs on each node, and `loom run` once",
     "--node_rank": "ranks are numbered by torchLoom; `loom agent` runs on each node, and `loom run` once",
     "--master-addr": "ranks find each other without it",
     "--master_addr": "ranks find each other without it",
     "--master-port": "a free port is chosen for each attempt",
     "--master_port": "a free port is chosen for each attempt",
-    "--nproc_per_node": "--nproc-per-node",
-    "--max_restarts": "--max-restarts",
-    "--log_dir": "--log-dir",
     "--monitor-interval": "leave it out: nothing is polled",
     "--monitor_interval": "leave it out: nothing is polled",
     "--role": "leave it out",
@@ -87,7 +83,13 @@ def split(verb: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str
         word = words[at]
         if word == "--":
             return list(words[:at]), list(words[at + 1 :])
-        name, equals, _ = word.partition("=")
+        name, equals, value = word.partition("=")
+        if name not in takes and name.replace("_", "-") in takes:  # torchrun takes both spellings
+            name = name.replace("_", "-")
+            words = [*words[:at], f"{name}{equals}{value}", *words[at + 1 :]]
+        if name == "--standalone":  # what this always is
+            words = [*words[:at], *words[at + 1 :]]
+            continue
         if not name.startswith("-") or len(name) == 1:
             return list(words[:at]), list(words[at:])
         if name in _TORCHRUN:
@@ -185,6 +187,8 @@ def _modules(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _count(text: str, gpus: int) -> int:
+    if text == "gpu" and not gpus:
+        raise BadInput("--nproc-per-node gpu, and there is no GPU", hint="a number, or auto: one for each GPU, else 1")
     if text in {"auto", "gpu"}:
         return gpus or 1
     if text == "cpu":

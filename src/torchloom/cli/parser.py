@@ -59,6 +59,7 @@ exit codes:
   6  the state folder or a credential cannot be used
   7  a newer weaver has taken over
   8  no checkpoint is valid
+  124  `wait --timeout` is over, and the job is not
   130  interrupted with Ctrl-C
   141  the reader of the output went away
 """

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from torchloom.cli import names
 from torchloom.cli.answer import show
 from torchloom.cli.asked import add_timeout, seconds
-from torchloom.errors import TorchLoomError
 from torchloom.guess import unknown
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from torchloom.messages import Done, RunView
 
 _POLL_SECONDS = 0.2
+TIME_IS_UP = 124
 
 
 def add(verbs: Verbs) -> None:
@@ -98,7 +98,8 @@ async def _follow(call: Call, weaver: Asking, job: str, timeout: float | None) -
             call.note(f"loom: {text}")
             said = text
         if end is not None and time.monotonic() > end:
-            raise TorchLoomError(f"{job} is still {run.phase} after {timeout:g} s", hint="it goes on")
+            call.note(f"loom: {job} is still {run.phase} after {timeout:g} s; it goes on")
+            return TIME_IS_UP
         await asyncio.sleep(_POLL_SECONDS)
 
 

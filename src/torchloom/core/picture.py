@@ -241,7 +241,7 @@ def runs(fabric: Fabric, look: LookRuns, now: float) -> RunsView:
                 resume=run.resume,
                 resume_step=run.resume_step,
                 reason=run.reason,
-                step=fabric.furthest(run),
+                step=max(run.step, fabric.furthest(run)),
                 waiting=waits_for(fabric, run, now) if run.phase in _WAITING else "",
                 notes=run.notes,
             )

@@ -354,14 +354,14 @@ def roll_called(fabric: Fabric, now: float) -> Decision:
     return together(decisions)
 
 
-def grace_over(known: Rank) -> Decision:
+def grace_over(fabric: Fabric, known: Rank) -> Decision:
     why = f"{known.reason}; it did not come back"
     records: list[Record] = [RankDied(rank=known.id, incarnation=known.incarnation, reason=why)]
     if known.incident:
         records.append(
             IncidentAmended(
                 id=known.incident,
-                decision=REPORT_ONLY,
+                decision=REPORT_ONLY if fabric.runs.active(known.id.job) is None else BY_ITS_RUN,
                 reason="its grace is over",
                 outcome="presumed dead",
                 closed=True,

@@ -448,7 +448,7 @@ def end(fabric: Fabric, run: Run, phase: Literal["done", "failed", "cancelled"],
     records: list[Record] = _gone(fabric, run)
     outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[phase]
     records += [IncidentAmended(id=i.id, outcome=f"the job {phase}", closed=True) for i in _open(fabric, run.job)]
-    records.append(RunEnded(job=run.job, phase=phase, reason=reason))
+    records.append(RunEnded(job=run.job, phase=phase, reason=reason, step=fabric.furthest(run)))
     job = fabric.jobs.get(run.job)
     if job is not None and job.phase is JobPhase.RUNNING:
         records.append(JobEnded(job=run.job, outcome=outcome, reason=reason))

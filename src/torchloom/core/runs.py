@@ -119,6 +119,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     wait_until: float = 0.0
     reason: str = ""
     notes: tuple[AttemptNote, ...] = ()
+    step: int = 0
+    """The furthest that was heard of, once it is over."""
     stops: tuple[float, ...] = ()
     """When attempts were stopped to be started again: what the budget of restarts is counted by."""
 
@@ -208,10 +210,10 @@ class Runs:
                 run = self._turn(job, S.ALL_GONE, at)
                 self.by_job[job] = replace(run, wait_until=at + wait_seconds)
                 self._note(job, ended=at)
-            case RunEnded(job=job, phase=phase, reason=reason):
+            case RunEnded(job=job, phase=phase, reason=reason, step=step):
                 sign = {"done": S.ALL_SUCCEEDED, "failed": S.GIVEN_UP, "cancelled": S.CANCELLED}[phase]
                 run = self._turn(job, sign, at)
-                self.by_job[job] = replace(run, reason=reason)
+                self.by_job[job] = replace(run, reason=reason, step=step)
                 if run.notes:
                     self._note(job, ended=at)
             case NodeDrained(node=node, drained=drained):

@@ -10,7 +10,7 @@ from torchloom.messages import JobEnded, JobForgotten, RankForgotten, Record
 
 
 def tick(fabric: Fabric, now: float, thorough: bool) -> Decision:
-    decisions = [ranks.grace_over(fabric.ranks[rank]) for rank in fabric.watch.expired(now)]
+    decisions = [ranks.grace_over(fabric, fabric.ranks[rank]) for rank in fabric.watch.expired(now)]
     if thorough:
         quiet = fabric.watch.silent(now, fabric.beat_seconds())
         decisions += [ranks.silent(fabric, rank, now, offset) for offset, rank in enumerate(quiet)]

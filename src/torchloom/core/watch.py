@@ -119,6 +119,16 @@ class Watch:
         known = self.nodes.get(node)
         return known is not None and known.beat.leaving
 
+    def forget_nodes(self, now: float) -> None:
+        """Those that said that they leave, or that served one job alone, and have been silent since."""
+        gone = [
+            n
+            for n, seen in self.nodes.items()
+            if (seen.beat.leaving or seen.beat.tied) and now - seen.heard > NODE_SILENCE
+        ]
+        for node in gone:
+            del self.nodes[node]
+
     def link_opened(self, life: Life, link: str) -> None:
         self.links.setdefault(life, set()).add(link)
         if self.meanwhile is not None:

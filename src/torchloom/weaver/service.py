@@ -378,6 +378,7 @@ class Weaver:
                 await self._call_roll()
             if self._queue.empty():
                 count += 1
+                self.fabric.watch.forget_nodes(now)
                 self._queue.put_nowait(Waiting(Tick(thorough=count % THOROUGH == 0)))
                 for job in self.fabric.runs.due():
                     self._queue.put_nowait(Waiting(RunDue(job)))
