@@ -63,6 +63,7 @@ def test_a_module_is_run_as_python_runs_one(tmp_path: Path) -> None:
         ('script = "a.py"\ngrace = -1.0', "grace", ""),
         ('script = "a.py"\ncheckpoint_pattern = "last.pt"', "has no {step}", ""),
         ("script = ", "is not TOML", ""),
+        ('script = "a.py"\nrestart_window = inf', "numbers of seconds", ""),
         ('script = "a.py"\npreload = ["a b"]', "preload", ""),
         ('script = "a.py"\njob = "a b"', "a b", ""),
         ('script = "a.py"\n[env]\nA = 1', "Expected `str`, got `int`", ""),

@@ -15,6 +15,7 @@ Paths are meant from the folder of the file, as the nodes see it.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ def parse(content: dict[str, Any], path: Path) -> tuple[str, Task]:
         raise BadInput(f"{path} names {what}", hint='script = "train.py"')
     if wish.checkpoint_pattern and "{step}" not in wish.checkpoint_pattern:
         raise BadInput(f"{path}: checkpoint_pattern {wish.checkpoint_pattern!r} has no {{step}}", hint="step_{step}.pt")
+    if not math.isfinite(wish.restart_window) or not math.isfinite(wish.grace):
+        raise BadInput(f"{path}: restart_window and grace are numbers of seconds")
     cwd = (path.parent / wish.cwd).absolute()
     name = wish.job or sanitised(path.stem)
     check_name("job", name)

@@ -6,12 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from torchloom.agent.scratch import LOCK, YOUNG, remove_abandoned, scratch
+from torchloom.agent.scratch import LOCK, remove_abandoned, scratch
 
 OWNER = """
 import sys, time
@@ -51,14 +50,17 @@ def test_what_a_killed_owner_left_is_removed_and_a_living_ones_is_not() -> None:
         assert not folder.exists()
 
 
-def test_one_that_is_just_being_made_is_left_alone(temporary: Path) -> None:
-    young, old = temporary / "loom-test-young", temporary / "loom-test-old"
-    for folder in (young, old):
+def test_what_has_not_our_mark_is_left_alone_however_old_it_is(temporary: Path) -> None:
+    for name, content in (("loom-test-results", None), ("loom-test-theirs", b"another program's\n")):
+        folder = temporary / name
         folder.mkdir()
-    os.utime(old, (0, time.time() - 2 * YOUNG))
+        (folder / "file").touch()
+        if content is not None:
+            (folder / LOCK).write_bytes(content)
+        os.utime(folder, (0, 0))
     remove_abandoned("loom-test-")
-    assert young.exists()
-    assert not old.exists()
+    assert (temporary / "loom-test-results" / "file").exists()
+    assert (temporary / "loom-test-theirs" / "file").exists()
 
 
 def test_what_others_named_alike_is_left_alone(temporary: Path) -> None:

@@ -43,6 +43,7 @@ class PlayedAgent:
         self.stubborn = False
         """Ranks do not end when they are told to."""
         self.launches: list[Launch] = []
+        self.dismissed: list[Dismiss] = []
 
     def beat(self) -> NodeBeat:
         return NodeBeat(
@@ -81,7 +82,8 @@ class PlayedAgent:
                     if rank.state != "ended":
                         self.end(rank.rank, signal="SIGTERM", attempt=command.attempt, job=command.job)
             case Dismiss():
-                self.attempts.pop(key, None)
+                if self.attempts.pop(key, None) is not None:
+                    self.dismissed.append(command)
 
     def end(
         self,

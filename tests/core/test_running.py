@@ -77,7 +77,65 @@ def test_nodes_that_said_goodbye_are_forgotten_and_others_only_missed() -> None:
     site.hear()
     site.loom.now += 7
     site.loom.fabric.watch.forget_nodes(site.loom.now)
+    assert list(site.loom.fabric.watch.nodes) == ["n1", "mine"]
+    site.loom.now += NODE_PATIENCE
+    site.loom.fabric.watch.forget_nodes(site.loom.now)
     assert list(site.loom.fabric.watch.nodes) == ["n1"]
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        ({"cwd": "a\0b"}, "a NUL in its words or its environment"),
+        ({"env": {"A=B": "1"}}, "'A=B' cannot be the name of a variable"),
+        ({"resume_arg": "--r '{path}"}, 'resume_arg "--r \'{path}": No closing quotation'),
+        ({"node": "n1", "nodes": 2}, "one node is named, and 2 are wanted"),
+        ({"node": "n1", "per_node": 5}, "5 ranks on a node, and none takes more than 4 (n1)"),
+        ({"node": "mine"}, "mine serves one job alone"),
+    ],
+)
+def test_what_could_never_be_started_is_refused(task: dict[str, object], why: str) -> None:
+    site = Site("n1", "mine")
+    site.agents["mine"].tied = True
+    site.hear()
+    answer = site.submit(**task)  # type: ignore[arg-type]
+    assert isinstance(answer, No)
+    assert answer.why == why
+
+
+def test_a_named_node_has_to_have_room_too() -> None:
+    site = Site("n1")
+    site.submit(9, job="other", per_node=3)
+    site.settle()
+    site.submit(node="n1")
+    site.settle(2)
+    view = runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now)
+    assert (site.phase, view.runs[0].waiting) == ("submitted", "room for 2 on n1: 1 of 4 free")
+
+
+def test_a_launcher_that_was_held_up_for_a_while_finds_its_job_running() -> None:
+    site = Site("mine")
+    site.agents["mine"].tied = True
+    site.hear()
+    site.submit(node="mine", attended=True)
+    site.settle()
+    site.silent.add("mine")
+    site.settle(NODE_PATIENCE - 2)
+    site.silent.clear()
+    site.settle(1)
+    assert (site.phase, site.run.ordinal) == ("running", 1)
+
+
+def test_a_node_that_a_job_has_left_keeps_nothing_ready_for_it() -> None:
+    site = Site("n1", "n2")
+    site.submit()
+    site.settle()
+    site.tell(site.loom.ask(Drain(node=site.run.nodes[0]), "to"))
+    left = site.agents[site.run.nodes[0]]
+    left.end(0, signal="SIGKILL")
+    site.settle(2)
+    assert site.run.nodes != (left.node,)
+    assert [command.last for command in left.dismissed] == [True]
 
 
 def test_of_two_that_wait_for_the_same_room_the_one_that_came_first_gets_it() -> None:
@@ -183,7 +241,7 @@ def test_a_job_whose_launcher_is_gone_ends_and_gives_its_name_free() -> None:
     site.submit(node="mine", attended=True)
     site.settle()
     site.silent.add("mine")
-    site.settle(30)
+    site.settle(3 * NODE_PATIENCE)
     assert (site.phase, site.run.reason) == ("failed", "the `loom run` that started it is gone")
 
 

@@ -78,7 +78,7 @@ class Cluster:
 
     def submit(self, steps: int = 100_000, **settings: Any) -> None:
         given = {"script": "train.py", "args": [str(self.folder), str(steps)], "standby": False} | settings
-        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+        text = "".join(f"{key} = {_toml(value)}\n" for key, value in given.items())
         (self.folder / "mnist.toml").write_text(text)
         done = self.loom("submit", "mnist.toml")
         assert done.returncode == 0, done.stderr
@@ -127,6 +127,12 @@ class Cluster:
                 process.kill()
 
 
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
 def ours(folder: Path) -> list[psutil.Process]:
     """Processes that have this state folder in their environment."""
     found = []
@@ -138,8 +144,8 @@ def ours(folder: Path) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
-    one = Cluster(folder)
+def cluster(folder: Path, **env: str) -> Iterator[Cluster]:
+    one = Cluster(folder, **env)
     try:
         yield one
     finally:

@@ -16,7 +16,7 @@ from tests.flow.agents import LOOM, Cluster, cluster, ours
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("agents")) as one:
+    with cluster(tmp_path_factory.mktemp("agents"), TORCHLOOM_NODE_PATIENCE_SECONDS="8") as one:
         one.start_agent("n1")
         one.start_agent("n2")
         yield one
@@ -152,6 +152,21 @@ def test_an_agent_that_is_told_to_leave_says_what_goes_on(site: Cluster) -> None
     assert psutil.pid_exists(site.pid(0))
     assert "1 rank goes on; `loom agent` finds it again" in site.log()
     site.start_agent("n2")
+
+
+def test_a_server_that_hangs_makes_nobody_start_anything_anew(site: Cluster) -> None:
+    """The rank is one that says nothing itself: only the agent tells of it, and nothing can be heard for a while."""
+    site.submit(env={"TORCHLOOM_OFF": "1"})
+    site.until(lambda: site.trains(1), "a rank")
+    pid = site.pid(0)
+    (server,) = [p for p in psutil.process_iter() if p.name() == "nats-server" and str(site.folder) in str(p.cmdline())]
+    server.suspend()
+    time.sleep(6 + 3)  # longer than an agent may be silent, and than it is waited for here
+    server.resume()
+    time.sleep(2)
+    assert site.loom("jobs").stdout.splitlines()[1].split()[1] == "running"
+    assert (site.pid(0), psutil.pid_exists(pid)) == (pid, True)
+    assert "silent" not in site.loom("incidents", "--open").stdout
 
 
 def spares(site: Cluster) -> list[psutil.Process]:

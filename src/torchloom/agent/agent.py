@@ -203,12 +203,12 @@ class Agent:
         job = self.jobs[command.job]
         places = [place for place in command.places if place.node == self.node.name]
         python = command.task.python or sys.executable
-        base = dict(os.environ)
+        base = _passed_on(self.say)
         try:
             link = await self._keeper(job, command)
             await attempt.start(command, places, link, python, base, self.ways)
-        except (TorchLoomError, OSError) as error:
-            attempt.trouble = getattr(error, "message", "") or str(error)
+        except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear that nothing is started here
+            attempt.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
             attempt.ranks = {}
             self._news.set()
             return
@@ -262,6 +262,8 @@ class Agent:
 
         def ended(end: Ended) -> None:
             number, _, rank = end.key.partition("-")
+            if not number.isdecimal() or not rank.isdecimal():
+                return  # not one of ours
             attempt = owner().attempts.get(int(number))
             if attempt is not None and int(rank) in attempt.ranks:
                 attempt.ended(int(rank), end)
@@ -336,3 +338,19 @@ class Agent:
             if kill:
                 for attempt in job.attempts.values():
                     shutil.rmtree(attempt.folder, ignore_errors=True)
+
+
+def _passed_on(say: Callable[[str], None]) -> dict[str, str]:
+    """The environment of this process, as far as it is text: with anything else no rank could be started."""
+    known = {name: value for name, value in os.environ.items() if (name + value).isascii() or _is_text(name + value)}
+    for name in sorted(os.environ.keys() - known.keys()):
+        say(f"the variable {name!a} is not passed on: it is not UTF-8")
+    return known
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -113,7 +113,7 @@ class Attempt:
             self._end(rank, code=None, signal="", evidence=error.message)
             return
         except TorchLoomError as error:
-            self._end(rank, code=1, signal="", evidence=error.message)
+            self._end(rank, code=1, signal="", evidence=f"exit code 1: it was not started: {error.message}")
             return
         if isinstance(answer, Begun):
             self.runs(rank, answer)

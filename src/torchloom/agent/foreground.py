@@ -124,7 +124,7 @@ class OwnRanks:
         self.output.follow(attempt.logs, sorted(attempt.ranks), attempt.launch.ordinal)
 
     async def show(self, _run: RunView | None, told: int) -> None:
-        self.output.show(told)
+        await asyncio.to_thread(self.output.show, told)  # a terminal that is held must not hold the agent
 
     async def finish(self, _run: RunView | None) -> None:
         self.output.finish()

@@ -66,7 +66,7 @@ class Output:
     def show(self, attempts: int | None = None) -> bool:
         """Print what is new in the files, of so many attempts; whether there was anything."""
         found = False
-        for (folder, rank, which), tail in self._tails.items():
+        for (folder, rank, which), tail in list(self._tails.items()):
             if (attempts is None or tail.attempt <= attempts) and (data := tail.read()):
                 found = True
                 self.feed(folder, rank, which, data)

@@ -34,8 +34,8 @@ def prepare(task: Task, host: str) -> Prepared:
         return Prepared(
             trouble=f"{error.message} → {error.hint}" if error.hint else error.message, code=error.exit_code
         )
-    except OSError as error:
-        return Prepared(trouble=str(error))
+    except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear of it
+        return Prepared(trouble=str(error) or type(error).__name__)
 
 
 def _with_checkpoint(task: Task, port: int) -> Prepared:

@@ -10,22 +10,23 @@ import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 LOCK = "owner.lock"
-YOUNG = 60.0
-"""Seconds for which a folder without a lock may be one that is just being made."""
+OURS = b"a folder of torchLoom, removed with its owner\n"
 
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     remove_abandoned(prefix)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    beside = folder / f".{LOCK}"
+    lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(lock, OURS)
+        beside.rename(folder / LOCK)  # held already when it appears
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -33,26 +34,20 @@ def scratch(prefix: str) -> Iterator[Path]:
 
 
 def remove_abandoned(prefix: str) -> None:
-    """Those of this user whose owner is dead."""
+    """Those of this user whose owner is dead; only what has our mark in it was made here."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            state = folder.lstat()
-            if state.st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
-                _remove_if_abandoned(folder, state.st_mtime)
+            if folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
+                _remove_if_abandoned(folder)
 
 
-def _remove_if_abandoned(folder: Path, changed: float) -> None:
-    try:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        if time.time() - changed > YOUNG:
-            shutil.rmtree(folder, ignore_errors=True)
-        return
+def _remove_if_abandoned(folder: Path) -> None:
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.pread(lock, 100, 0) == OURS:
+            shutil.rmtree(folder, ignore_errors=True)
     except BlockingIOError:
         return  # someone lives in it
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(lock)

@@ -40,7 +40,7 @@ async def serve(
     settings: Settings, node: Node, folder: Path, say: Callable[[str], None], tied: bool = False, spare: bool = True
 ) -> None:
     """Until SIGTERM or Ctrl-C, or until someone else speaks for this node (AlreadyUp)."""
-    with alone(folder, node.name) as known:
+    with alone(folder, node.name):
         address = find(settings, Role.AGENT)
         client = await connect(address, name=f"agent {node.name}", keep_trying=True)
         try:
@@ -51,9 +51,8 @@ async def serve(
             agent.launched = lambda attempt: say(f"{attempt.job}: starting {_ranks_of(attempt)}")
             agent.folder.mkdir(exist_ok=True, mode=0o700)
             taken = await _listen(agent)
-            if not known:  # another machine may have this name; one that was here before needs no such care
-                await asyncio.sleep(1.5 * BEAT_SECONDS)
-                _refuse(taken, node)
+            await asyncio.sleep(1.5 * BEAT_SECONDS)  # another may have this name, here or elsewhere
+            _refuse(taken, node)
             await remove_left(folder)
             if ranks := await adopt(agent):
                 say(f"found {ranks} rank{'s' if ranks != 1 else ''} that went on without an agent")
@@ -78,8 +77,8 @@ def what_it_has(node: Node) -> str:
 
 
 @contextlib.contextmanager
-def alone(folder: Path, node: str) -> Iterator[bool]:
-    """Hold the folder; whether an agent of this name has held it before."""
+def alone(folder: Path, node: str) -> Iterator[None]:
+    """Hold the folder."""
     try:
         for parent in reversed((folder, *folder.parents)):
             parent.mkdir(exist_ok=True, mode=0o700)
@@ -92,10 +91,7 @@ def alone(folder: Path, node: str) -> Iterator[bool]:
         os.close(lock)
         raise AlreadyUp(f"an agent for {node} runs already, with {folder}", hint="--name gives another name") from None
     try:
-        known = os.pread(lock, 1000, 0).decode(errors="replace").strip() == node
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{node}\n".encode(), 0)
-        yield known
+        yield
     finally:
         os.close(lock)
 
@@ -107,7 +103,7 @@ async def _listen(agent: Agent) -> asyncio.Future[str]:
     async def on_beat(message: Msg) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
             beat = decode_node_beat(message.data)
-            if beat.incarnation != agent.incarnation and not taken.done():
+            if beat.incarnation < agent.incarnation and not beat.leaving and not taken.done():  # who was first stays
                 taken.set_result(f"{beat.host}, process {beat.pid}")
 
     async def on_lines(message: Msg) -> None:

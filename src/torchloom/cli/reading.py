@@ -123,7 +123,8 @@ def _show_files(call: Call, folder: Path) -> int:
     from torchloom.agent.output import Output
 
     args = call.args
-    attempts = sorted(folder.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    found = [path for path in folder.glob("attempt-*") if path.name.rpartition("-")[2].isdecimal()]
+    attempts = sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
     wanted = [path for path in attempts if args.attempt in {None, int(path.name.rpartition("-")[2])}]
     if not wanted:
         raise Refused(f"{args.job} had no attempt {args.attempt}", hint=f"there are {len(attempts)}")
@@ -137,7 +138,8 @@ def _show_files(call: Call, folder: Path) -> int:
 
 
 def _ranks(folder: Path, rank: int | None) -> list[int]:
-    found = {int(path.stem.rpartition("-")[2]) for path in folder.glob("rank-*.out")}
+    numbers = [path.stem.rpartition("-")[2] for path in folder.glob("rank-*.out")]
+    found = {int(number) for number in numbers if number.isdecimal()}
     return sorted(found if rank is None else found & {rank})
 
 

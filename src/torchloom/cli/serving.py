@@ -65,6 +65,10 @@ def agent(call: Call) -> int:
     return 0
 
 
+NO_JOB = "-"
+"""No job has this name: only the nodes are wanted, whatever there is of jobs."""
+
+
 def see(call: Call, job: str | None = None) -> RunsView:
     from torchloom.bus.asking import Asking
     from torchloom.subjects import Role
@@ -81,7 +85,7 @@ def nodes(call: Call) -> int:
 
     from torchloom.views import nodes as view_nodes
 
-    view = see(call)
+    view = see(call, NO_JOB)
     if call.json:
         call.print_json(view.nodes)
     elif view.nodes:

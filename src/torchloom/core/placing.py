@@ -57,8 +57,8 @@ def waits_for(fabric: Fabric, run: Run, now: float) -> str:
         return ""
     node = run.task.node
     if node is not None:
-        why = "it is drained" if node in fabric.runs.drained else "its agent is silent"
-        return f"node {node}: {why}"
+        known = node in fabric.watch.nodes
+        return f"room for {run.task.per_node} on {_told(fabric, node, run.job, now) if known else f'{node}: silent'}"
     told = [_told(fabric, name, run.job, now) for name in sorted(fabric.watch.nodes)]
     there = "; ".join(told[:8]) + (f"; and {len(told) - 8} more" if len(told) > 8 else "")
     wanted = "a node" if run.task.nodes == 1 else f"{run.task.nodes} nodes"
@@ -78,7 +78,8 @@ def _told(fabric: Fabric, node: str, job: str, now: float) -> str:
 
 def too_large(fabric: Fabric, task: Task) -> str:
     """Why no node that is known could ever take this, or nothing."""
-    sizes = {node: capacity(seen.beat) for node, seen in fabric.watch.nodes.items() if not seen.beat.tied}
+    there = {node: seen for node, seen in fabric.watch.nodes.items() if task.node in {None, node}}
+    sizes = {node: capacity(seen.beat) for node, seen in there.items() if not seen.beat.tied}
     if not sizes or task.per_node <= max(sizes.values()):
         return ""
     largest = max(sizes, key=lambda node: sizes[node])
@@ -88,7 +89,11 @@ def too_large(fabric: Fabric, task: Task) -> str:
 def _chosen(fabric: Fabric, run: Run, now: float) -> list[str]:
     usable = [node for node in fabric.watch.nodes if _usable(fabric, node, now)]
     if run.task.node is not None:
-        return [run.task.node] if run.task.node in usable else []
+        node = run.task.node
+        if node not in usable:
+            return []
+        beat = fabric.watch.nodes[node].beat
+        return [node] if beat.tied or room(fabric, node, beat, run.job) >= run.task.per_node else []
     free = {
         node: room(fabric, node, fabric.watch.nodes[node].beat, run.job)
         for node in usable

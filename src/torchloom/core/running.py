@@ -29,6 +29,7 @@ from torchloom.messages import (
     JobEnded,
     Launch,
     NodeCommand,
+    Place,
     RankDied,
     RankId,
     RankLeft,
@@ -58,7 +59,7 @@ def heard(fabric: Fabric, node: str) -> Decision:
     tasks: list[tuple[str, NodeCommand]] = []
     for status in beat.attempts:
         run = fabric.runs.by_job.get(status.job)
-        last = run is None or run.over
+        last = run is None or run.over or node not in run.nodes
         if run is not None and not run.over and run.attempt <= status.attempt:
             continue
         if all(rank.state == "ended" for rank in status.ranks):
@@ -229,7 +230,7 @@ def _lost_node(fabric: Fabric, run: Run, now: float) -> str:
     for node in run.nodes:
         if fabric.watch.node_speaks(node, now) or _alive(fabric, run, node):
             continue
-        if _patience_over(fabric, node, now):
+        if _patience_over(fabric, run, node, now):
             return f"the agent on {node} is silent"
     return ""
 
@@ -251,22 +252,33 @@ def _silent_agents(fabric: Fabric, run: Run, now: float) -> list[Record]:
 
 
 def _deserted(fabric: Fabric, run: Run, now: float) -> bool:
-    return run.task.node is not None and not fabric.watch.node_speaks(run.task.node, now)
+    """Its launcher has been away for too long to come back."""
+    seen = fabric.watch.nodes.get(run.task.node or "")
+    if seen is None:
+        return not fabric.watch.node_speaks(run.task.node or "", now)
+    return seen.beat.leaving or now - seen.heard > fabric.settings.node_patience_seconds
 
 
 def _given_up(fabric: Fabric, run: Run, node: str, now: float) -> bool:
     """Nobody answers there, and if a rank still runs, it has been waited for long enough."""
     if fabric.watch.node_speaks(node, now):
         return False
-    return _patience_over(fabric, node, now) or not _alive(fabric, run, node)
+    return _patience_over(fabric, run, node, now) or not _alive(fabric, run, node)
 
 
-def _patience_over(fabric: Fabric, node: str, now: float) -> bool:
-    """A silent agent may be started anew and find its ranks; not one whose ranks ended with it."""
+def _patience_over(fabric: Fabric, run: Run, node: str, now: float) -> bool:
+    """A silent agent may speak again, or be started anew and find its ranks; not one whose ranks ended with it."""
     seen = fabric.watch.nodes.get(node)
-    if seen is None or seen.beat.tied or seen.beat.leaving:
+    if seen is None or seen.beat.leaving:
+        return True
+    if seen.beat.tied and any(at.node == node and _was_heard(fabric, run, at) for at in run.places):
         return True
     return now - seen.heard > fabric.settings.node_patience_seconds
+
+
+def _was_heard(fabric: Fabric, run: Run, at: Place) -> bool:
+    known = fabric.ranks.get(RankId(run.job, REPLICA, at.rank))
+    return known is not None and known.incarnation == at.incarnation
 
 
 def _alive(fabric: Fabric, run: Run, node: str) -> bool:
@@ -364,6 +376,8 @@ def _told(fabric: Fabric, run: Run, reason: str, then: str, evidence: tuple[str,
     decision = "all ranks are ended, then started again from the newest valid checkpoint"
     if then == "fail":
         decision = "all ranks are ended; the job is given up"
+    elif reason.endswith("is silent"):
+        decision = "started again elsewhere; what may still run there is ended when its agent is back"
     known = next((rank for rank in fabric.ranks.values() if str(rank.id) == subject), None)
     records: list[Record] = []
     if known is not None and known.presence in PRESENT:

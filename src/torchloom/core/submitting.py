@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+
 from torchloom.core import running
 from torchloom.core.decision import Decision
 from torchloom.core.fabric import Fabric
 from torchloom.core.placing import too_large
 from torchloom.core.presence import PRESENT, JobPhase
 from torchloom.core.runs import RunPhase
-from torchloom.messages import Cancel, Done, Drain, JobBegan, No, NodeDrained, Record, RunSubmitted, Submit
+from torchloom.messages import Cancel, Done, Drain, JobBegan, No, NodeDrained, Record, RunSubmitted, Submit, Task
 
 
 def submit(fabric: Fabric, ask: Submit) -> Decision:
@@ -21,9 +23,15 @@ def submit(fabric: Fabric, ask: Submit) -> Decision:
     members = [fabric.ranks[rank] for rank in fabric.ranks_of_job.get(ask.job, ())]
     if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
         return _no(f"{ask.job} is running already, started by another launcher", "choose another name")
-    if ask.task.node is not None and ask.task.node not in fabric.watch.nodes:
-        return _no(f"there is no agent on node {ask.task.node}", f"agents are on: {_known_nodes(fabric)}")
-    if ask.task.node is None and (why := too_large(fabric, ask.task)):
+    if wrong := _wrong(ask.task):
+        return _no(wrong, "mend it and submit it again")
+    if ask.task.node is not None:
+        seen = fabric.watch.nodes.get(ask.task.node)
+        if seen is None:
+            return _no(f"there is no agent on node {ask.task.node}", f"agents are on: {_known_nodes(fabric)}")
+        if seen.beat.tied and not ask.task.attended:
+            return _no(f"{ask.task.node} serves one job alone", "name another node, or none")
+    if not ask.task.attended and (why := too_large(fabric, ask.task)):
         return _no(why, "fewer ranks on each of more nodes; `loom nodes` shows what there is")
     records: list[Record] = [RunSubmitted(job=ask.job, task=ask.task, request=ask.request, operator=ask.operator)]
     if job is None or job.phase is not JobPhase.RUNNING:
@@ -56,6 +64,22 @@ def drain(fabric: Fabric, ask: Drain) -> Decision:
     record = NodeDrained(node=ask.node, drained=not ask.undo, operator=ask.operator)
     text = f"{ask.node} may be used again" if ask.undo else f"nothing more is started on {ask.node}"
     return Decision((record,), answer=Done(text=text), reason=text)
+
+
+def _wrong(task: Task) -> str:
+    """What no process could be started with, or nothing."""
+    words = (*task.argv, task.python, task.cwd, task.log_dir, task.checkpoint_dir, *task.env, *task.env.values())
+    if any("\0" in word for word in words):
+        return "a NUL in its words or its environment"
+    if bad := next((name for name in task.env if not name or "=" in name), None):
+        return f"{bad!r} cannot be the name of a variable"
+    if task.node is not None and task.nodes > 1:
+        return f"one node is named, and {task.nodes} are wanted"
+    try:
+        shlex.split(task.resume_arg)
+    except ValueError as error:
+        return f"resume_arg {task.resume_arg!r}: {error}"
+    return ""
 
 
 def _known_nodes(fabric: Fabric) -> str:

@@ -121,13 +121,11 @@ class Watch:
 
     def forget_nodes(self, now: float) -> None:
         """Those that said that they leave, or that served one job alone, and have been silent since."""
-        gone = [
-            n
-            for n, seen in self.nodes.items()
-            if (seen.beat.leaving or seen.beat.tied) and now - seen.heard > NODE_SILENCE
-        ]
-        for node in gone:
-            del self.nodes[node]
+        patience = self.settings.node_patience_seconds + NODE_SILENCE
+        for node, seen in list(self.nodes.items()):
+            away = now - seen.heard
+            if (seen.beat.leaving and away > NODE_SILENCE) or (seen.beat.tied and away > patience):
+                del self.nodes[node]
 
     def link_opened(self, life: Life, link: str) -> None:
         self.links.setdefault(life, set()).add(link)

@@ -75,6 +75,8 @@ log = logging.getLogger("torchloom.weaver")
 TICK_SECONDS = 0.25
 THOROUGH = 4
 """Every so many ticks everyone is looked at."""
+HEARING_SECONDS = 1.0
+"""In which a server that works answers a ping."""
 BATCH = 1000
 """Events decided together at most."""
 STUCK = "nothing has been decided"
@@ -366,7 +368,7 @@ class Weaver:
     # ── time ──
 
     async def _tick(self) -> None:
-        before, count = self.clock(), 0
+        before, count, deaf = self.clock(), 0, False
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = self.clock()
@@ -374,6 +376,13 @@ class Weaver:
                 log.warning("asleep for %.1f s; every timer begins anew", now - before)
                 self.fabric.restart_watch(now)
             before = now
+            if not await self._hears():
+                deaf = True
+                continue  # whoever is silent now may only be unheard
+            if deaf:
+                log.warning("the server answers again; every timer begins anew")
+                self.fabric.restart_watch(self.clock())
+                deaf = False
             if self.fabric.watch.reunion and now >= self.fabric.watch.blind_until:
                 await self._call_roll()
             if self._queue.empty():
@@ -382,6 +391,16 @@ class Weaver:
                 self._queue.put_nowait(Waiting(Tick(thorough=count % THOROUGH == 0)))
                 for job in self.fabric.runs.due():
                     self._queue.put_nowait(Waiting(RunDue(job)))
+
+    async def _hears(self) -> bool:
+        """Whether the server answers over the link we have; one that hangs keeps it open and says nothing."""
+        if not self.client.is_connected:
+            return True  # that is known, and its end will be announced
+        try:
+            await self.client.flush(timeout=HEARING_SECONDS)
+        except (nats.errors.Error, OSError, TimeoutError):
+            return not self.client.is_connected
+        return True
 
     async def _call_roll(self) -> None:
         watch = self.fabric.watch
