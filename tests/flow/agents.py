@@ -30,9 +30,9 @@ folder, steps, rank = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["RANK"
 resume = os.environ["TORCHLOOM_RESUME_FROM"]
 first = int(Path(resume).stem.rpartition("_")[2]) if resume else 0
 node, attempt = os.environ["GROUP_RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+(folder / f"pid-{rank}").write_text(str(os.getpid()))
 print(f"rank {rank} of {os.environ['WORLD_SIZE']} on node {node} from {first} attempt {attempt}", flush=True)
 print(f"a complaint of {rank}", file=sys.stderr, flush=True)
-(folder / f"pid-{rank}").write_text(str(os.getpid()))
 with torchloom.attach() as loom:
     for step in range(first + 1, steps + 1):
         time.sleep(0.02)
@@ -52,6 +52,8 @@ class Cluster:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("TORCHLOOM_")}
         self.env["TORCHLOOM_STATE"] = str(folder / "state")
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.before: set[Path] = set()
+        """What older runs have printed."""
         self.start("up", "--port", "0", *listen, **env)
         self.until(lambda: self.loom("status").returncode == 0, "a control plane")
 
@@ -80,6 +82,7 @@ class Cluster:
         given = {"script": "train.py", "args": [str(self.folder), str(steps)], "standby": False} | settings
         text = "".join(f"{key} = {_toml(value)}\n" for key, value in given.items())
         (self.folder / "mnist.toml").write_text(text)
+        self.before = self._logs()
         done = self.loom("submit", "mnist.toml")
         assert done.returncode == 0, done.stderr
 
@@ -101,9 +104,12 @@ class Cluster:
 
     def trains(self, ranks: int, attempt: int = 0) -> bool:
         """Whether so many ranks of the newest run have begun this attempt."""
-        runs = {path.name for path in self.folder.glob("state/agents/*/jobs/mnist/logs/*")}
-        logs = f"state/agents/*/jobs/mnist/logs/{max(runs, default='-')}/attempt-{attempt + 1}/rank-*.out"
-        return sum(f"attempt {attempt}\n" in path.read_text() for path in self.folder.glob(logs)) == ranks
+        found = [path for run in self._logs() - self.before for path in run.glob(f"attempt-{attempt + 1}/rank-*.out")]
+        return sum(f"attempt {attempt}\n" in path.read_text() for path in found) == ranks
+
+    def _logs(self) -> set[Path]:
+        """The folders of all runs so far, on each node."""
+        return set(self.folder.glob("state/agents/*/jobs/mnist/logs/*"))
 
     def until(self, what: Callable[[], Any], wanted: str, seconds: float = 30.0) -> None:
         end = time.monotonic() + seconds

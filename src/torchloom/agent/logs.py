@@ -22,7 +22,8 @@ def log_folder(job_folder: Path, command: Prepare | Launch) -> Path:
 
 
 def stamp(at: float) -> str:
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(at))
+    """With milliseconds: a short job may be submitted again in the same second."""
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(at)) + f"-{int(at * 1000) % 1000:03d}"
 
 
 def launches(job_folder: Path) -> list[tuple[Launch, bool]]:
