@@ -98,7 +98,7 @@ class Site(Cluster):
         subprocess.run(command, env=env, input=input, text=True, check=True, capture_output=True, timeout=30)
 
     def begin_agent(self, node: str) -> subprocess.Popen[bytes]:
-        command = ["ip", "netns", "exec", self.network.space(node), *LOOM, "agent", "--name", node]
+        command = ["ip", "netns", "exec", self.network.space(node), *LOOM, "agent", "--standby", "0", "--name", node]
         env = self.env | {"TORCHLOOM_STATE": str(self.folder / node)}
         with (self.folder / "started.log").open("ab") as output:
             process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)

@@ -20,7 +20,7 @@ def site(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def start(site: Cluster) -> subprocess.Popen[bytes]:
-    agent = site.start("agent", "--name", "n1", "--tied")
+    agent = site.start("agent", "--standby", "0", "--name", "n1", "--tied")
     site.until(lambda: site.agent("n1") == agent.pid, "an agent")
     return agent
 
