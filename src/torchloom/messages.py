@@ -8,11 +8,11 @@ an unknown tag, a wrong type or a value out of bounds is refused whole.
     rank     → weaver   Reply    Standing Ready Applied Ordered   to a command; asked for again until it comes
     rank     → weaver   Beat                              once a second, never stored one by one
     agent    → weaver   NodeBeat                          once a second, and when something changed
-    anyone who knows → weaver   Fact   DeviceFailed DeviceRecovered RankExited      durable
+    anyone who knows → weaver   Fact   DeviceFailed DeviceRecovered DeviceWarned RankExited Inspected   durable
     operator → weaver   Ask      Fail Recover Register SetKnobs Revert Steer Submit Cancel Drain → Done or No
     viewer   → weaver   Look     LookFabric LookCurves LookKnobs LookCheckpoints LookRuns    answered with a picture
     weaver   → rank     Command  Welcome Introduce Muted Farewell WhereAreYou Propose Verdict Order
-    weaver   → agent    NodeCommand   Prepare Launch Halt Dismiss      told again until beats show that it is so
+    weaver   → agent    NodeCommand   Prepare Launch Halt Examine Inspect Dismiss   told until beats show that it is so
     weaver   → log      Entry    of Records: everything the weaver knows is a fold of these
 """
 
@@ -168,6 +168,9 @@ class Resumed(Message, frozen=True):
     """Newer ones that were not whole, and why."""
 
 
+PhaseName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,32}$")]
+
+
 class StepTimes(Part, frozen=True):
     """Step durations since the last beat, in seconds."""
 
@@ -175,6 +178,10 @@ class StepTimes(Part, frozen=True):
     p50: float
     p99: float
     longest: float
+    own: float | None = None
+    """Median of what the rank itself needed, without waiting for its peers; absent where that is not known."""
+    data: float | None = None
+    """Median of what was spent waiting for the next batch; absent where that is not known."""
 
 
 class Beat(Message, frozen=True):
@@ -189,9 +196,14 @@ class Beat(Message, frozen=True):
     metrics: Annotated[dict[str, float], Meta(max_length=MAX_METRICS)] = {}
     not_finite: Annotated[tuple[str, ...], Meta(max_length=MAX_METRICS + 1)] = ()
     """Names among loss and metrics whose value was NaN or infinite: JSON has no word for those."""
+    bad_steps: tuple[int, int] | None = None
+    """The loss went bad in one of these steps, from the first that may be to the first that is known to be."""
     rss_mb: float = 0.0
     device_mb: float | None = None
     """Memory the rank's allocator holds on its devices; absent without an accelerator."""
+    free_mb: float | None = None
+    """What the machine, or the rank's cgroup, has left for it; absent where that cannot be known."""
+    device_free_mb: float | None = None
     dropped: int = 0
     """Metric values that could not be reported: not a number, or too many names."""
     change: int = 0
@@ -199,6 +211,12 @@ class Beat(Message, frozen=True):
     paused: bool = False
     knobs: Annotated[dict[str, Value], Meta(max_length=128)] = {}
     """Values as they are now; told by rank 0 of a replica."""
+    still: Seconds = 0.0
+    """Seconds since the last step ended; since the rank attached, before the first."""
+    phase: PhaseName = ""
+    """What it says it does other than training: "eval", "checkpoint"; empty: it trains."""
+    collectives: int | None = None
+    """Collectives its main process group has begun so far; absent without one."""
 
 
 Report = Hello | Goodbye | Knobs | Saved | SaveFailed | Resumed
@@ -257,17 +275,67 @@ Reply = Standing | Ready | Applied | Ordered
 # ── whoever knows → weaver ───────────────────────────────────────────────────────────────────────────────────────────
 
 
+AlertName = Annotated[str, Meta(max_length=64)]
+
+
 class DeviceFailed(Message, frozen=True):
     """A monitoring system, an agent or a person says that a device is broken."""
 
     device: Name
     cause: Text = "unspecified"
     source: Text = "monitoring"
+    alert: AlertName = ""
+    """The alert that says so, under the name it has also when it is over; empty: the source itself."""
+    began: Seconds = 0.0
+    """Which time the alert fires: when it began to."""
 
 
 class DeviceRecovered(Message, frozen=True):
+    """Whoever said that a device is broken says that it is not any more. It works again once nobody says so."""
+
     device: Name
     source: Text = "monitoring"
+    alert: AlertName = ""
+    began: Seconds = 0.0
+
+
+ALL_OVER: Final = "all"
+"""Of a DeviceWarned that is over: whatever was told of this device before does not hold any more."""
+
+
+class DeviceWarned(Message, frozen=True):
+    """A device is not broken but not well: too hot, throttled, losing memory rows. Or it is well again."""
+
+    device: Name
+    what: Annotated[str, Meta(max_length=64)]
+    """Which condition, in a word: the same at its end. At an end also ALL_OVER."""
+    detail: Text = ""
+    source: Text = "monitoring"
+    over: bool = False
+
+
+class RankStacks(Part, frozen=True):
+    """Where the threads of a rank are, or why that cannot be told."""
+
+    rank: RankNumber
+    how: Literal["itself", "signal", "py-spy", "none"]
+    """The rank told it at its ease; by force, while its interpreter was held; it was read from outside; not at all."""
+    text: Annotated[str, Meta(max_length=20_000)] = ""
+    state: Annotated[str, Meta(max_length=200)] = ""
+    """Of the process, as the kernel sees it."""
+    said: Text = ""
+    """The last lines it wrote to stderr."""
+
+
+class Inspected(Message, frozen=True):
+    """What an agent found when it looked at the ranks of a job, for an incident."""
+
+    job: Name
+    node: Name
+    incident: Name
+    ranks: Annotated[tuple[RankStacks, ...], Meta(max_length=1024)] = ()
+    host: Text = ""
+    """How the machine fares: load, pressure, memory."""
 
 
 class RankExited(Message, frozen=True):
@@ -282,10 +350,45 @@ class RankExited(Message, frozen=True):
     evidence: Text = ""
 
 
-Fact = DeviceFailed | DeviceRecovered | RankExited
+Fact = DeviceFailed | DeviceRecovered | DeviceWarned | RankExited | Inspected
 
 
 # ── agent → weaver ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+EventKind = Literal[
+    "crash",
+    "hang",
+    "frozen",
+    "held",
+    "straggler",
+    "not_finite",
+    "loss_spike",
+    "gradient",
+    "starved",
+    "slowdown",
+    "memory",
+    "overdue",
+    "device",
+    "device_warning",
+]
+"""What can be wrong. docs/detection.md explains each."""
+Response = Literal["report", "stacks", "checkpoint", "pause", "drain", "restart", "evict", "rollback"]
+
+
+class Rule(Part, frozen=True):
+    """What to do when something is wrong with a job."""
+
+    on: EventKind
+    do: Annotated[tuple[Response, ...], Meta(min_length=1, max_length=8)]
+    after: Seconds | None = None
+    """So long it may last before anything is done; absent: as the settings say."""
+    back: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """Checkpoints to roll back."""
+    skip: bool = False
+    """Leave out the batches that led there, after a rollback."""
+    limit: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    """Most often it is done within the job's window of restarts; after that it is only reported."""
 
 
 class Task(Part, frozen=True):
@@ -300,7 +403,11 @@ class Task(Part, frozen=True):
     """Set in addition to the agent's own environment."""
     per_node: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Ranks on each node."""
+    least: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    """So many on a node will do where there is no room for more; absent: all of them are needed."""
     nodes: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    min_nodes: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    """So many nodes will do where there are no more; absent: all of them are needed."""
     node: Name | None = None
     """Where, if it must be there."""
     max_restarts: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
@@ -321,6 +428,12 @@ class Task(Part, frozen=True):
     log_dir: Annotated[str, Meta(max_length=4096)] = ""
     attended: bool = False
     """Whoever started it runs its ranks himself: without him there is nobody to go on."""
+    policy: Annotated[tuple[Rule, ...], Meta(max_length=64)] = ()
+    """What is to be done other than by default."""
+    dry_run: bool = False
+    """Only say what the policy would do."""
+    check: bool = False
+    """Look at the nodes before ranks are started there, and leave out those that are not fit."""
 
 
 class RankStatus(Part, frozen=True):
@@ -336,6 +449,43 @@ class RankStatus(Part, frozen=True):
     """How it ended, and the last it said."""
     warm: bool = False
     why_cold: Text = ""
+    step: int = 0
+    """The last that was seen, up to the end of the process; 0 where it cannot be seen."""
+    still: Seconds = 0.0
+    """Seconds in which the agent has watched it make no step."""
+    frozen: Seconds = 0.0
+    """Seconds in which the agent has seen the process stopped (SIGSTOP, a debugger)."""
+    held: Seconds = 0.0
+    """Seconds in which no other thread of it got the interpreter."""
+    computes: bool = False
+    """It used the processor meanwhile."""
+    phase: PhaseName = ""
+
+
+class Pressure(Part, frozen=True):
+    """Share of the last ten seconds in which something on the machine waited, in percent (PSI)."""
+
+    cpu: float = 0.0
+    memory: float = 0.0
+    io: float = 0.0
+
+
+class Reading(Part, frozen=True):
+    """What a device says of itself."""
+
+    device: Name
+    name: Annotated[str, Meta(max_length=100)] = ""
+    utilisation: float | None = None
+    """Percent."""
+    memory_mb: float | None = None
+    memory_total_mb: float | None = None
+    temperature: float | None = None
+    """Degrees Celsius."""
+    power_watts: float | None = None
+    ecc_errors: int | None = None
+    """Uncorrected, since the driver was loaded."""
+    throttled: Annotated[str, Meta(max_length=100)] = ""
+    """Why it runs slower than it could; empty if it does not."""
 
 
 class AttemptStatus(Part, frozen=True):
@@ -355,6 +505,32 @@ class AttemptStatus(Part, frozen=True):
     ranks: Annotated[tuple[RankStatus, ...], Meta(max_length=1024)] = ()
 
 
+class Check(Part, frozen=True):
+    """One thing that was looked at to see whether a node is fit."""
+
+    what: Annotated[str, Meta(max_length=64)]
+    found: Text
+    fit: bool = True
+    remedy: Text = ""
+
+
+class Fitness(Part, frozen=True):
+    """Whether a node is fit for ranks, as its agent found when it last looked."""
+
+    number: int
+    """The how-manieth look in the life of the agent."""
+    running: bool = False
+    """It looks just now; the rest is what it found before."""
+    folder: Annotated[str, Meta(max_length=4096)] = ""
+    """For checkpoints, at which it looked too."""
+    unfit: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+    """Why not."""
+    pace: Seconds | None = None
+    """How long the same small computation takes on every node; absent where it could not be made."""
+    on: Annotated[str, Meta(max_length=100)] = ""
+    """What computed it: only those on the same are compared."""
+
+
 class NodeBeat(Message, frozen=True):
     """What an agent says every second, and at once when something changed: its node, and all it runs there."""
 
@@ -372,6 +548,10 @@ class NodeBeat(Message, frozen=True):
     leaving: bool = False
     """It is about to end, and its ranks with it: nothing more is started here."""
     attempts: Annotated[tuple[AttemptStatus, ...], Meta(max_length=1000)] = ()
+    pressure: Pressure | None = None
+    readings: Annotated[tuple[Reading, ...], Meta(max_length=64)] = ()
+    fitness: Fitness | None = None
+    """Absent until someone has asked for it."""
 
 
 # ── operator and viewer → weaver ─────────────────────────────────────────────────────────────────────────────────────
@@ -500,6 +680,10 @@ class LookFabric(Message, frozen=True):
     job: Name | None = None
     offset: Annotated[int, Meta(ge=0)] = 0
     limit: Annotated[int, Meta(ge=0, le=1000)] = 1000
+    readings: bool = False
+    """With what devices say of themselves; the pages must be smaller then, to fit a message."""
+    incident: Name | None = None
+    """Of incidents this one alone, with all that is known of it; otherwise old ones are told in short."""
 
 
 class LookCurves(Message, frozen=True):
@@ -531,9 +715,27 @@ class LookLines(Message, frozen=True):
     which: Literal["out", "err"] = "out"
     ordinal: int | None = None
     """Of which attempt of the last run; the last one, if none is named."""
-    at: Annotated[int, Meta(ge=0)] | None = None
-    """From which byte on; the last `most` bytes, if none is named."""
+    at: Annotated[int, Meta(ge=0)] = 0
+    """From which byte on."""
     most: Annotated[int, Meta(ge=1, le=512 * 1024)] = 256 * 1024
+
+
+class LookFitness(Message, frozen=True):
+    """Is a node fit for ranks? Asked of its agent, which looks now."""
+
+    folder: Annotated[str, Meta(max_length=4096)] = ""
+    """Where checkpoints will be written."""
+
+
+class LookExchange(Message, frozen=True):
+    """How fast is the network to a peer that is asked the same? Asked of both agents."""
+
+    host: Annotated[str, Meta(max_length=255)]
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+    rank: Annotated[int, Meta(ge=0, le=1)]
+
+
+NodeLook = LookFitness | LookExchange
 
 
 class LookCheckpoints(Message, frozen=True):
@@ -651,6 +853,22 @@ class Place(Part, frozen=True):
     """Which of the node's devices it has; empty where there are none."""
 
 
+class Rollback(Part, frozen=True):
+    """Go on from before a step, and put aside what was saved since."""
+
+    before: int
+    back: int = 1
+    """From the how-manieth checkpoint before it."""
+    skip: tuple[int, int] | None = None
+    """The batches of these steps, first and last, are left out this time."""
+    incident: str = ""
+    """For which it is done: asked for again, by the same or by the next attempt, it goes back no further."""
+    folder: Text = ""
+    """Where its ranks said that they save, for a job that has not named its folder."""
+    saved: bool = False
+    """There was a checkpoint before that step: not to find any is trouble, and no reason to begin anew."""
+
+
 class Prepare(Message, frozen=True):
     """Find what to resume from and a port to meet at. Answered in beats."""
 
@@ -661,6 +879,8 @@ class Prepare(Message, frozen=True):
     ordinal: int = 1
     """The how-manieth attempt of its run this is; `attempt` counts on over all runs of the job."""
     submitted: float = 0.0
+    rollback: Rollback | None = None
+    """Do not resume from the newest."""
 
 
 class Launch(Message, frozen=True):
@@ -676,6 +896,8 @@ class Launch(Message, frozen=True):
     port: int
     resume: str = ""
     resume_step: int | None = None
+    skip: tuple[int, int] | None = None
+    """The batches of these steps, first and last, are left out."""
     creds: dict[str, str] = {}
     """For each rank of the addressed node, by its number: with which it can speak only as itself."""
     ordinal: int = 1
@@ -689,6 +911,27 @@ class Halt(Message, frozen=True):
     job: Name
     attempt: int
     grace_seconds: float = 0.0
+    kill: tuple[RankNumber, ...] = ()
+    """These at once: they cannot hear."""
+
+
+class Examine(Message, frozen=True):
+    """Look whether the node is fit for ranks of a job. Answered in beats."""
+
+    term: int
+    job: Name
+    attempt: int
+    folder: Annotated[str, Meta(max_length=4096)] = ""
+    """Where its checkpoints will be written."""
+
+
+class Inspect(Message, frozen=True):
+    """Look at the ranks of an attempt: where is each? Answered with Inspected."""
+
+    term: int
+    job: Name
+    attempt: int
+    incident: Name
 
 
 class Dismiss(Message, frozen=True):
@@ -701,7 +944,7 @@ class Dismiss(Message, frozen=True):
     """No further attempt follows: what was kept ready for it is not needed."""
 
 
-NodeCommand = Prepare | Launch | Halt | Dismiss
+NodeCommand = Prepare | Launch | Halt | Examine | Inspect | Dismiss
 
 
 # ── what the log holds ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -789,6 +1032,25 @@ class DeviceSeated(Message, frozen=True):
     operator: str = ""
 
 
+class DeviceBlamed(Message, frozen=True):
+    """Somebody says that a device is broken; others may say so too, each for a reason of his own."""
+
+    device: str
+    by: str
+    """An alert, a source, or `hand`."""
+    cause: str
+    began: float = 0.0
+    alert: bool = False
+    node: str = ""
+
+
+class DeviceCleared(Message, frozen=True):
+    """He does not say so any more."""
+
+    device: str
+    by: str
+
+
 class DeviceMarkedFailed(Message, frozen=True):
     device: str
     cause: str
@@ -811,6 +1073,8 @@ class IncidentOpened(Message, frozen=True):
     evidence: tuple[str, ...] = ()
     decision: str = ""
     reason: str = ""
+    kind: str = ""
+    """One of EventKind, where a policy may act on it."""
 
 
 class IncidentAmended(Message, frozen=True):
@@ -991,6 +1255,32 @@ class AttemptStopping(Message, frozen=True):
     """What the one who started it exits with if this is the end."""
     counts: bool = True
     """Against the restarts that are allowed."""
+    deaf: tuple[int, ...] = ()
+    """Ranks that are killed at once, because they cannot hear."""
+    rollback: Rollback | None = None
+    incident: str = ""
+    """That it was stopped for."""
+
+
+class ResponseBegan(Message, frozen=True):
+    """What a policy does about an incident of a job, one thing after the other."""
+
+    job: str
+    incident: str
+    kind: EventKind
+    do: tuple[Response, ...]
+    ranks: tuple[int, ...] = ()
+    """Who is to blame."""
+    reason: str = ""
+    step: int = 0
+    rollback: Rollback | None = None
+
+
+class ResponseWent(Message, frozen=True):
+    """So much of it is left to be done."""
+
+    job: str
+    left: tuple[Response, ...] = ()
 
 
 class AttemptEnded(Message, frozen=True):
@@ -1035,6 +1325,8 @@ Record = (
     | RankLeft
     | RankForgotten
     | DeviceSeated
+    | DeviceBlamed
+    | DeviceCleared
     | DeviceMarkedFailed
     | DeviceMarkedRecovered
     | IncidentOpened
@@ -1054,6 +1346,8 @@ Record = (
     | AttemptRunning
     | AttemptHeld
     | AttemptStopping
+    | ResponseBegan
+    | ResponseWent
     | AttemptEnded
     | RunEnded
     | NodeDrained
@@ -1137,6 +1431,8 @@ class DeviceView(Part, frozen=True):
     since: float
     cause: str = ""
     replicas: tuple[ReplicaId, ...] = ()
+    reading: Reading | None = None
+    """What it last said of itself; absent where no agent reads it."""
 
 
 class IncidentView(Part, frozen=True):
@@ -1150,6 +1446,15 @@ class IncidentView(Part, frozen=True):
     reason: str = ""
     outcome: str = ""
     closed: float | None = None
+    kind: str = ""
+    history: tuple[tuple[float, str], ...] = ()
+    """What was decided and done about it, and when."""
+    stopped: str = ""
+    """The job whose ranks were ended for it."""
+    lost_steps: int | None = None
+    """To be done again because of it; absent if no attempt was started again."""
+    lost_seconds: float | None = None
+    """From its first sign until all ranks ran again."""
 
 
 class PlaneView(Part, frozen=True):
@@ -1169,6 +1474,8 @@ class PlaneView(Part, frozen=True):
     """Messages not accepted since this weaver began, by reason."""
     trouble: str = ""
     """What keeps the weaver from working fully, such as a log that cannot be written."""
+    ingress: str = ""
+    """Where it takes alerts, or why it does not; empty if it is not meant to."""
 
 
 class KnobView(Part, frozen=True):
@@ -1246,6 +1553,16 @@ class CheckpointsView(Message, frozen=True):
     """Where training went on the last time."""
 
 
+class Goodput(Part, frozen=True):
+    """What became of the time since a job was submitted: productive and lost seconds make up all of it."""
+
+    elapsed: float
+    productive: float
+    """All ranks ran, and what they did was not lost later."""
+    lost: dict[str, float] = {}
+    """By cause: a kind of incident, or waiting, starting, paused, redone, ending, moving, other."""
+
+
 class RunView(Part, frozen=True):
     """A job that torchLoom starts itself."""
 
@@ -1265,6 +1582,7 @@ class RunView(Part, frozen=True):
     step: int = 0
     """The furthest that was heard of."""
     notes: tuple[AttemptNote, ...] = ()
+    goodput: Goodput | None = None
 
 
 class NodeView(Part, frozen=True):
@@ -1282,11 +1600,26 @@ class LinesView(Message, frozen=True):
     data: bytes = b""
     at: int = 0
     """Its first byte's place in all that was printed."""
-    size: int = 0
-    """Bytes printed so far."""
-    ordinal: int = 0
-    over: bool = True
-    """The rank has ended; no more will come."""
+
+
+class FitnessView(Message, frozen=True):
+    """What an agent found when it was asked whether its node is fit."""
+
+    checks: Annotated[tuple[Check, ...], Meta(max_length=200)] = ()
+    pace: Seconds | None = None
+    on: Annotated[str, Meta(max_length=100)] = ""
+
+
+class ExchangeView(Message, frozen=True):
+    mb_per_second: float = 0.0
+    trouble: Text = ""
+    """Why it could not be measured."""
+
+
+class ClockView(Message, frozen=True):
+    """The time on the weaver's machine."""
+
+    now: float
 
 
 class RunsView(Message, frozen=True):
@@ -1310,7 +1643,19 @@ class CurvesView(Message, frozen=True):
     total: int = 0
 
 
-Answer = Done | No | LinesView | FabricView | CurvesView | KnobsView | CheckpointsView | RunsView
+Answer = (
+    Done
+    | No
+    | LinesView
+    | FabricView
+    | CurvesView
+    | KnobsView
+    | CheckpointsView
+    | RunsView
+    | FitnessView
+    | ExchangeView
+    | ClockView
+)
 
 
 # ── the codec ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1339,6 +1684,7 @@ decode_fact: Callable[[bytes], Fact] = _decoder(Fact)
 decode_ask: Callable[[bytes], Ask] = _decoder(Ask)
 decode_look: Callable[[bytes], Look] = _decoder(Look)
 decode_look_lines: Callable[[bytes], LookLines] = _decoder(LookLines)
+decode_node_look: Callable[[bytes], NodeLook] = _decoder(NodeLook)
 decode_command: Callable[[bytes], Command] = _decoder(Command)
 decode_entry: Callable[[bytes], Entry] = _decoder(Entry)
 decode_node_beat: Callable[[bytes], NodeBeat] = _decoder(NodeBeat)

@@ -69,6 +69,19 @@ class Settings:
     keep_closed_incidents: int = 500
     """Closed incidents before the oldest is forgotten."""
 
+    ingress: bool = True
+    """`0`: the weaver opens no HTTP endpoint for the alerts of a monitoring system."""
+    ingress_host: str = "127.0.0.1"
+    """Where that endpoint listens; beyond this machine only with a certificate."""
+    ingress_port: int = 0
+    """Its port; 0: the one of last time, at first any free one."""
+    ingress_cert: str = ""
+    """PEM file with its certificate."""
+    ingress_key: str = ""
+    """PEM file with the key of that certificate."""
+    ingress_token: str = ""
+    """File with the token that alerts must carry; empty: `ingress.token` in the state folder, made there."""
+
     snapshot_entries: int = 1000
     """Log entries between two snapshots of the fabric."""
     snapshot_seconds: float = 60.0
@@ -91,6 +104,44 @@ class Settings:
     """A process that exits waits at most this long for its goodbye to be stored, and only if the link is up."""
     reconnect_seconds: float = 0.5
     """Longest pause between two attempts of a rank or service to reach NATS again."""
+
+    # What counts as trouble in a running job: docs/detection.md.
+    hang_floor_seconds: float = 2.0
+    """A rank is never said to hang before it has made no step for this long."""
+    hang_factor: float = 5.0
+    """Nor before this many times its own slow steps (the 99th of a hundred, of late)."""
+    first_step_seconds: float = 1800.0
+    """The first steps of a rank may take this long each: loading, compiling, waiting for its peers."""
+    phase_seconds: float = 1800.0
+    """A rank that says that it evaluates or saves (`phase()`) may stay at one step this long."""
+    hang_act_seconds: float = 180.0
+    """A rank has made no step for this long, and for three of its longest pauses, before anything is done about it."""
+    frozen_seconds: float = 1.0
+    """A process stopped for this long (SIGSTOP, a debugger) is frozen."""
+    frozen_act_seconds: float = 2.0
+    """It may stay frozen this long before anything is done about it."""
+    held_seconds: float = 1.0
+    """A rank in which one thread has kept all others from the interpreter for this long is held."""
+    held_act_seconds: float = 2.0
+    """It may be held this long, using no processor, before anything is done about it."""
+    busy_act_seconds: float = 60.0
+    """The same while it computes: a long garbage collection or pickling ends by itself."""
+    spike_factor: float = 8.0
+    """A loss or gradient norm further above its median than this many times its usual spread is a spike."""
+    memory_horizon_seconds: float = 600.0
+    """A rank whose memory grows so that the machine would be full within this time is reported."""
+    starved_share: float = 0.5
+    """A rank that waits for data during more than this share of its steps is starved."""
+    slowdown_factor: float = 1.5
+    """A rank whose steps take this many times what they used to has slowed down."""
+    straggler_factor: float = 1.5
+    """A rank whose own work takes this many times that of its peers is a straggler."""
+    straggler_beats: int = 5
+    """Of twice as many beats three quarters must be slow before it is called one."""
+    device_temperature_celsius: float = 90.0
+    """A GPU this hot is warned about, until it is five degrees below."""
+    overdue_factor: float = 3.0
+    """A checkpoint is overdue after this many times the usual interval, and a minute."""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:

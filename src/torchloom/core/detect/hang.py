@@ -1,0 +1,198 @@
+"""Who makes no progress, and who only waits for them.
+
+In a synchronous job one rank that stands still makes all stand still. So a rank whose step takes too long is a *late*
+one, not yet a culprit, and first someone is looked for who explains it:
+
+    a rank that may still take its time    evaluates, compiles, or is in a step that is not too long yet: no verdict
+    a rank that is dead, frozen or held    that one; the late ones wait for it
+    the late ones with the smallest step   the others wait in the step that these did not finish
+    … with the fewest collectives begun    the others wait in a collective that these did not reach
+    nobody                                 all stand at the same place: a network, a store, a deadlock of all
+
+A rank explains another only if it could be what the other waits for: it is no further than that one (one step, for news
+that are under way), and not far behind, as ranks that do not synchronise may be. Where ranks do not synchronise the
+others pass the one that hangs, explain nothing, and it is the hang of that rank alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from torchloom.core.detect.data import DATA
+from torchloom.core.detect.words import ranks as name
+from torchloom.core.detect.words import seconds
+from torchloom.settings import Settings
+
+AHEAD = 1
+BEHIND = 64
+"""Steps by which the ranks of a synchronous job can differ: those between two synchronisations."""
+PAUSES = 3.0
+"""Nothing is done before so many times the longest pause that a rank has come back from."""
+Kind = Literal["frozen", "held", "hang"]
+
+
+class Stand(NamedTuple):
+    """Where one rank stands. Ranks that are paused are left out."""
+
+    rank: int
+    step: int
+    still: float
+    """Seconds without a step."""
+    frozen: float = 0.0
+    held: float = 0.0
+    computes: bool = False
+    phase: str = ""
+    collectives: int | None = None
+    dead: bool = False
+    limit: float = 0.0
+    """How long it may stay at one step: Pace.limit; infinite, if nothing is known of its steps."""
+    started: bool = True
+    """It has made its first steps: Pace.started."""
+    pause: float = 0.0
+    """The longest it is known to have stood still and gone on: Pace.pause."""
+    usual: float = 0.0
+    """How long its slow steps take: Pace.p99."""
+
+    @property
+    def aside(self) -> bool:
+        """It says that it does something other than training."""
+        return self.phase not in ("", DATA)
+
+
+class Verdict(NamedTuple):
+    kind: Kind
+    culprits: tuple[int, ...]
+    """Empty: nobody can be singled out."""
+    waiting: tuple[int, ...]
+    """Those that make no progress because of them."""
+    why: tuple[str, ...]
+    certain: bool
+    """Seen, or left over when all else is explained; otherwise it may be a very long step."""
+    act_after: float
+    """Before `seconds` has reached this nothing should be done but to tell."""
+    seconds: float
+    """How long it has lasted."""
+    lone: bool = False
+    """Others go on: either they do not need these ranks, or news of these are under way. See Case."""
+
+
+def verdict(stands: Sequence[Stand], settings: Settings) -> Verdict | None:
+    """What is wrong, if anything is."""
+    alive = [stand for stand in stands if not stand.dead]
+    frozen = [stand for stand in alive if stand.frozen >= settings.frozen_seconds]
+    late = [stand for stand in alive if stand.still >= allowance(stand, settings)]
+    if frozen:
+        return _frozen(frozen, late, all_of=len(frozen) == len(alive) > 1, settings=settings)
+    held = [stand for stand in alive if stand.held >= _held_from(stand, settings)]
+    if held:
+        return _held(held, late, settings)
+    dead = [stand for stand in stands if stand.dead]
+    unexplained = late if dead else _unexplained(alive, late)
+    return _hang(stands, dead, unexplained, settings) if unexplained else None
+
+
+def allowance(stand: Stand, settings: Settings) -> float:
+    """How long this rank may stay where it is."""
+    if not stand.started:
+        return max(settings.first_step_seconds, stand.limit)
+    return max(settings.phase_seconds, stand.limit) if stand.aside else stand.limit
+
+
+def _held_from(stand: Stand, settings: Settings) -> float:
+    """Steps may hold the interpreter, and loading may do so for long."""
+    usual = 2 * stand.usual if stand.started and not stand.aside else settings.busy_act_seconds / 2
+    return max(settings.held_seconds, usual)
+
+
+def _unexplained(alive: list[Stand], late: list[Stand]) -> list[Stand]:
+    names = {stand.rank for stand in late}
+    patient = [stand for stand in alive if stand.rank not in names]
+    return [stand for stand in late if not any(_explains(other, stand) for other in patient)]
+
+
+def _explains(other: Stand, late: Stand) -> bool:
+    """Whether a rank that may take its time could be what a late one waits for."""
+    if not other.started:
+        return math.isfinite(other.limit)  # of whom nothing is known, nothing is expected
+    ahead = other.step - late.step
+    return ahead <= AHEAD and (other.aside or ahead >= -BEHIND)
+
+
+def _frozen(frozen: list[Stand], late: list[Stand], all_of: bool, settings: Settings) -> Verdict:
+    culprits, waiting, lasted = _numbers(frozen), _others(late, frozen), min(stand.frozen for stand in frozen)
+    why = [f"the process of {name(culprits)} has been stopped for {seconds(lasted)}"]
+    if all_of:
+        why.append("all ranks are stopped at once: somebody may have suspended the job")
+    act_after = settings.hang_act_seconds if all_of else settings.frozen_act_seconds
+    return Verdict("frozen", culprits, waiting, (*why, *_waits(waiting)), True, act_after, lasted)
+
+
+def _held(held: list[Stand], late: list[Stand], settings: Settings) -> Verdict:
+    culprits, waiting, lasted = _numbers(held), _others(late, held), min(stand.held for stand in held)
+    why = [f"one thread of {name(culprits)} has kept the interpreter for {seconds(lasted)}"]
+    busy = [stand for stand in held if stand.computes]
+    if busy:
+        why.append(f"{name(_numbers(busy))} computed meanwhile: it may end by itself")
+    act_after = max(_held_act(stand, settings) for stand in held)
+    return Verdict("held", culprits, waiting, (*why, *_waits(waiting)), not busy, act_after, lasted)
+
+
+def _held_act(stand: Stand, settings: Settings) -> float:
+    if stand.computes or not stand.started or stand.aside:
+        return max(settings.busy_act_seconds, PAUSES * stand.pause)
+    return max(settings.held_act_seconds, PAUSES * stand.usual)
+
+
+def _hang(stands: Sequence[Stand], dead: list[Stand], late: list[Stand], settings: Settings) -> Verdict:
+    alive = len(stands) - len(dead)
+    lasted = min(stand.still for stand in late)
+    lone = not dead and len(late) < alive
+    if dead:
+        culprits, why = dead, [f"{name(_numbers(dead))} died"]
+    else:
+        culprits, why = _behind(late)
+        if not culprits and (lone or len(late) == 1):
+            culprits = late
+    act_after, waiting = max(_act_after(stand, settings) for stand in late), _others(late, culprits)
+    most = max(allowance(stand, settings) for stand in late)
+    why.append(f"{name(_numbers(late))} made no step for {seconds(lasted)}; at most {seconds(most)} was to be expected")
+    if lone:
+        why.append("the other ranks go on")
+    elif not culprits:
+        why.append(f"all ranks stand at the same place, step {late[0].step}: none can be singled out")
+    certain = bool(culprits) and (bool(waiting) or bool(dead))
+    return Verdict("hang", _numbers(culprits), waiting, (*why, *_waits(waiting)), certain, act_after, lasted, lone)
+
+
+def _behind(late: list[Stand]) -> tuple[list[Stand], list[str]]:
+    """Those that did not come as far as the others, and how that is known."""
+    first, last = min(stand.step for stand in late), max(stand.step for stand in late)
+    if first < last:
+        behind = [stand for stand in late if stand.step == first]
+        return behind, [f"{name(_numbers(behind))} finished step {first}, others step {last}"]
+    counts = [stand.collectives for stand in late if stand.collectives is not None]
+    if len(counts) < 2 or min(counts) == max(counts):
+        return [], []
+    behind = [stand for stand in late if stand.collectives == min(counts)]
+    began = f"{name(_numbers(behind))} began {min(counts)} collectives, others {max(counts)}"
+    return behind, [f"{began}: they wait in one that it did not reach"]
+
+
+def _act_after(stand: Stand, settings: Settings) -> float:
+    patience = max(settings.hang_act_seconds, PAUSES * stand.pause)
+    return patience + (allowance(stand, settings) if stand.aside or not stand.started else 0.0)
+
+
+def _numbers(stands: Sequence[Stand]) -> tuple[int, ...]:
+    return tuple(sorted(stand.rank for stand in stands))
+
+
+def _others(late: list[Stand], culprits: list[Stand]) -> tuple[int, ...]:
+    blamed = {stand.rank for stand in culprits}
+    return tuple(sorted(stand.rank for stand in late if stand.rank not in blamed)) if culprits else ()
+
+
+def _waits(waiting: tuple[int, ...]) -> tuple[str, ...]:
+    return (f"{name(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it",) if waiting else ()
