@@ -13,7 +13,6 @@ are still in the shared one); and where it did not come back all the same, the k
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import math
 import os
@@ -24,23 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.plane import child, environment, kill_group, plane
+from benchmarks.lives import LOOM, RANKS, SCRIPT, SETTLED, life, standby_mb, sweep, until
+from benchmarks.plane import child, environment, plane
 from benchmarks.report import finish, table
-from torchloom.bus.asking import Asking
 from torchloom.settings import Settings
-from torchloom.subjects import Role
 
-PATIENCE = 60.0
 BACK_SECONDS = 30.0
 """Who has not come back after so long never will."""
-SETTLED = 30
-"""Steps of a life after which its start is over."""
-RANKS = 2
-SCRIPT = ["-m", "benchmarks.recovering_rank"]
-LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main", "run"]
 LAUNCHERS = {
     "loom, warm": [*LOOM],
     "loom, cold": [*LOOM, "--standby", "0"],
@@ -92,7 +83,7 @@ def measure(settings: Settings, name: str, victim: int, standby: list[int]) -> f
     """Launch, let it train, kill one, and see how long it takes; NaN if it never came back."""
     with tempfile.TemporaryDirectory() as made, contextlib.ExitStack() as stack:
         folder = Path(made)
-        stack.callback(_sweep, folder)
+        stack.callback(sweep, folder)
         command = [*LAUNCHERS[name], "--nproc-per-node", str(RANKS), "--max-restarts", "3"]
         env = environment(settings, OMP_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         if name != "torchrun":
@@ -101,59 +92,19 @@ def measure(settings: Settings, name: str, victim: int, standby: list[int]) -> f
             launcher = stack.enter_context(
                 child([*command, *SCRIPT, str(folder)], env, stdout=output, stderr=subprocess.STDOUT)
             )
-            _until(lambda: min(len(_life(folder, rank)) for rank in range(RANKS)) >= SETTLED, launcher, folder)
+            until(lambda: min(len(life(folder, rank)) for rank in range(RANKS)) >= SETTLED, launcher, folder)
             if name == "loom, warm":
-                _until(lambda: _standby_mb(settings, launcher) > 0, launcher, folder)
-                standby.append(_standby_mb(settings, launcher))
+                until(lambda: standby_mb(settings, launcher) > 0, launcher, folder)
+                standby.append(standby_mb(settings, launcher))
             time.sleep(0.6 + random.random() * 0.3)  # at a moment of chance within anyone's polling interval
-            old = [_life(folder, rank)[-1][0] for rank in range(RANKS)]
+            old = [life(folder, rank)[-1][0] for rank in range(RANKS)]
             began = time.monotonic()
             os.kill(old[victim], signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
-                back = lambda: all(_life(folder, rank)[-1][0] != old[rank] for rank in range(RANKS))  # noqa: E731
-                _until(back, launcher, folder, BACK_SECONDS)
-                return max(_life(folder, rank)[0][2] for rank in range(RANKS)) - began
+                back = lambda: all(life(folder, rank)[-1][0] != old[rank] for rank in range(RANKS))  # noqa: E731
+                until(back, launcher, folder, BACK_SECONDS)
+                return max(life(folder, rank)[0][2] for rank in range(RANKS)) - began
             return math.nan
-
-
-def _life(folder: Path, rank: int) -> list[tuple[int, int, float]]:
-    """What the latest life of a rank has written: pid, step and time of each step."""
-    with contextlib.suppress(FileNotFoundError):
-        lines = (folder / f"rank{rank}").read_text().rpartition("\n")[0].splitlines()
-        steps = [(int(pid), int(step), float(at)) for pid, step, at in map(str.split, lines)]
-        return [step for step in steps if step[0] == steps[-1][0]]
-    return []
-
-
-def _until(
-    true: Callable[[], bool], launcher: subprocess.Popen[bytes], folder: Path, seconds: float = PATIENCE
-) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        if launcher.poll() is not None:
-            said = (folder / "output").read_text(errors="replace")
-            raise RuntimeError(f"the launcher ended with {launcher.returncode}:\n{said[-3000:]}")
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.05)
-
-
-def _standby_mb(settings: Settings, launcher: subprocess.Popen[bytes]) -> int:
-    """Of this launcher: the weaver still knows those before it."""
-
-    async def look() -> int:
-        async with Asking(settings, Role.VIEWER, timeout=2) as weaver:
-            beats = [node.beat for node in (await weaver.runs()).nodes]
-        return sum(beat.standby_mb for beat in beats if beat.pid == launcher.pid)
-
-    return asyncio.run(look())
-
-
-def _sweep(folder: Path) -> None:
-    """Whatever a launcher that had to be killed has left behind."""
-    for rank in range(RANKS):
-        for pid in {step[0] for step in _life(folder, rank)[-1:]}:
-            kill_group(pid)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """A rank to be killed and started again: DDP on gloo, a checkpoint now and then, steps of 20 ms, whoever launches it.
 
-It finds its newest checkpoint itself. After each step it writes its pid, the step and the time (CLOCK_MONOTONIC, common
-to all processes of a machine) to FOLDER/rankN, so that every launcher is measured by the same clock in the same place.
+It finds its newest checkpoint itself. Told to by a file FOLDER/hold-N, rank N holds the interpreter in C for good, as a
+library does that forgets to release it. After each step it writes its pid, the step and the time (CLOCK_MONOTONIC,
+common to all processes of a machine) to FOLDER/rankN, so that all launchers are measured by one clock in one place.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -33,6 +35,7 @@ def main(folder: Path) -> None:
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
     inputs = torch.randn(16, 256)
+    order = folder / f"hold-{rank}"
     with (folder / f"rank{rank}").open("a", buffering=1) as log:
         while True:
             time.sleep(STEP_SECONDS)
@@ -46,6 +49,14 @@ def main(folder: Path) -> None:
                 beside = path.with_suffix(".writing")
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, beside)
                 beside.replace(path)
+            if order.exists():
+                order.unlink()
+                hold()
+
+
+def hold() -> None:
+    """Wait for ever without giving up the interpreter, and without using the processor."""
+    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 
 
 def step_of(path: Path) -> int:

@@ -33,6 +33,12 @@ class Target:
 TARGETS: Mapping[str, tuple[Target, ...]] = {
     "step_overhead": (Target("p50_us", "<=", 5), Target("p99_us", "<=", 50), Target("slowdown", "<=", 1.01)),
     "detect": (Target("kills", ">=", 15), Target("over_pidfd_ms_p50", "<=", 5), Target("ratio", ">=", 2)),
+    "detectors": (
+        Target("events_per_s", ">=", 100_000),
+        Target("precision", ">=", 0.98),
+        Target("recall", ">=", 0.98),
+        Target("acted_wrongly", "<=", 0),
+    ),
     "weaver_load": (
         Target("ratio_to_bare", ">=", 0.6),
         Target("ranks", ">=", 10_000),
@@ -49,6 +55,13 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("knob_read_ns", "<=", 200),
     ),
     "recover": (Target("kills", ">=", 5), Target("ratio_warm", ">=", 15), Target("ratio_cold", ">=", 0.95)),
+    "hang": (
+        Target("faults", ">=", 3),
+        Target("sigstop_detect_s", "<=", 2),
+        Target("gil_detect_s", "<=", 2),
+        Target("resumed_s", "<=", 4),
+        Target("false_kills", "<=", 0),
+    ),
     "checkpoint": (
         Target("ratio_to_torch_save", "<=", 0.15),
         Target("ratio_to_dcp_async", "<=", 0.9),

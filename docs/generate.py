@@ -1,4 +1,4 @@
-"""Print the pages of docs/ that the code already says: settings, states, subjects, commands.
+"""Print the pages of docs/ that the code already says: settings, states, subjects, commands, trouble.
 
     python -m docs.generate           write them
     python -m docs.generate --check   exit with 1 if one is out of date, and name it
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from docs import trouble
+from docs.markdown import code, fenced, table
 from torchloom.bus.authority import Authority
 from torchloom.cli.parser import EXIT_CODES, build, verbs_of
 from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
@@ -25,25 +27,6 @@ DOCS = Path(__file__).parent
 MARK = "<!-- Printed by `python -m docs.generate`. Change the code, not this page. -->"
 _MB = 1024 * 1024
 _DAY = 86_400
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """A Markdown table; a bar inside a cell is not a border."""
-    head = list(head)
-    lines = [_row(head), "|" + "---|" * len(head)]
-    return lines + [_row(row) for row in rows]
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def code(text: str) -> str:
-    return f"`{text}`" if text else ""
-
-
-def fenced(language: str, lines: Iterable[str]) -> list[str]:
-    return [f"```{language}", *lines, "```"]
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -349,6 +332,8 @@ PAGES: Mapping[str, Callable[[], list[str]]] = {
     "states.md": states,
     "subjects.md": subjects,
     "cli.md": cli,
+    "detection.md": trouble.detection,
+    "policies.md": trouble.policies,
 }
 
 

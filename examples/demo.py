@@ -38,6 +38,7 @@ BOLD, DIM, PLAIN = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else
 RANKS = 2
 KILL_AFTER = 200
 """Steps: by then the process that the next ranks are forked from has long been ready."""
+FREEZE_AFTER = 320
 Seen = TypeVar("Seen")
 
 
@@ -71,7 +72,7 @@ class Stage:
         """Let torchLoom start a script that knows nothing of it, and show what it prints."""
         script, folder = EXAMPLES / "simulated_training.py", str(self.folder / "runs")
         ours = ["run", "--nproc-per-node", str(RANKS), "--job", "digits", "--checkpoint-dir", folder]
-        theirs = ["--epochs", "10", "--steps", "30", "--step-seconds", "0.03", "--checkpoint-interval", "50"]
+        theirs = ["--epochs", "18", "--steps", "30", "--step-seconds", "0.03", "--checkpoint-interval", "50"]
         theirs += ["--checkpoint-dir", folder]
         print(f"{DIM}$ loom {' '.join([*ours, script.name, *theirs])}{PLAIN}", flush=True)
         self.training["digits"] = subprocess.Popen([*LOOM, *ours, str(script), *theirs])
@@ -228,14 +229,14 @@ async def show_run(stage: Stage) -> None:
     tell("torchLoom can start a job, too. This one has two ranks that need each other, and knows nothing of torchLoom:")
     job = stage.run()
 
-    async def far_enough() -> list[RankView] | None:
+    async def at_step(step: int) -> list[RankView] | None:
         if job.poll() is not None:
-            raise SystemExit("the job ended before it could be killed")
+            raise SystemExit("the job ended before anything could happen to it")
         ranks = [rank for rank in (await stage.look()).ranks if rank.rank.job == "digits" and rank.presence == "live"]
-        ready = len(ranks) == RANKS and all(rank.beat and rank.beat.step >= KILL_AFTER for rank in ranks)
+        ready = len(ranks) == RANKS and all(rank.beat and rank.beat.step >= step for rank in ranks)
         return ranks if ready else None
 
-    ranks = await until("the job to train", far_enough)
+    ranks = await until("the job to train", lambda: at_step(KILL_AFTER))
     tell("One of its ranks is killed. The other fails for want of it, and says so. No one has to do anything:")
     async with listening(stage) as hear:
         killed = time.perf_counter()
@@ -248,12 +249,23 @@ async def show_run(stage: Stage) -> None:
             known += sum(isinstance(record, RankJoined) for record in news)
     if launched.resume_step is None:
         raise SystemExit("it went on from no checkpoint")
-    ended = job.wait()
     warm = one(AttemptRunning, records).warm
     how = "forked from a process that had imported torch already" if warm == RANKS else "started as fresh interpreters"
     print(f"{again - killed:.2f} s after the kill all ranks ran again, {how};")
     print(f"{joined - killed:.2f} s after it the weaver knew that they train, from step {launched.resume_step} on.")
-    if ended:
+
+    tell("Worse than a rank that dies is one that freezes: nothing fails, all wait. One is stopped with SIGSTOP:")
+    ranks = await until("the job to train again", lambda: at_step(FREEZE_AFTER))
+    async with listening(stage) as hear:
+        frozen = time.perf_counter()
+        os.kill(ranks[0].pid, signal.SIGSTOP)
+        known, _ = await hear(IncidentOpened)
+        again, _ = await hear(AttemptRunning)
+    print(
+        f"{known - frozen:.2f} s later it was known who is to blame; after {again - frozen:.2f} s all ranks ran again."
+    )
+    loom("why", "digits")
+    if ended := job.wait():
         raise SystemExit(f"the job ended with exit code {ended}")
 
 

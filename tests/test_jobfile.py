@@ -8,6 +8,7 @@ import pytest
 
 from torchloom import jobfile
 from torchloom.errors import BadInput, TorchLoomError
+from torchloom.messages import Rule
 
 
 def write(folder: Path, text: str, name: str = "mnist.toml") -> Path:
@@ -50,14 +51,37 @@ def test_a_module_is_run_as_python_runs_one(tmp_path: Path) -> None:
     assert (name, task.argv, task.cwd) == ("a", ("-m", "package.train"), str(tmp_path / "src"))
 
 
+def test_a_file_says_what_is_done_when_something_goes_wrong(tmp_path: Path) -> None:
+    text = """
+    script = "a.py"
+    [policy]
+    hang = "stacks+restart@30"
+    not_finite = "rollback,back=2,skip"
+    dry_run = true
+    """
+    task = jobfile.read(write(tmp_path, text))[1]
+    assert task.policy == (
+        Rule(on="hang", do=("stacks", "restart"), after=30),
+        Rule(on="not_finite", do=("rollback",), back=2, skip=True),
+    )
+    assert (task.dry_run, task.check) == (True, False)
+    assert jobfile.read(write(tmp_path, 'script = "a.py"\ncheck = true'))[1].check
+    assert jobfile.read(write(tmp_path, 'script = "a.py"\n[policy]\ncheck = true'))[1].check
+
+
 @pytest.mark.parametrize(
     ("text", "told", "hint"),
     [
+        ('script = "a.py"\n[policy]\nhnag = "restart"', "[policy] has no event 'hnag'", "did you mean hang"),
+        ('script = "a.py"\n[policy]\nhang = "restrat"', "hang: response 'restrat' is unknown", "restart"),
+        ('script = "a.py"\n[policy]\nhang = true', "[policy] hang is a rule", 'hang = "report"'),
+        ('script = "a.py"\n[policy]\ndry_run = "yes"', "[policy] dry_run is true or false", ""),
+        ('script = "a.py"\n[policy]\nhang = 3', "got `int` - at `$.policy", ""),
         ("", "names neither script nor module", 'script = "train.py"'),
         ('script = "a.py"\nmodule = "a"', "names both script and module", "script"),
         ('script = "a.py"\nnode_count = 2', "there is no setting 'node_count'", ""),
         ('script = "a.py"\nnprocs_per_node = 2', "there is no setting 'nprocs_per_node'", "nproc_per_node"),
-        ('script = "a.py"\nnproc_per_node = "two"', "Expected `int`, got `str` - at `$.nproc_per_node`", ""),
+        ('script = "a.py"\nnproc_per_node = "two"', "nproc_per_node two", ""),
         ('script = "a.py"\nnproc_per_node = 0', "nproc_per_node", ""),
         ('script = "a.py"\nnnodes = 0', "nnodes", ""),
         ('script = "a.py"\ngrace = -1.0', "grace", ""),
@@ -82,3 +106,10 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="is not TOML"):
         jobfile.read(tmp_path / "binary.toml")
+
+
+def test_a_span_says_how_small_a_job_may_be(tmp_path: Path) -> None:
+    _, task = jobfile.read(write(tmp_path, 'script = "a.py"\nnnodes = "2:3"\nnproc_per_node = "4:8"\n'))
+    assert (task.min_nodes, task.nodes, task.least, task.per_node) == (2, 3, 4, 8)
+    with pytest.raises(BadInput, match="nnodes 3:2"):
+        jobfile.read(write(tmp_path, 'script = "a.py"\nnnodes = "3:2"\n'))

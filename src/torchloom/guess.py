@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torchloom.errors import Refused
 
-_FEW = 40
+_FEW = 50
 """So many names are listed whole when none is near."""
 
 

@@ -4,11 +4,18 @@
     script = "train.py"            # or module = "package.train"
     args = ["--epochs", "20"]
     nnodes = 2
-    nproc_per_node = 8
+    nproc_per_node = 8             # "4:8": a restart takes what is there, at least 4
     checkpoint_dir = "runs/mnist"
+
+    check = true                   # look at the nodes first
 
     [env]
     NCCL_DEBUG = "WARN"
+
+    [policy]                       # as `--on`; docs/policies.md
+    hang = "stacks+restart@30"
+    not_finite = "rollback,back=2,skip"
+    dry_run = true                 # only say what would be done
 
 Paths are meant from the folder of the file, as the nodes see it.
 """
@@ -21,11 +28,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from torchloom.errors import BadInput
 from torchloom.guess import did_you_mean
-from torchloom.messages import Task, check_name
+from torchloom.messages import Rule, Task, check_name
+from torchloom.rules import EVENTS, rule
 from torchloom.threadlet.names import sanitised
+
+_SWITCHES = ("dry_run", "check")
+"""In [policy], beside the events."""
+
+MOST = 10_000
+"""Nodes of a job; of ranks on one there are fewer."""
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,8 +50,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     args: list[str] = []
     python: str = ""
     cwd: str = "."
-    nnodes: int = 1
-    nproc_per_node: int = 1
+    nnodes: int | str = 1
+    nproc_per_node: int | str = 1
     node: str | None = None
     max_restarts: int = 3
     restart_window: float = 3600.0
@@ -47,7 +62,9 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     preload: list[str] = []
     log_dir: str = ""
     grace: float = 10.0
+    check: bool = False
     env: dict[str, str] = {}
+    policy: dict[str, str | bool] = {}
 
 
 def read(path: Path) -> tuple[str, Task]:
@@ -83,14 +100,54 @@ def parse(content: dict[str, Any], path: Path) -> tuple[str, Task]:
     return name, _task(wish, cwd, path)
 
 
+def _rules(policy: dict[str, str | bool], path: Path) -> tuple[Rule, ...]:
+    found = []
+    for key, text in policy.items():
+        if key in _SWITCHES:
+            if not isinstance(text, bool):
+                raise BadInput(f"{path}: [policy] {key} is true or false")
+        elif key not in EVENTS:
+            hint = did_you_mean(key, [*EVENTS, *_SWITCHES])
+            raise BadInput(f"{path}: [policy] has no event {key!r}", hint=hint)
+        elif isinstance(text, bool):
+            raise BadInput(f"{path}: [policy] {key} is a rule", hint=f'{key} = "report"')
+        else:
+            try:
+                found.append(rule(key, text))
+            except BadInput as error:
+                raise BadInput(f"{path}: [policy] {key}: {error.message}", hint=error.hint) from None
+    return tuple(found)
+
+
+def span(what: str, value: int | str) -> tuple[int | None, int]:
+    """`4`, or `2:4` as torchrun writes it: the least that will do, if it is another number, and how many."""
+    least, colon, most = str(value).partition(":")
+    numbers = [least, most] if colon else [least]
+    if not all(number.isascii() and number.isdecimal() and 1 <= int(number) <= MOST for number in numbers):
+        raise BadInput(f"{what} {value}", hint=f"a number from 1 to {MOST:,}, or two as MIN:MAX")
+    if not colon:
+        return None, int(least)
+    if int(least) > int(most):
+        raise BadInput(f"{what} {value}: the least comes first", hint=f"{most}:{least}")
+    return (int(least) if int(least) < int(most) else None), int(most)
+
+
 def _task(wish: JobFile, cwd: Path, path: Path) -> Task:
+    try:
+        (least, per_node), (min_nodes, nodes) = (
+            span(name, getattr(wish, name)) for name in ("nproc_per_node", "nnodes")
+        )
+    except BadInput as error:
+        raise BadInput(f"{path}: {error.message}", hint=error.hint) from None
     task = {
         "argv": [wish.script, *wish.args] if wish.script else ["-m", wish.module, *wish.args],
         "python": wish.python,
         "cwd": str(cwd),
         "env": wish.env,
-        "per_node": wish.nproc_per_node,
-        "nodes": wish.nnodes,
+        "per_node": per_node,
+        "least": least,
+        "nodes": nodes,
+        "min_nodes": min_nodes,
         "node": wish.node,
         "max_restarts": wish.max_restarts,
         "window_seconds": wish.restart_window,
@@ -101,9 +158,12 @@ def _task(wish: JobFile, cwd: Path, path: Path) -> Task:
         "standby": wish.standby,
         "preload": wish.preload,
         "log_dir": str(cwd / wish.log_dir) if wish.log_dir else "",
+        "dry_run": wish.policy.get("dry_run", False),
+        "check": wish.policy.get("check", wish.check),
     }
+    rules = _rules(wish.policy, path)
     try:
-        return msgspec.convert(task, Task)
+        return replace(msgspec.convert(task, Task), policy=rules)
     except msgspec.ValidationError as error:
         raise BadInput(f"{path}: {_in_its_words(str(error))}") from error
 

@@ -56,7 +56,7 @@ def _subject(template: str, speakers: Iterable[Role], listeners: Iterable[Role],
 
 BEAT = _subject("loom.beat.{job}.{replica}.{rank}", [T], [W, V, O], "where a rank is, once a second")
 REPORT = _subject("loom.report.{job}.{replica}.{rank}", [T], [W], "hello and goodbye; kept by the inbox stream")
-FACT = _subject("loom.fact.{source}", [A, O], [W], "devices failed, processes exited; kept by the inbox stream")
+FACT = _subject("loom.fact.{source}", [A, O, W], [W], "devices failed, processes exited; kept by the inbox stream")
 REPLY = _subject("loom.reply.{job}.{replica}.{rank}", [T], [W], "what a rank answers to a command")
 COMMIT = _subject("loom.verdict.{job}.{change}.commit", [W], [], "a change is to be taken; kept by the verdict stream")
 ABORT = _subject("loom.verdict.{job}.{change}.abort", [W, T], [], "it is not to be taken; kept by the verdict stream")
@@ -64,13 +64,18 @@ COMMAND = _subject("loom.command.{job}.{replica}.{rank}", [W], [T], "what the we
 NODE = _subject("loom.node.{node}", [A], [W, A, V, O], "what an agent runs, once a second and when it changes")
 TASK = _subject("loom.task.{node}", [W], [A], "what the weaver tells an agent")
 LINES = _subject("loom.lines.{node}", [O, V], [A], "someone wants to read what a rank printed")
+CHECK = _subject("loom.check.{node}", [O], [A], "an operator wants to know whether a node is fit")
+CLOCK = _subject("loom.clock", [A], [W], "an agent compares its clock with the weaver's")
 ASK = _subject("loom.ask", [O], [W], "an operator wants something done")
 LOOK = _subject("loom.look", [O, V, W], [W], "someone wants to see; a starting weaver, whether there is another")
 LOG = _subject("loom.log", [W], [V, O, A], "records, as they are decided; kept by the log stream")
 SNAPSHOT = _subject("loom.snapshot", [W], [], "the fold of the log up to a sequence; kept by the snapshot stream")
 CURVES = _subject("loom.curves", [W], [V, O], "downsampled history; kept by the curves stream")
 
-SUBJECTS = (BEAT, REPORT, REPLY, FACT, COMMIT, ABORT, COMMAND, NODE, TASK, LINES, ASK, LOOK, LOG, SNAPSHOT, CURVES)
+SUBJECTS = (
+    BEAT, REPORT, REPLY, FACT, COMMIT, ABORT, COMMAND, NODE, TASK, LINES, CHECK, CLOCK, ASK, LOOK, LOG, SNAPSHOT,
+    CURVES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,21 @@
-"""Keepers that stand for a whole session, so that torch is imported once; each test comes as a new agent."""
+"""Keepers that stand for a whole session, so that torch is imported once; each test comes as a new agent.
+
+And GPUs that a test makes up.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 
+from tests.agent.nvml.fake import A, B, FakeDriver, build
 from tests.agent.stand import ENV, Stand
+from torchloom.agent import gpus
 from torchloom.agent.link import Keeping
 
 
@@ -76,3 +83,21 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
     await stand.start(tmp_path / "keeper", Keeping(tied=True, env=ENV))
     yield stand
     await stand.link.close()
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Loaded under its own name, so that it is what pynvml finds. Without FAKE_NVML it says that there is no driver."""
+    loaded = ctypes.CDLL(str(build(tmp_path_factory.mktemp("nvml"))))
+    if pynvml.nvmlLib is not None and pynvml.nvmlLib._handle != loaded._handle:
+        pytest.skip("a real driver is in use in this process")
+    return loaded
+
+
+@pytest.fixture
+def driver(nvml_library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """Two GPUs that are well, read without a pause."""
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.txt"))
+    monkeypatch.setattr(gpus, "READ_SECONDS", 0.005)
+    monkeypatch.setattr(gpus, "WAIT_MS", 20)
+    return FakeDriver(tmp_path / "nvml.txt", A, B)

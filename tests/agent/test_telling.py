@@ -7,7 +7,7 @@ import pytest
 from torchloom.agent.output import Output
 from torchloom.agent.statusline import StatusLine, how_far
 from torchloom.agent.telling import exit_code, summary, told
-from torchloom.messages import AttemptNote, JobView, Place, RunView, Task
+from torchloom.messages import AttemptNote, Goodput, JobView, Place, RunView, Task
 
 LIFE = "0" * 24
 PLACES = tuple(Place(rank=rank, local=rank, node=f"n{rank}", incarnation=LIFE) for rank in range(2))
@@ -43,6 +43,14 @@ def test_the_end_says_how_far_it_came_what_was_lost_and_why() -> None:
     run = a_run("done", step=1200, notes=(killed, a_note(2, ended=230.0)))
     lost = "1 restart (rank 1 failed: killed by SIGKILL), 2.0 s until all ranks ran again"
     assert summary(run, 0.0) == f"mnist is done, step 1,200, 130.0 s, {lost}"
+
+
+def test_after_a_restart_the_end_says_how_much_of_the_time_was_productive() -> None:
+    spent = Goodput(elapsed=130.0, productive=117.0)
+    killed = a_note(1, stopping=199.0, reason="rank 1 failed")
+    run = a_run("done", notes=(killed, a_note(2, ended=230.0)), goodput=spent)
+    assert summary(run, 0.0).endswith(", 90% of the time productive")
+    assert "productive" not in summary(a_run("done", notes=(a_note(1),), goodput=spent), 0.0)
 
 
 def test_of_many_restarts_the_last_reasons_are_told() -> None:

@@ -26,6 +26,7 @@ class Responder:
         self.view = view
         self.curves: tuple[tuple[m.RankId, tuple[m.Point, ...]], ...] = ()
         self.knobs = m.KnobsView()
+        self.runs = m.RunsView()
         self.checkpoints: dict[str, m.CheckpointsView] = {}
         self.answer: m.Done | m.No = m.Done(text="done")
         self.deaf = 0
@@ -96,13 +97,19 @@ class Responder:
         if isinstance(look, m.LookCheckpoints):
             await message.respond(m.encode(self.checkpoints.get(look.job, m.CheckpointsView(job=look.job))))
             return
+        if isinstance(look, m.LookRuns):
+            runs = tuple(run for run in self.runs.runs if look.job in {None, run.job})
+            await message.respond(m.encode(m.RunsView(runs=runs, nodes=self.runs.nodes)))
+            return
         end = look.offset + look.limit
         if isinstance(look, m.LookCurves):
             await message.respond(m.encode(m.CurvesView(curves=self.curves[look.offset : end], total=len(self.curves))))
         else:
             jobs = tuple(job for job in self.view.jobs if look.job in {None, job.job})
             ranks = tuple(rank for rank in self.view.ranks if look.job in {None, rank.rank.job})
-            page = msgspec.structs.replace(self.view, jobs=jobs, ranks=ranks[look.offset : end])
+            told = tuple(i for i in self.view.incidents if look.job in {None, i.job} or not i.job)
+            told = tuple(i for i in told if look.incident in {None, i.id})
+            page = msgspec.structs.replace(self.view, jobs=jobs, ranks=ranks[look.offset : end], incidents=told)
             await message.respond(m.encode(page))
 
     async def _ask(self, message: Msg) -> None:

@@ -13,15 +13,18 @@ from torchloom.cli.parser import EXIT_CODES, build, options_of, verbs_of
 EVERYWHERE = {"-h", "--help", "--state", "--no-color"}
 LISTING = {"-o", "--output"}
 STEERING = LISTING | {"--timeout"}
+RULES = {"--on", "--dry-run-policy", "--check"}
 VERBS: dict[str, tuple[list[str], set[str]]] = {
     "up": ([], {"--port", "--listen", "--tls-cert", "--tls-key", "--detach"}),
     "down": ([], {"-y", "--yes"}),
     "weaver": ([], {"--takeover"}),
-    "status": ([], LISTING | {"--all"}),
+    "status": (["job"], LISTING | {"--all"}),
     "jobs": ([], LISTING),
     "devices": ([], LISTING),
     "map": ([], LISTING | {"--device", "--replica", "--node", "--rank"}),
     "incidents": ([], LISTING | {"--job", "--open"}),
+    "why": (["name"], LISTING),
+    "policy": (["job"], LISTING),
     "curves": (["job"], LISTING | {"--replica"}),
     "events": ([], LISTING | {"-f", "--follow", "--job", "--last"}),
     "set": (
@@ -56,9 +59,10 @@ VERBS: dict[str, tuple[list[str], set[str]]] = {
             "--log-dir",
             "--grace",
             "-m",
-        },
+        }
+        | RULES,
     ),
-    "submit": (["file"], STEERING | {"--job", "--wait"}),
+    "submit": (["file"], STEERING | RULES | {"--job", "--wait"}),
     "wait": (["job"], {"--timeout"}),
     "cancel": (["job"], STEERING | {"-y", "--yes"}),
     "logs": (["job"], {"--rank", "--attempt", "-f", "--follow"}),
@@ -70,8 +74,10 @@ VERBS: dict[str, tuple[list[str], set[str]]] = {
     "recover": (["device"], LISTING),
     "register": (["device", "replica"], LISTING | {"--job"}),
     "token": ([], {"--role", "--expires", "--host"}),
+    "token ingress": ([], set()),
     "join": (["token"], set()),
     "doctor": ([], LISTING),
+    "check-node": (["nodes"], LISTING | {"--checkpoint-dir"}),
     "settings": ([], LISTING | {"--markdown"}),
     "shell": ([], set()),
     "completion": (["shell"], set()),
@@ -123,9 +129,9 @@ def test_the_two_clients_have_the_same_methods() -> None:
 
 def test_what_a_training_script_may_call() -> None:
     assert [name for name in dir(torchloom.Threadlet) if not name.startswith("_")] == [
-        "accumulation", "checkpoint_interval", "clip", "close", "connected", "disown", "end", "incarnation", "keep",
-        "knob", "knobs", "load_state_dict", "log_interval", "on_checkpoint", "resume_at", "state_dict", "step",
-        "step_number", "stopping", "tell", "values", "watch",
+        "accumulation", "batches", "checkpoint_interval", "clip", "close", "connected", "disown", "end", "incarnation",
+        "keep", "knob", "knobs", "load_state_dict", "log_interval", "on_checkpoint", "phase", "resume_at", "state_dict",
+        "step", "step_number", "stopping", "tell", "values", "watch",
     ]  # fmt: skip
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from torchloom.cli.launching import _count
+from torchloom.agent.foreground import output_folder
+from torchloom.cli.launching import _count, _counts
 from torchloom.cli.parser import parse
 from torchloom.errors import BadInput
+from torchloom.settings import Settings
 
 
 def test_torchrun_s_spellings_are_understood() -> None:
@@ -16,10 +20,16 @@ def test_torchrun_s_spellings_are_understood() -> None:
     assert args.words == ["train.py", "--max_restarts", "1"]
 
 
-def test_what_torchrun_has_and_we_have_not_is_said_with_what_to_do() -> None:
-    with pytest.raises(BadInput, match="no option --rdzv_endpoint") as error:
-        parse(["run", "--rdzv_endpoint", "host:29500", "train.py"])
+@pytest.mark.parametrize("option", ["--rdzv_endpoint", "--rdzv-endpoint"])
+def test_what_torchrun_has_and_we_have_not_is_said_with_what_to_do(option: str) -> None:
+    with pytest.raises(BadInput, match=f"no option {option}") as error:
+        parse(["run", option, "host:29500", "train.py"])
     assert error.value.hint == "ranks find each other without it"
+
+
+def test_what_two_runs_of_one_second_print_is_kept_apart(tmp_path: Path) -> None:
+    settings = Settings(state=str(tmp_path))
+    assert output_folder(settings, "mnist", 1000.001) != output_folder(settings, "mnist", 1000.002)
 
 
 def test_no_gpu_is_not_taken_for_one() -> None:
@@ -27,3 +37,16 @@ def test_no_gpu_is_not_taken_for_one() -> None:
     assert _count("gpu", 4) == 4
     with pytest.raises(BadInput, match="there is no GPU"):
         _count("gpu", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("4", (None, 4)), ("2:4", (2, 4)), ("4:4", (None, 4)), ("1:auto", (None, 1))]
+)
+def test_a_least_and_a_most_are_written_as_torchrun_does(text: str, counts: tuple[int | None, int]) -> None:
+    assert _counts(text, 0) == counts
+
+
+@pytest.mark.parametrize("text", ["4:2", "0:4", ":4", "2:", "a:4", "2:3:4"])
+def test_a_span_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="--nproc-per-node"):
+        _counts(text, 0)

@@ -63,8 +63,9 @@ def test_jobs_and_devices(weaver: Responder, at: Loom) -> None:
     assert GPU in at("devices").out
     assert decoded(at, "devices")[0] == {
         "device": GPU, "node": "n1", "health": "ok", "since": NOW - 60, "cause": "", "replicas": [],
+        "reading": None,
     }  # fmt: skip
-    assert weaver.looked[-1] == LookFabric()  # devices come with the ranks that use them
+    assert weaver.looked[-1] == LookFabric(limit=300, readings=True)  # devices come with the ranks that use them
     weaver.view = fabric(jobs=(), devices=())
     assert (at("jobs").out, at("devices").out) == ("no jobs yet\n", "no devices yet\n")
     assert decoded(at, "jobs") == []

@@ -54,8 +54,10 @@ class Loom:
             watch.link_opened((event.rank, event.incarnation), event.link)
         elif isinstance(event, LinkClosed):
             watch.link_closed((event.rank, event.incarnation), event.link)
-        elif isinstance(event, Heard) and watch.hear(event.rank, event.beat, self.now):
-            return Decision()
+        elif isinstance(event, Heard):
+            if watch.hear(event.rank, event.beat, self.now):
+                return Decision()
+            event = Heard(event.rank, event.beat, watch.take_found(event.rank))
         if isinstance(event, Replied) and watch.courses.take(event.rank, event.reply) is None:
             return Decision()
         decision = decide(self.fabric, event, self.now)

@@ -7,14 +7,18 @@ from msgspec.structs import replace
 from tests.core.loom import Loom, life
 from torchloom.core.decision import Decision
 from torchloom.core.events import Heard, LinkOpened, NodeHeard, Reported, RunDue, Tick
+from torchloom.core.observing import hang_of_run
 from torchloom.core.runs import REPLICA, Run
 from torchloom.messages import (
     AttemptStatus,
     Beat,
     Dismiss,
     Done,
+    Examine,
+    Fitness,
     Halt,
     Hello,
+    IncidentOpened,
     Launch,
     No,
     NodeBeat,
@@ -42,6 +46,11 @@ class PlayedAgent:
         self.trouble = ""
         self.stubborn = False
         """Ranks do not end when they are told to."""
+        self.prepares: list[Prepare] = []
+        self.unfit: tuple[str, ...] = ()
+        self.pace: float | None = None
+        self.fitness: Fitness | None = None
+        self.examined = 0
         self.launches: list[Launch] = []
         self.dismissed: list[Dismiss] = []
 
@@ -55,6 +64,7 @@ class PlayedAgent:
             tied=self.tied,
             leaving=self.leaving,
             attempts=tuple(self.attempts.values()),
+            fitness=self.fitness,
         )
 
     def obey(self, command: NodeCommand) -> None:
@@ -63,7 +73,12 @@ class PlayedAgent:
         key = (command.job, command.attempt)
         known = self.attempts.get(key)
         match command:
+            case Examine(folder=folder):
+                self.examined += 1
+                found = Fitness(number=self.examined, unfit=self.unfit, pace=self.pace, on="torch")
+                self.fitness = replace(found, folder=folder)
             case Prepare() if known is None:
+                self.prepares.append(command)
                 path, step = self.resume
                 self.attempts[key] = AttemptStatus(
                     job=command.job, attempt=command.attempt, port=0 if self.trouble else 5000, resume=path,
@@ -140,7 +155,8 @@ class Site:
         """Every run that may go on does; whether anything followed."""
         followed = False
         for job in self.loom.fabric.runs.due(node):
-            followed |= self.tell(self.loom.happen(RunDue(job)))
+            hang = hang_of_run(self.loom.fabric, job, self.loom.now)
+            followed |= self.tell(self.loom.happen(RunDue(job, hang)))
         return followed
 
     def hear(self) -> bool:
@@ -187,3 +203,7 @@ class Site:
         again.now = now
         again.fabric.restart_watch(now)
         self.loom = again
+
+
+def incidents(site: Site) -> list[str]:
+    return [r.what for _, records in site.loom.log for r in records if isinstance(r, IncidentOpened)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.loom import HI, Loom
-from torchloom.messages import DeviceFailed, Done, Fail, No, RankId, Recover, Register
+from torchloom.messages import ALL_OVER, DeviceFailed, DeviceWarned, Done, Fail, No, RankId, Recover, Register
 
 
 def test_a_device_shared_by_two_replicas_fails_them_both() -> None:
@@ -32,6 +32,7 @@ def test_a_device_that_failed_already_is_one_incident() -> None:
     loom = Loom()
     loom.join()
     loom.ask(Fail(device="GPU-1"))
+    loom.tell(DeviceFailed(device="GPU-1"))
     assert loom.tell(DeviceFailed(device="GPU-1")).records == ()
     assert len(loom.fabric.incidents) == 1
 
@@ -60,3 +61,86 @@ def test_a_new_life_on_another_device_leaves_the_old_one() -> None:
     loom.join(number=2, devices=("GPU-3",))
     assert loom.fabric.drmap.devices_of(HI.of) == ("GPU-3",)
     assert loom.fabric.drmap.replicas_on("GPU-1") == ()
+
+
+# ── devices that are not well ──
+
+
+def hot(detail: str = "95 °C", over: bool = False, device: str = "GPU-1", what: str = "hot") -> DeviceWarned:
+    return DeviceWarned(device=device, what=what, detail=detail, source="agent n1", over=over)
+
+
+def test_a_failed_device_is_an_incident_that_a_policy_may_act_on() -> None:
+    loom = Loom()
+    loom.join()
+    loom.tell(DeviceFailed(device="GPU-1"))
+    assert [incident.kind for incident in loom.fabric.incidents.values()] == ["device"]
+
+
+def test_a_condition_of_a_device_is_one_incident_from_its_beginning_to_its_end() -> None:
+    loom = Loom()
+    loom.join()
+    loom.tell(hot())
+    (incident,) = loom.fabric.incidents.values()
+    assert (incident.kind, incident.subject) == ("device_warning", "GPU-1#hot")
+    assert incident.what == "device GPU-1 is not well (hot): 95 °C"
+    assert "on it: mnist/hi" in incident.evidence
+    assert loom.tell(hot()).records == ()
+    assert not loom.fabric.devices["GPU-1"].failed
+    loom.tell(hot("", over=True))
+    assert loom.open_incidents() == []
+    assert loom.fabric.incidents[incident.id].outcome == "it is well again"
+    assert loom.tell(hot("", over=True)).records == ()
+    loom.tell(hot())
+    assert len(loom.open_incidents()) == 1
+
+
+def test_what_is_new_about_a_condition_is_added_to_its_incident() -> None:
+    loom = Loom()
+    loom.join()
+    loom.tell(hot("XID 13", what="xid"))
+    loom.tell(hot("XID 31", what="xid"))
+    (incident,) = loom.fabric.incidents.values()
+    assert [line for line in incident.evidence if "XID" in line] == ["agent n1 says: XID 13", "agent n1 says: XID 31"]
+
+
+def test_conditions_and_devices_are_told_apart() -> None:
+    loom = Loom()
+    loom.join(devices=("GPU-1", "GPU-11"))
+    for fact in (hot(), hot(what="throttled"), hot(device="GPU-11")):
+        loom.tell(fact)
+    assert len(loom.open_incidents()) == 3
+    loom.tell(hot("", over=True))
+    assert {i.subject for i in loom.fabric.open_incidents("")} == {"GPU-1#throttled", "GPU-11#hot"}
+
+
+def test_an_agent_that_begins_anew_ends_what_the_one_before_said_and_no_failure() -> None:
+    loom = Loom()
+    loom.join(devices=("GPU-1", "GPU-11"))
+    for fact in (hot(), hot(what="xid"), hot(device="GPU-11"), DeviceFailed(device="GPU-1", cause="XID 79")):
+        loom.tell(fact)
+    loom.tell(hot("", over=True, what=ALL_OVER))
+    assert loom.open_incidents() == [
+        "device GPU-11 is not well (hot): 95 °C",
+        "device GPU-1 failed: XID 79",
+    ]
+
+
+def test_a_condition_of_a_device_that_nobody_knows_changes_nothing() -> None:
+    loom = Loom()
+    loom.join()
+    before = loom.fabric.state()
+    decision = loom.tell(hot(device="GPU-9"))
+    assert isinstance(decision.answer, No)  # nobody waits for it: the weaver counts it
+    assert (decision.records, loom.fabric.state()) == ((), before)
+
+
+def test_warnings_are_the_same_after_a_restart() -> None:
+    loom = Loom()
+    loom.join()
+    loom.tell(hot())
+    again = loom.restarted()
+    assert again.fabric.state() == loom.fabric.state()
+    assert again.tell(hot()).records == ()
+    again.tell(hot("", over=True))
+    assert again.open_incidents() == []

@@ -1,4 +1,4 @@
-"""Runs: placed, started, stopped as one when a rank fails, started again from the last checkpoint, ended in time."""
+"""Runs: started, stopped as one when a rank fails, started again from the last checkpoint, ended in time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.loom import Loom
-from tests.core.site import JOB, Site
-from torchloom.core.events import Reported, RunDue
+from tests.core.site import JOB, Site, incidents
+from torchloom.core.events import RunDue
 from torchloom.core.fabric import Fabric
-from torchloom.core.picture import runs
-from torchloom.core.runs import KEEP_NOTES, OVER, REPLICA, RUN_NEXT, RunPhase
-from torchloom.messages import Cancel, Done, Drain, Goodbye, IncidentOpened, LookRuns, No, RankId
-from torchloom.settings import Settings
-
-NODE_PATIENCE = Settings().node_patience_seconds
+from torchloom.core.runs import KEEP_NOTES, OVER, RUN_NEXT, RunPhase
+from torchloom.messages import Cancel, Done, No
 
 
 def running(**task: object) -> Site:
@@ -24,10 +20,6 @@ def running(**task: object) -> Site:
     site.settle()
     assert site.phase == "running"
     return site
-
-
-def incidents(site: Site) -> list[str]:
-    return [r.what for _, records in site.loom.log for r in records if isinstance(r, IncidentOpened)]
 
 
 # ── the table ──
@@ -54,215 +46,6 @@ def test_a_submitted_job_is_placed_prepared_started_and_done_when_all_ranks_end_
     assert site.loom.fabric.jobs[JOB].phase == "finished"
     assert site.agents["n1"].attempts == {}
     assert incidents(site) == []
-
-
-def test_it_waits_for_room_and_begins_when_there_is() -> None:
-    site = Site()
-    site.submit(9, job="other", per_node=3)
-    site.settle()
-    site.submit()
-    site.settle(5)
-    assert site.phase == "submitted"
-    view = runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now)
-    assert view.runs[0].waiting == "a node with room for 2 (n1: 1 of 4 free)"
-    site.tell(site.loom.ask(Cancel(request="c" * 32, job="other"), "to"))
-    site.settle()
-    assert site.phase == "running"
-
-
-def test_nodes_that_said_goodbye_are_forgotten_and_others_only_missed() -> None:
-    site = Site("n1", "n2", "mine")
-    site.agents["n2"].leaving = True
-    site.agents["mine"].tied = True
-    site.hear()
-    site.loom.now += 7
-    site.loom.fabric.watch.forget_nodes(site.loom.now)
-    assert list(site.loom.fabric.watch.nodes) == ["n1", "mine"]
-    site.loom.now += NODE_PATIENCE
-    site.loom.fabric.watch.forget_nodes(site.loom.now)
-    assert list(site.loom.fabric.watch.nodes) == ["n1"]
-
-
-@pytest.mark.parametrize(
-    ("task", "why"),
-    [
-        ({"cwd": "a\0b"}, "a NUL in its words or its environment"),
-        ({"env": {"A=B": "1"}}, "'A=B' cannot be the name of a variable"),
-        ({"resume_arg": "--r '{path}"}, 'resume_arg "--r \'{path}": No closing quotation'),
-        ({"node": "n1", "nodes": 2}, "one node is named, and 2 are wanted"),
-        ({"node": "n1", "per_node": 5}, "5 ranks on a node, and none takes more than 4 (n1)"),
-        ({"node": "mine"}, "mine serves one job alone"),
-    ],
-)
-def test_what_could_never_be_started_is_refused(task: dict[str, object], why: str) -> None:
-    site = Site("n1", "mine")
-    site.agents["mine"].tied = True
-    site.hear()
-    answer = site.submit(**task)  # type: ignore[arg-type]
-    assert isinstance(answer, No)
-    assert answer.why == why
-
-
-def test_a_named_node_has_to_have_room_too() -> None:
-    site = Site("n1")
-    site.submit(9, job="other", per_node=3)
-    site.settle()
-    site.submit(node="n1")
-    site.settle(2)
-    view = runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now)
-    assert (site.phase, view.runs[0].waiting) == ("submitted", "room for 2 on n1: 1 of 4 free")
-
-
-def test_a_launcher_that_was_held_up_for_a_while_finds_its_job_running() -> None:
-    site = Site("mine")
-    site.agents["mine"].tied = True
-    site.hear()
-    site.submit(node="mine", attended=True)
-    site.settle()
-    site.silent.add("mine")
-    site.settle(NODE_PATIENCE - 2)
-    site.silent.clear()
-    site.settle(1)
-    assert (site.phase, site.run.ordinal) == ("running", 1)
-
-
-def test_a_node_that_a_job_has_left_keeps_nothing_ready_for_it() -> None:
-    site = Site("n1", "n2")
-    site.submit()
-    site.settle()
-    site.tell(site.loom.ask(Drain(node=site.run.nodes[0]), "to"))
-    left = site.agents[site.run.nodes[0]]
-    left.end(0, signal="SIGKILL")
-    site.settle(2)
-    assert site.run.nodes != (left.node,)
-    assert [command.last for command in left.dismissed] == [True]
-
-
-def test_of_two_that_wait_for_the_same_room_the_one_that_came_first_gets_it() -> None:
-    site = Site()
-    site.submit(9, job="other", per_node=4)
-    site.settle()
-    site.submit(1, per_node=4)
-    site.loom.now += 1
-    site.submit(2, job="later", per_node=4)
-    site.tell(site.loom.ask(Cancel(request="c" * 32, job="other"), "to"))
-    site.settle(1)
-    assert [(run.job, run.phase) for run in site.loom.fabric.runs.by_job.values()] == [
-        ("other", "cancelled"), ("mnist", "running"), ("later", "submitted"),
-    ]  # fmt: skip
-
-
-def test_a_node_that_is_lost_twice_is_not_the_script_s_fault() -> None:
-    site = Site()
-    site.submit()
-    site.settle()
-    for _ in range(3):
-        site.silent.add("n1")
-        site.settle(NODE_PATIENCE + 2)
-        site.silent.clear()
-        site.settle(40)
-    assert (site.phase, site.run.ordinal) == ("running", 4)
-
-
-def test_two_runs_that_lose_their_nodes_at_once_are_two_incidents() -> None:
-    site = Site("n1", "n2")
-    site.submit(1, node="n1", max_restarts=0)
-    site.submit(2, job="other", node="n2", max_restarts=0)
-    site.settle()
-    site.silent |= {"n1", "n2"}
-    site.settle(NODE_PATIENCE + 2)
-    assert sorted(incidents(site)) == ["mnist: the agent on n1 is silent", "other: the agent on n2 is silent"]
-    assert len({incident.id for incident in site.loom.fabric.incidents.values()}) == 2
-
-
-def test_what_no_node_could_ever_take_is_refused() -> None:
-    site = Site("n1", "n2")
-    site.agents["n2"].cores = 8
-    site.hear()
-    answer = site.submit(per_node=9)
-    assert isinstance(answer, No)
-    assert answer.why == "9 ranks on a node, and none takes more than 8 (n2)"
-
-
-def test_each_rank_gets_a_device_of_its_own_and_none_that_another_job_has() -> None:
-    site = Site(devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
-    site.submit(9, job="other", per_node=1)
-    site.settle()
-    site.submit(per_node=2)
-    site.settle()
-    assert [place.device for place in site.run.places] == ["GPU-b", "GPU-c"]
-    site.agents["n1"].end(0, signal="SIGKILL")
-    site.settle()
-    assert [place.device for place in site.run.places] == ["GPU-b", "GPU-c"]
-
-
-def test_the_agent_of_a_foreground_run_serves_no_one_else() -> None:
-    site = Site("n1", "mine")
-    site.agents["mine"].tied, site.agents["mine"].cores = True, 100
-    site.hear()
-    site.submit()
-    site.settle()
-    assert site.run.nodes == ("n1",)
-
-
-def test_ranks_that_outlive_their_agent_go_on_and_the_next_agent_finds_them() -> None:
-    site = Site()
-    site.submit()
-    site.settle()
-    site.join()
-    site.silent.add("n1")
-    site.settle(120, beating=True)
-    assert site.phase == "running"
-    assert site.loom.open_incidents() == ["the agent on n1 is silent; its ranks go on"]
-    site.silent.clear()
-    site.settle()
-    assert (site.phase, site.run.ordinal) == ("running", 1)
-    assert site.loom.open_incidents() == []
-
-
-def test_ranks_that_finish_while_their_agent_is_away_are_done_and_not_started_again() -> None:
-    site = Site()
-    site.submit()
-    site.settle()
-    site.join()
-    site.silent.add("n1")
-    site.settle(10, beating=True)
-    for place in site.run.places:
-        goodbye = Goodbye(incarnation=place.incarnation, how="finished")
-        site.loom.happen(Reported(RankId(JOB, REPLICA, place.rank), goodbye))
-    site.settle(60)
-    assert (site.phase, site.run.ordinal) == ("done", 1)
-
-
-def test_a_job_whose_launcher_is_gone_ends_and_gives_its_name_free() -> None:
-    site = Site("mine")
-    site.agents["mine"].tied = True
-    site.hear()
-    site.submit(node="mine", attended=True)
-    site.settle()
-    site.silent.add("mine")
-    site.settle(3 * NODE_PATIENCE)
-    assert (site.phase, site.run.reason) == ("failed", "the `loom run` that started it is gone")
-
-
-def test_a_budget_of_more_restarts_than_attempts_are_remembered_is_used_up_too() -> None:
-    site = running(max_restarts=KEEP_NOTES + 2)
-    for number in range(KEEP_NOTES + 3):
-        assert site.phase == "running"
-        site.agents["n1"].end(0, code=3, evidence=f"another error {number}")
-        site.settle(31)
-    assert site.phase == "failed"
-
-
-def test_an_agent_that_stays_away_with_its_ranks_is_waited_for_and_then_given_up() -> None:
-    site = Site()
-    site.submit()
-    site.settle()
-    site.silent.add("n1")
-    site.settle(NODE_PATIENCE - 1)
-    assert site.phase == "running"
-    site.settle(2)
-    assert site.phase == "restarting"
 
 
 def test_a_paused_job_is_paused_and_goes_on() -> None:
@@ -300,41 +83,11 @@ def test_what_is_left_of_an_older_run_is_not_taken_for_this_one() -> None:
     assert [launch.ordinal for launch in site.agents["n1"].launches] == [1, 1]
 
 
-def test_ranks_are_spread_over_nodes_the_ones_with_most_room_first() -> None:
-    site = Site("n1", "n2", "n3")
-    site.agents["n2"].cores = 8
-    site.hear()
-    site.submit(nodes=2)
-    site.settle()
-    assert [(p.rank, p.local, p.node) for p in site.run.places] == [
-        (0, 0, "n2"), (1, 1, "n2"), (2, 0, "n1"), (3, 1, "n1"),
-    ]  # fmt: skip
-    assert {launch.host for agent in site.agents.values() for launch in agent.launches} == {"n2.local"}
-
-
-def test_a_drained_node_gets_nothing_new_and_keeps_what_runs() -> None:
-    site = Site("n1", "n2")
-    site.agents["n1"].cores = 9
-    site.loom.ask(Drain(node="n1"), "d")
-    site.submit()
-    site.settle()
-    assert site.run.nodes == ("n2",)
-    assert isinstance(site.loom.ask(Drain(node="n9")).answer, No)
-    site.loom.ask(Drain(node="n1", undo=True))
-    assert not site.loom.fabric.runs.drained
-
-
 def test_a_name_in_use_is_refused_and_the_same_request_is_done_once() -> None:
     site = running()
     assert isinstance(site.submit(2), No)
     assert isinstance(site.submit(1), Done)
     assert site.run.attempt == 1
-
-
-def test_a_node_that_no_agent_is_on_is_refused() -> None:
-    answer = Site().submit(node="n9")
-    assert isinstance(answer, No)
-    assert "n1" in answer.hint
 
 
 # ── failing ──
@@ -384,6 +137,15 @@ def test_the_budget_of_restarts_ends_it() -> None:
     assert site.run.attempt == 3
     assert site.run.reason == "rank 0 failed: exit code 3; 2 restarts were allowed"
     assert site.run.notes[-1].code == 3
+
+
+def test_a_budget_of_more_restarts_than_attempts_are_remembered_is_used_up_too() -> None:
+    site = running(max_restarts=KEEP_NOTES + 2)
+    for number in range(KEEP_NOTES + 3):
+        assert site.phase == "running"
+        site.agents["n1"].end(0, code=3, evidence=f"another error {number}")
+        site.settle(31)
+    assert site.phase == "failed"
 
 
 def test_restarts_outside_the_window_do_not_count() -> None:
@@ -453,32 +215,6 @@ def test_what_cannot_be_prepared_is_given_up_with_the_reason() -> None:
     site.settle()
     assert site.phase == "failed"
     assert "step-3 (torn)" in site.run.reason
-
-
-def test_an_agent_that_falls_silent_takes_its_ranks_with_it() -> None:
-    site = Site("n1", "n2")
-    site.agents["n1"].cores = 9
-    site.hear()
-    site.submit()
-    site.settle()
-    assert site.run.nodes == ("n1",)
-    site.silent.add("n1")
-    site.settle(NODE_PATIENCE + 10)
-    assert (site.phase, site.run.nodes, site.run.attempt) == ("running", ("n2",), 2)
-
-
-def test_a_zombie_agent_is_told_to_end_what_it_still_runs() -> None:
-    site = Site("n1", "n2")
-    site.agents["n1"].cores = 9
-    site.hear()
-    site.submit()
-    site.settle()
-    site.silent.add("n1")
-    site.settle(NODE_PATIENCE + 10)
-    site.silent.clear()
-    site.settle(1)
-    assert site.agents["n1"].attempts == {}
-    assert (site.phase, site.run.nodes) == ("running", ("n2",))
 
 
 # ── cancelling ──

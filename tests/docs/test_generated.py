@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from docs import generate
+from docs import generate, trouble
+from torchloom import jobfile
 from torchloom.bus.server import find_binary
 from torchloom.cli.parser import build, options_of, verbs_of
 from torchloom.core.presence import JobPhase, Presence
+from torchloom.messages import EventKind
+from torchloom.rules import parse_rule
+from torchloom.settings import Settings
 from torchloom.subjects import Role
 
 
@@ -39,6 +45,19 @@ def test_every_state_and_role_is_explained() -> None:
     assert set(generate.RANK_STATES) == set(Presence)
     assert set(generate.JOB_STATES) == set(JobPhase)
     assert set(generate.ROLES) == set(Role)
+
+
+def test_every_kind_of_trouble_is_explained() -> None:
+    assert set(trouble.DETECTED) == set(get_args(EventKind))
+    tuned = {name for found in trouble.DETECTED.values() for name in found.settings}
+    assert tuned <= {field.name for field in fields(Settings)}
+
+
+def test_the_rules_on_the_page_are_rules(tmp_path: Path) -> None:
+    for rule in trouble.rules():
+        parse_rule(rule)
+    (tmp_path / "mnist.toml").write_text(trouble.JOB_FILE)
+    assert len(jobfile.read(tmp_path / "mnist.toml")[1].policy) == 3
 
 
 def test_the_printed_server_configuration_is_one_that_nats_server_takes(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ class Cluster:
         self.processes.append(process)
         return process
 
-    def start_agent(self, name: str, standby: int = 0) -> subprocess.Popen[bytes]:
-        process = self.start("agent", "--name", name, "--standby", str(standby))
+    def start_agent(self, name: str, standby: int = 0, **env: str) -> subprocess.Popen[bytes]:
+        process = self.start("agent", "--name", name, "--standby", str(standby), **env)
         self.until(lambda: self.agent(name) == process.pid, f"agent {name}")
         return process
 
@@ -98,6 +98,10 @@ class Cluster:
     def agent(self, name: str) -> int:
         """The process of an agent, as the control plane knows it."""
         return next((node.beat.pid for node in self.nodes() if node.node == name), 0)
+
+    def standby_mb(self, name: str) -> int:
+        """What processes that are ready take on this node."""
+        return next((node.beat.standby_mb for node in self.nodes() if node.node == name), 0)
 
     def pid(self, rank: int) -> int:
         return int((self.folder / f"pid-{rank}").read_text())

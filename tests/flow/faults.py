@@ -1,16 +1,9 @@
-"""A training to be hit: two ranks under `loom run`, and a census of what is left of them.
-
-There are two scripts. GLOO trains a model whose gradients are averaged over the ranks. LIGHT needs no torch, so that it
-starts in a blink; its state is a chain of hashes. Both write down each life (`lives`), the step they are at (`step-N`)
-and what they end with (`end-N`), and do what a file `do-N` tells them: exit, raise, eat memory, start a child, or hang
-and be deaf to SIGTERM.
-"""
+"""A training to be hit: two ranks under `loom run`, seen and struck from outside, and the control plane they need."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import re
 import secrets
@@ -19,218 +12,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from tests.flow.census import Census
+from tests.flow.scripts import LIGHT
 from torchloom.bus.asking import Asking
 from torchloom.bus.client import connect, find
 from torchloom.bus.log import read_log
 from torchloom.errors import TorchLoomError
-from torchloom.messages import Answer, Ask, AttemptBegan, Record, RunView, decode_entry
+from torchloom.messages import Answer, Ask, AttemptBegan, Done, Drain, Record, RunView, decode_entry
 from torchloom.settings import Settings
 from torchloom.subjects import LOG_STREAM, Role
 
 LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main"]
-MARK = "LOOM_TEST_MARK"
-"""Everything that a test starts has it in its environment, and so has what that starts."""
-_BOTH = """
-import json, os, signal, subprocess, sys, time
-from pathlib import Path
-
-folder, steps = Path(sys.argv[1]), int(sys.argv[2])
-rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
-
-def live(first):
-    port = int(os.environ["MASTER_PORT"])
-    life = {"attempt": attempt, "rank": rank, "pid": os.getpid(), "first": first, "port": port}
-    with (folder / "lives").open("a") as lives:
-        lives.write(json.dumps(life) + "\\n")
-
-def obey(step):
-    (folder / f"step-{rank}").write_text(str(step))
-    order = folder / f"do-{rank}"
-    if not order.exists():
-        return
-    told = order.read_text()
-    if told:
-        order.unlink()
-    if told == "exit":
-        os._exit(1)
-    if told == "raise":
-        raise ValueError("as it was told")
-    if told == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        (folder / f"deaf-{rank}").touch()
-        while True:
-            time.sleep(1)
-    if told == "child":
-        child = subprocess.Popen(["sleep", "600"])
-        (folder / f"child-{rank}").write_text(str(child.pid))
-    if told == "eat":
-        hoard = []
-        while True:
-            hoard.append(bytearray(os.urandom(1 << 20)) * 8)
-
-def end(value):
-    (folder / f"end-{rank}").write_text(value)
-"""
-LIGHT = (
-    _BOTH
-    + """
-import hashlib, zipfile
-
-kept, value, first = folder / "kept", "", 0
-resume = os.environ["TORCHLOOM_RESUME_FROM"]
-if resume:
-    with zipfile.ZipFile(resume) as archive:
-        first, value = json.loads(archive.read("a/data.pkl"))
-live(first)
-kept.mkdir(exist_ok=True)
-for step in range(first + 1, steps + 1):
-    time.sleep(0.01)
-    value = hashlib.sha256(f"{value} {step}".encode()).hexdigest()
-    if rank == 0 and step % 5 == 0:
-        beside = folder / "beside"
-        with zipfile.ZipFile(beside, "w") as archive:
-            archive.writestr("a/data.pkl", json.dumps([step, value]))
-        beside.rename(kept / f"checkpoint_step_{step}.pt")
-    obey(step)
-end(value)
-"""
-)
-GLOO = (
-    _BOTH
-    + """
-import hashlib
-import torch
-import torch.distributed as dist
-import torchloom
-
-dist.init_process_group("gloo")
-torch.manual_seed(1)
-model = torch.nn.Linear(8, 4)
-checkpoints = torchloom.Checkpoints(folder / "kept", every=5, keep=4)
-state = {"model": model}
-first = checkpoints.resume(state)
-live(first)
-step, last = first, folder / "last"  # where it ends may be told while it runs, well ahead
-with torchloom.attach() as loom:
-    while step < (int(last.read_text()) if last.exists() else steps):
-        step += 1
-        chance = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
-        loss = model(torch.randn(4, 8, generator=chance)).square().mean()
-        model.zero_grad()
-        loss.backward()
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.data -= 0.01 * parameter.grad / dist.get_world_size()
-        time.sleep(0.01)
-        checkpoints.save(step, state)
-        loom.step(step=step, loss=loss)
-        obey(step)
-        if loom.stopping:
-            break
-checkpoints.close()
-end(hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest())
-dist.barrier()
-dist.destroy_process_group()
-"""
-)
-
-
-def trained(steps: int, ranks: int = 2) -> str:
-    """What GLOO ends with if nothing disturbs it: the same sums, in one process."""
-    import torch
-
-    torch.manual_seed(1)
-    model = torch.nn.Linear(8, 4)
-    for step in range(1, steps + 1):
-        model.zero_grad()
-        for rank in range(ranks):
-            chance = torch.Generator().manual_seed(step * ranks + rank)
-            model(torch.randn(4, 8, generator=chance)).square().mean().backward()  # adds up
-        for parameter in model.parameters():
-            parameter.data -= 0.01 * parameter.grad / ranks
-    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-
-
-def chain(steps: int) -> str:
-    """What LIGHT ends with if nothing disturbs it."""
-    value = ""
-    for step in range(1, steps + 1):
-        value = hashlib.sha256(f"{value} {step}".encode()).hexdigest()
-    return value
-
-
-# ── what is left ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Census:
-    """Taken before; `left` compares with it after. Everything is looked for by a mark in its environment."""
-
-    mark: str
-    temporary: Path
-    shared: frozenset[str]
-
-    @classmethod
-    def take(cls, temporary: Path) -> Census:
-        temporary.mkdir(exist_ok=True)
-        return cls(secrets.token_hex(8), temporary, frozenset(_shared()))
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {MARK: self.mark, "TMPDIR": str(self.temporary)}
-
-    def processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(OSError, psutil.Error):
-                if f"{MARK}={self.mark}".encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
-                    found.append(process)
-        return found
-
-    def left(self, pids: set[int], ports: set[int], seconds: float = 10.0) -> list[str]:
-        """What should be gone and is not, after the kernel had time to take it away."""
-        end = time.monotonic() + seconds
-        while (found := self._left(pids, ports)) and time.monotonic() < end:
-            time.sleep(0.05)
-        return found
-
-    def _left(self, pids: set[int], ports: set[int]) -> list[str]:
-        found = [f"process {process.pid}: {_command(process)}" for process in self.processes()]
-        for pid in pids:
-            with contextlib.suppress(psutil.Error):
-                if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                    found.append(f"zombie {pid}")
-        listening = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-        found += [f"port {port}" for port in sorted(ports & listening)]
-        found += [f"shared memory {name}" for name in sorted(_shared() - self.shared) if not _in_use(name)]
-        kept = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]  # torch's
-        return found + [f"temporary {name}" for name in sorted(kept)]
-
-
-def _command(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline())[:200]
-    return "gone by now"
-
-
-def _shared() -> set[str]:
-    return set(os.listdir("/dev/shm"))  # noqa: PTH208
-
-
-def _in_use(name: str) -> bool:
-    """Whether some process, of whatever test, has it open or mapped: then it is not a leftover."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.Error):
-            if f"/dev/shm/{name}" in Path(f"/proc/{process.pid}/maps").read_text():
-                return True
-            if any(file.path == f"/dev/shm/{name}" for file in process.open_files()):
-                return True
-    return not Path("/dev/shm", name).exists()
 
 
 # ── a control plane ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -448,6 +244,15 @@ class Run:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
+
+    def drain(self, undo: bool = False) -> None:
+        """Hold it before its next attempt: there is no node for it; or let it go on."""
+        assert self.up
+        view = self.up.run(self.job)
+        assert view is not None
+        node = view.task.node
+        assert node
+        assert isinstance(self.up.ask(Drain(node=node, undo=undo)), Done)
 
     # ── the end ──
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -169,23 +170,24 @@ def test_a_server_that_hangs_makes_nobody_start_anything_anew(site: Cluster) -> 
     assert "silent" not in site.loom("incidents", "--open").stdout
 
 
-def spares(site: Cluster) -> list[psutil.Process]:
+def spares(site: Cluster, node: str = "") -> list[psutil.Process]:
     """Keepers that were made for no job; ranks forked from them look like them."""
-    alike = [process for process in ours(site.folder) if "/spare-" in " ".join(process.cmdline())]
+    alike = [process for process in ours(site.folder) if f"{node}/spare-" in " ".join(process.cmdline())]
     return [process for process in alike if process.parent() not in alike]
 
 
 def test_a_job_takes_the_process_that_has_imported_torch_and_another_is_made(site: Cluster) -> None:
     agent = site.start_agent("n3", standby=1)
-    ready = lambda: next((n.beat.standby_mb for n in site.nodes() if n.node == "n3"), 0) > 0  # noqa: E731
-    site.until(ready, "a spare process", 60)
-    first = spares(site)
+    site.until(lambda: site.standby_mb("n3") > 0, "a spare process", 60)
+    first, size = spares(site), site.standby_mb("n3")
     site.submit(node="n3", nproc_per_node=2, standby=True)
     site.until(lambda: site.trains(2), "two ranks")
     assert "Job mnist runs, 2 warm" in site.loom("events", "--last", "20").stdout
     keeper = psutil.Process(site.pid(0)).parent()
     assert keeper in first
-    site.until(lambda: ready() and spares(site) != first, "another one", 60)
+    time.sleep(1.5)  # a beat, and no time yet for another one
+    assert site.standby_mb("n3") == size  # it still takes what it took
+    site.until(lambda: site.standby_mb("n3") > size and spares(site) != first, "another one", 60)
     agent.kill()  # the next agent finds the ranks in it, and ends the spare one that nobody knows
     agent.wait()
     lost = [process for process in spares(site) if process != keeper]
@@ -198,6 +200,38 @@ def test_a_job_takes_the_process_that_has_imported_torch_and_another_is_made(sit
     site.until(lambda: not spares(site), "its keeper goes")
     again.terminate()
     assert again.wait(20) == 0
+
+
+def warm(site: Cluster, node: str) -> list[bool]:
+    """Of each rank that runs there, whether it was forked from a process that had imported torch."""
+    attempts = [attempt for view in site.nodes() if view.node == node for attempt in view.beat.attempts]
+    return [rank.warm for attempt in attempts for rank in attempt.ranks if rank.state == "running"]
+
+
+def test_a_job_that_runs_again_on_the_same_agent_finds_a_process_that_is_ready_though_the_first_was_killed(
+    site: Cluster,
+) -> None:
+    """The agent has a variable that is no text: no rank is given it, so the process that waits must not have it."""
+    agent = site.start_agent("n4", standby=1, ODD=os.fsdecode(b"\xff"))
+    site.until(lambda: site.standby_mb("n4") > 0, "a spare process", 60)
+    (killed,) = spares(site, "n4")
+    killed.kill()  # while it waits: nobody asks anything of it
+    for again in range(2):
+        site.until(
+            lambda: site.standby_mb("n4") > 0 and any(p != killed for p in spares(site, "n4")), "another one", 60
+        )
+        site.submit(node="n4", nproc_per_node=2, standby=True)
+        site.until(lambda: site.trains(2), f"two ranks, time {again}")
+        site.until(lambda: warm(site, "n4") == [True, True], f"both of them warm, time {again}", 5)
+        (keeper,) = {psutil.Process(site.pid(rank)).parent() for rank in (0, 1)}
+        assert keeper is not None
+        (site.folder / "finish").touch()
+        assert site.loom("wait", "mnist").returncode == 0
+        psutil.wait_procs([keeper], timeout=10)
+        assert not keeper.is_running()
+        (site.folder / "finish").unlink()
+    agent.terminate()
+    assert agent.wait(20) == 0
 
 
 @pytest.mark.parametrize(

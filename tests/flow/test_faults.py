@@ -9,48 +9,16 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 import torchloom
 from campaigns import recovery
-from tests.flow.faults import GLOO, Run, Up, chain
+from tests.flow.faults import Run, Up
+from tests.flow.scripts import GLOO, chain
 from torchloom.cli.launching import _count
 from torchloom.errors import BadInput
-from torchloom.messages import Done, Drain
 
 STEPS = 60
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """One control plane for all: what is killed of it comes back, and the next test finds it as it was."""
-    plane = Up(tmp_path_factory.mktemp("plane"))
-    yield plane
-    plane.stop()
-
-
-@pytest.fixture
-def start(tmp_path: Path, up: Up) -> Iterator[Callable[..., Run]]:
-    made: list[Run] = []
-
-    def begin(*words: str, own: bool = False, **more: object) -> Run:
-        made.append(Run(tmp_path, *words, up=None if own else up, **more))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield begin
-    for run in made:
-        run.clear()
-
-
-def drain(run: Run, undo: bool = False) -> None:
-    """Hold a run before its next attempt: there is no node for it; or let it go on."""
-    assert run.up
-    view = run.up.run(run.job)
-    assert view is not None
-    node = view.task.node
-    assert node
-    assert isinstance(run.up.ask(Drain(node=node, undo=undo)), Done)
 
 
 # ── ranks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,19 +173,19 @@ def test_a_recovery_goes_on_when_the_control_plane_is_killed_in_it(
         run.until_phase("stopping", 1)
         up.kill(victim)
     else:
-        drain(run)
+        run.drain()
         run.kill(1)
         run.until_phase("restarting", 1)
         keepers = [process.pid for process in run.children("torchloom.agent.keeper")]
         held = {"restarting": [], "placing": [run.process.pid], "starting": keepers}[phase]
         with run.frozen(*held):
             if phase != "restarting":
-                drain(run, undo=True)
+                run.drain(undo=True)
                 run.until_phase(phase, 2)
             up.kill(victim)
             up.until_it_answers()
         if phase == "restarting":
-            drain(run, undo=True)
+            run.drain(undo=True)
     assert run.end() == 0, run.text()
     assert up.attempts(run.job) == [1, 2]
     assert run.starts() == [(1, 0), (1, 1), (2, 0), (2, 1)]
@@ -263,139 +231,6 @@ def test_the_end_of_a_rank_that_the_kernel_killed_for_its_memory_says_so(
     run.tell(1, "eat")
     assert run.end() == 137, run.text()
     assert "out of memory" in run.text().splitlines()[-1]
-    assert run.left() == []
-
-
-# ── Ctrl-C ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def plane_begins(run: Run) -> bool:
-    return any(run.census.temporary.glob("torchloom-run-*"))
-
-
-def agent_begins(run: Run) -> bool:
-    return any(run.census.temporary.glob("torchloom-agent-*"))
-
-
-def keeper_begins(run: Run) -> bool:
-    return any(run.census.temporary.glob("torchloom-agent-*/*/keeper"))
-
-
-def keeper_listens(run: Run) -> bool:
-    return any(run.census.temporary.glob("torchloom-agent-*/*/keeper/keeper.sock"))
-
-
-@pytest.mark.parametrize(
-    ("moment", "number"),
-    [
-        (plane_begins, signal.SIGINT),
-        (agent_begins, signal.SIGTERM),
-        (keeper_begins, signal.SIGINT),
-        (keeper_listens, signal.SIGTERM),
-    ],
-)
-def test_interrupted_before_the_ranks_run_nothing_is_left(
-    moment: Callable[[Run], bool], number: signal.Signals, start: Callable[..., Run]
-) -> None:
-    run = start(own=True)
-    run.until(lambda: moment(run))
-    run.process.send_signal(number)
-    assert run.end() == 130, run.text()
-    assert run.left() == []
-
-
-def test_ctrl_c_while_the_ranks_run_ends_them(start: Callable[..., Run]) -> None:
-    run = start(steps=100_000)
-    run.until_trained()
-    run.interrupt()
-    assert run.end() == 130, run.text()
-    assert run.left() == []
-
-
-def test_ctrl_c_while_an_attempt_is_being_ended_waits_for_that_and_starts_no_other(
-    start: Callable[..., Run], up: Up
-) -> None:
-    run = start("--grace", "1.5", steps=100_000)
-    run.until_trained()
-    run.tell(0, "deaf")
-    run.until((run.folder / "deaf-0").exists)
-    run.kill(1)
-    run.until_phase("stopping", 1)
-    run.interrupt()
-    assert run.end() == 130, run.text()
-    assert up.attempts(run.job) == [1]
-    assert run.left() == []
-
-
-def test_ctrl_c_before_the_next_attempt_starts_no_other(start: Callable[..., Run], up: Up) -> None:
-    run = start(steps=100_000)
-    run.until_trained()
-    drain(run)
-    run.kill(1)
-    run.until_phase("restarting", 1)
-    run.interrupt()
-    assert run.end() == 130, run.text()
-    assert up.attempts(run.job) == [1]
-    assert run.left() == []
-
-
-@pytest.mark.parametrize("phase", ["placing", "starting"])
-def test_ctrl_c_while_the_next_attempt_begins_ends_it(phase: str, start: Callable[..., Run], up: Up) -> None:
-    run = start("--grace", "20", steps=100_000)
-    run.until_trained()
-    drain(run)
-    run.kill(1)
-    run.until_phase("restarting", 1)
-    keepers = [process.pid for process in run.children("torchloom.agent.keeper")]
-    with run.frozen(*([run.process.pid] if phase == "placing" else keepers)):
-        drain(run, undo=True)
-        run.until_phase(phase, 2)
-        run.interrupt()
-        if phase == "starting":
-            run.until_phase("stopping", 2)
-    assert run.end(15) == 130, run.text()
-    assert run.left() == []
-
-
-def test_ctrl_c_twice_kills_ranks_that_do_not_listen(start: Callable[..., Run]) -> None:
-    run = start("--grace", "60", steps=100_000)
-    run.until_trained()
-    run.tell(0, "deaf")
-    run.until((run.folder / "deaf-0").exists)
-    run.interrupt()
-    run.until(lambda: "once more to kill it" in run.text())
-    run.interrupt()
-    assert run.end(10) == 130, run.text()
-    assert run.left() == []
-
-
-def test_ctrl_c_once_ends_the_ranks_when_its_own_control_plane_is_dead(start: Callable[..., Run]) -> None:
-    run = start(own=True, steps=100_000)
-    run.until_trained()
-    for process in run.children(" up "):
-        process.kill()
-    run.interrupt()
-    assert run.end(30) == 130, run.text()
-    assert run.left() == []
-
-
-# ── the launcher itself ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_nothing_outlives_a_killed_launcher_but_folders_which_the_next_one_removes(
-    start: Callable[..., Run],
-) -> None:
-    run = start(own=True, steps=100_000)
-    run.until_trained()
-    run.tell(1, "child")
-    run.until((run.folder / "child-1").exists)
-    run.process.kill()
-    run.process.wait()
-    _, alive = psutil.wait_procs(run.census.processes(), timeout=10)
-    assert alive == []
-    assert any(run.census.temporary.glob("torchloom-run-*"))
-    run.again(steps=5)
-    assert run.end() == 0, run.text()
     assert run.left() == []
 
 

@@ -20,6 +20,7 @@ from campaigns.control import storm
 from tests.flow.ddp import Group, Plan
 from tests.flow.plane import Plane, plane
 from tests.flow.proxy import Proxy
+from torchloom.agent.process import with_startup
 from torchloom.bus.asking import Asking
 from torchloom.bus.client import connect, find
 from torchloom.errors import Refused
@@ -48,6 +49,17 @@ while not loom.stopping:
     loom.step(x=x.value)
 """
 """A rank that trains alone and reports the value it has."""
+
+UNATTACHED = """
+import time, torch
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+while True:
+    time.sleep(0.01)
+    weight.grad = torch.ones(1)
+    optimizer.step()
+"""
+"""A rank that knows nothing of torchLoom."""
 
 
 def request() -> str:
@@ -135,6 +147,27 @@ async def test_what_cannot_be_done_is_refused_and_changes_nothing(tmp_path: Path
         await up.until_beating("hi", 1, after=before.step)  # training goes on
         await stopped(up, group)
         assert all(len(saw) == 1 for name in ("lr", "batch_size", "x") for saw in group.saw(name))
+
+
+async def test_a_rank_whose_script_does_not_attach_refuses_to_be_steered_and_goes_on(tmp_path: Path) -> None:
+    """Its steps are counted, and nobody there could obey."""
+    script = tmp_path / "train.py"
+    script.write_text(UNATTACHED)
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "TORCHLOOM_LAUNCHER": "loom"}
+    named = {"TORCHLOOM_JOB": "job", "TORCHLOOM_REPLICA": "hi"}
+    async with plane(tmp_path / "s") as up:
+        up.start_script([sys.executable, str(script)], **with_startup(up.env | rank | named))
+        before = await up.until(up.rank, 60, "a rank")
+        assert before.counted
+        for answer in (await tell(up, "pause"), await tell(up, "stop")):
+            assert isinstance(answer, No), answer
+            assert "its script does not call torchloom.attach()" in answer.why
+        answer = await ask(up, SetKnobs(request=request(), job="job", values={"lr": 0.1}))
+        assert isinstance(answer, No), answer
+        assert "has no knob lr" in answer.why
+        step = (await up.until_beating()).beat
+        assert step is not None
+        assert not (await up.until_beating(after=step.step)).beat.paused  # type: ignore[union-attr]
 
 
 async def test_a_restarted_group_has_the_values_of_its_step_and_takes_later_changes_again(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from torchloom.messages import (
     WhereAreYou,
     decode_reply,
 )
+from torchloom.page import PAUSED
 from torchloom.settings import Settings
 from torchloom.subjects import REPLY
 from torchloom.threadlet.helm import Helm
@@ -164,6 +165,19 @@ def test_a_pause_holds_the_step_until_it_is_resumed_and_changes_are_taken_there(
     rank.tell("c2")
     until(lambda: rank.meter.step_number > pause.step)
     assert rank.values[pause.step] == 7.0
+
+
+def test_a_pause_is_shown_and_belongs_to_no_step(rank: Rank) -> None:
+    pause = rank.ahead(1, action="pause")
+    rank.propose(pause)
+    rank.tell("c1")
+    until(lambda: rank.meter.marks[PAUSED])
+    assert rank.meter.still() == 0
+    rank.helm.set_paused(False)
+    until(lambda: rank.meter.step_number > pause.step)
+    assert rank.meter.marks[PAUSED] == 0
+    assert rank.meter.gaps.of(rank.meter.gaps.latest) > 0
+    assert rank.meter.gaps.latest == pause.step + 1
 
 
 def test_a_change_promised_in_the_last_moment_of_a_pause_is_taken_before_the_step_is_left(

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.messages import MAX_METRICS
+from torchloom.messages import MAX_METRICS, StepTimes
+from torchloom.page import PAUSED, STEP
 from torchloom.threadlet.meter import RING, Meter
 
 
@@ -82,6 +83,95 @@ def test_the_step_number_goes_on_from_where_it_was_set(meter: Meter) -> None:
     step(meter, number=1000)
     step(meter)
     assert meter.step_number == 1001
+
+
+def steps(meter: Meter, clock: Clock, count: int, seconds: float = 1.0) -> None:
+    for _ in range(count):
+        clock.now += seconds
+        step(meter)
+
+
+def times(meter: Meter) -> StepTimes:
+    found = meter.take().times
+    assert found is not None
+    return found
+
+
+def test_a_gap_belongs_to_no_step(meter: Meter, clock: Clock) -> None:
+    steps(meter, clock, 3)
+    with meter.aside(meter.gaps):
+        clock.now += 100
+    steps(meter, clock, 1)
+    assert times(meter).longest == pytest.approx(1)
+    assert meter.typical() == pytest.approx(1)
+
+
+def test_steps_made_within_a_gap_keep_their_time(meter: Meter, clock: Clock) -> None:
+    steps(meter, clock, 1)
+    with meter.aside(meter.gaps):
+        steps(meter, clock, 3)
+        clock.now += 5
+    found = times(meter)
+    assert (found.count, found.p50) == (3, pytest.approx(1))
+    steps(meter, clock, 1)
+    assert times(meter).p50 == pytest.approx(1)
+
+
+def test_own_time_is_a_steps_without_waiting_for_peers_and_data(meter: Meter, clock: Clock) -> None:
+    meter.waits_from = 0
+    step(meter)
+    for _ in range(3):
+        with meter.aside(meter.loading):
+            clock.now += 2
+        clock.now += 1
+        with meter.aside(meter.waiting):
+            clock.now += 4
+            with meter.aside(meter.loading):  # part of the outer one, which waits for peers
+                clock.now += 1
+        step(meter)
+    found = times(meter)
+    assert (found.p50, found.own, found.data) == (pytest.approx(8), pytest.approx(1), pytest.approx(2))
+
+
+def test_own_time_is_told_from_where_on_waiting_is_known(meter: Meter, clock: Clock) -> None:
+    steps(meter, clock, 3)
+    assert (times(meter).own, meter.loading.latest) == (None, 0)
+    steps(meter, clock, 2, seconds=10)
+    meter.waits_from = 6
+    steps(meter, clock, 1, seconds=10)
+    assert times(meter).own is None
+    steps(meter, clock, 1, seconds=3)
+    found = times(meter)
+    assert (found.own, found.data) == (pytest.approx(3), None)
+
+
+def test_a_place_in_the_ring_is_of_one_step_alone(meter: Meter, clock: Clock) -> None:
+    with meter.aside(meter.waiting):
+        clock.now += 50
+    steps(meter, clock, RING)
+    assert (meter.waiting.of(1), meter.waiting.of(RING + 1)) == (50, 0)
+    with meter.aside(meter.waiting):
+        clock.now += 1
+    assert (meter.waiting.of(1), meter.waiting.of(RING + 1)) == (0, 1)
+
+
+def test_it_stands_still_since_its_last_sign_of_progress(meter: Meter, clock: Clock) -> None:
+    clock.now += 3
+    assert meter.still() == 3
+    step(meter)
+    clock.now += 2
+    assert meter.still() == 2
+    with meter.aside(meter.gaps):
+        clock.now += 60
+        assert meter.still() == 62
+    assert meter.still() == 0
+    with meter.paused():
+        clock.now += 60
+        assert (meter.still(), meter.marks[PAUSED]) == (0, 1)
+    clock.now += 1
+    assert (meter.still(), meter.marks[PAUSED]) == (1, 0)
+    meter.resume_at(7)
+    assert (meter.still(), meter.marks[STEP]) == (0, 7)
 
 
 def test_a_kept_loss_does_not_keep_its_graph_alive(meter: Meter) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from torchloom.messages import NAME
-from torchloom.threadlet.probe import cpu_id, find_devices, own_devices, rss_mb, visible_devices
+from torchloom.threadlet.probe import cpu_id, find_devices, free_mb, own_devices, rss_mb, visible_devices
 
 A, B, C = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbcc3333"
 ALL = (A, B, C)
@@ -63,3 +65,24 @@ def test_memory_is_known() -> None:
 def test_probing_imports_no_torch() -> None:
     code = "import sys; from torchloom.threadlet import probe; probe.device_mb(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_is_left_is_the_least_of_what_the_machine_and_each_cgroup_above_leave(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    own = root / "slice" / "job"
+    own.mkdir(parents=True)
+    proc.mkdir()
+    (proc / "cgroup").write_text("0::/slice/job\n")
+    (own / "memory.max").write_text("max\n")
+    (own / "memory.current").write_text(f"{50 * 2**20}\n")
+    (root / "slice" / "memory.max").write_text(f"{200 * 2**20}\n")
+    (root / "slice" / "memory.current").write_text(f"{80 * 2**20}\n")
+    assert free_mb(proc, root) == 120.0
+    (root / "slice" / "memory.current").write_text(f"{300 * 2**20}\n")
+    assert free_mb(proc, root) == 0.0
+
+
+def test_without_cgroups_the_machine_counts(tmp_path: Path) -> None:
+    left = free_mb(tmp_path / "none", tmp_path)
+    assert left is not None
+    assert 0 < left <= psutil.virtual_memory().total / 2**20

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchloom.threadlet.readings import Reader, Readings, judge, reading
+from torchloom.threadlet.readings import Reader, Readings, judge, reading, went_bad
 
 
 @pytest.mark.parametrize(
@@ -90,3 +90,21 @@ async def test_a_device_that_hangs_holds_up_neither_the_beat_nor_what_is_known()
     await reader.refresh({}, 5)
     reader.close()
     assert reader.readings.loss == 7.0
+
+
+async def test_where_a_loss_went_bad_is_found_and_forgotten_when_it_is_well_again() -> None:
+    reader = Reader()
+    nan = torch.tensor(float("nan"))
+    losses = [(10, 1.0), (12, torch.tensor(2.0)), (14, nan), (16, nan)]
+    await reader.refresh({"loss": nan}, 5, losses)
+    assert reader.readings.bad_steps == (13, 14)
+    await reader.refresh({"loss": torch.tensor(float("nan"))}, 5, [(90, nan)])
+    assert reader.readings.bad_steps == (13, 14)  # where it began, not where it is
+    await reader.refresh({"loss": 1.0}, 5, [])
+    assert reader.readings.bad_steps is None
+    reader.close()
+
+
+def test_a_loss_that_was_never_well_went_bad_where_it_was_first_seen() -> None:
+    assert went_bad([(5, float("inf")), (6, 1.0)]) == (5, 5)
+    assert went_bad([(5, 1.0)]) is None

@@ -57,7 +57,8 @@ def seat(device: str, job: str, replica: str, number: int | None = 0, node: str 
 
 
 def device(name: str = GPU, **more: Any) -> DeviceView:
-    return DeviceView(**{"device": name, "node": "n1", "health": "ok", "since": NOW - 60} | more)
+    known: dict[str, Any] = {"device": name, "node": "n1", "health": "ok", "since": NOW - 60}
+    return DeviceView(**known | more)
 
 
 def incident(id: str = "i7", **more: Any) -> IncidentView:

@@ -50,6 +50,14 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ["Registered device: GPU-1 for replica_id: hi (job manual, by ann@box)"],
     ),
     (
+        m.DeviceBlamed(device="GPU-1", by="b1252eee80b0e499", cause="XID 79", alert=True),
+        ["Device GPU-1 is said to be broken (b1252eee80b0e499): XID 79"],
+    ),
+    (
+        m.DeviceCleared(device="GPU-1", by="b1252eee80b0e499"),
+        ["Device GPU-1 is not said to be broken any more by b1252eee80b0e499"],
+    ),
+    (
         m.DeviceMarkedFailed(device="GPU-1", cause="XID 79", source="dcgm", replicas=(m.ReplicaId("mnist", "hi"),)),
         ["Device GPU-1 failed: XID 79 (said by dcgm); replicas on it: mnist/hi"],
     ),
@@ -150,6 +158,12 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         m.AttemptStopping(job="mnist", attempt=1, reason="rank 1 failed: killed by SIGKILL"),
         ["Job mnist is ended, then started again: rank 1 failed: killed by SIGKILL"],
     ),
+    (
+        m.ResponseBegan(job="mnist", incident="i7", kind="hang", do=("stacks", "restart"), reason="rank 3 hangs"),
+        ["The policy of mnist acts on i7 (rank 3 hangs): stacks, then restart"],
+    ),
+    (m.ResponseWent(job="mnist", left=("restart",)), ["The policy of mnist goes on: restart"]),
+    (m.ResponseWent(job="mnist"), ["The policy of mnist has acted"]),
     (
         m.AttemptEnded(job="mnist", attempt=1, wait_seconds=0.5),
         ["No process of mnist is left; it starts again in 0.5 s"],

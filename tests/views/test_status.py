@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.views.made import LIFE, NOW, fabric, incident, job, plane, rank
-from torchloom.messages import Beat, CurvesView, Point, RankId
+from tests.views.made import LIFE, NOW, device, fabric, incident, job, plane, rank
+from torchloom.messages import Beat, CurvesView, Point, RankId, Reading
 from torchloom.views.curves import curves
 from torchloom.views.listings import devices, incidents, jobs
 from torchloom.views.status import status
@@ -77,11 +77,23 @@ def test_a_step_that_was_only_counted_is_shown_as_such() -> None:
 
 def test_the_lists() -> None:
     assert "fell over" in "\n".join(jobs([job(phase="failed", ended=NOW, reason="fell over")], NOW, Screen()))
-    closed = incidents([incident(closed=NOW, outcome="found again")], NOW, Screen())
-    assert "closed after 1 min 30 s" in closed[1]
-    assert "found again" in closed[1]
+    closed = incidents([incident(closed=NOW)], NOW, Screen())
+    assert "over in 1 min" in closed[1]
     assert "open" in incidents([incident()], NOW, Screen())[1]
     assert devices([], NOW, Screen())[0].startswith("DEVICE")
+
+
+def test_devices_show_what_they_say_of_themselves_where_any_does() -> None:
+    reading = Reading(
+        device="GPU-1", utilisation=97.0, memory_mb=40960.0, memory_total_mb=81920.0, temperature=65.0, throttled="cap"
+    )
+    views = [device("GPU-1", reading=reading), device("GPU-2", reading=Reading(device="GPU-2")), device("GPU-3")]
+    head, first, second, third = devices(views, NOW, Screen())
+    assert head.split() == ["DEVICE", "NODE", "HEALTH", "USE", "MEMORY", "TEMP", "SINCE", "CAUSE", "REPLICAS"]
+    assert first.split()[:10] == ["GPU-1", "n1", "ok", "97", "%", "40.0/80", "GB", "65", "°C", first.split()[9]]
+    assert second.split()[3:6] == third.split()[3:6] == ["-", "-", "-"]
+    assert "\x1b[33m65 °C" in devices(views, NOW, Screen(colour=True))[1]
+    assert "USE" not in devices([device("GPU-3")], NOW, Screen())[0].split()
 
 
 def test_curves_of_each_rank() -> None:

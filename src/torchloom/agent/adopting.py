@@ -6,6 +6,7 @@ An attempt's folder says how it was started; the keepers, which the ranks are ch
 from __future__ import annotations
 
 import contextlib
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -47,10 +48,14 @@ async def _keeper(agent: Agent, job: JobHere, folder: Path, wanted: bool) -> tup
     try:
         link = await agent.link(job, partial(KeeperLink.find, folder))
     except (Unreachable, KeeperGone):
-        return None, Shelf(folder).read()
+        kept = Shelf(folder).read()
+        if not wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+        return None, kept
     if not wanted:  # nothing is left that it could be for
         with contextlib.suppress(KeeperGone):
             await link.dismiss()
+        shutil.rmtree(folder, ignore_errors=True)
         return None, {}
     return link, {kept.begun.key: kept for kept in link.state.kept}
 

@@ -25,17 +25,23 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom.agent.attempt import Attempt
-from torchloom.agent.environment import Ways, rank_environment
+from torchloom.agent.environment import Ways, passed_on, rank_environment
+from torchloom.agent.examining import Examining
+from torchloom.agent.health import Health, Limits
 from torchloom.agent.link import Gone, KeeperGone, KeeperLink, Keeping
 from torchloom.agent.logs import log_folder
 from torchloom.agent.node import Node
 from torchloom.agent.preparing import prepare
+from torchloom.agent.pressure import read_pressure
 from torchloom.agent.spare import Spare, how_to_keep
+from torchloom.agent.watching import inspect, watch
 from torchloom.agent.words import Ended
 from torchloom.errors import TorchLoomError
 from torchloom.messages import (
     Dismiss,
+    Examine,
     Halt,
+    Inspect,
     Launch,
     NodeBeat,
     NodeCommand,
@@ -43,11 +49,12 @@ from torchloom.messages import (
     decode_node_command,
     encode,
 )
-from torchloom.subjects import NODE, TASK
+from torchloom.subjects import FACT, NODE, TASK
 from torchloom.threadlet.incarnation import new_incarnation
 
 logger = logging.getLogger("torchloom.agent")
 BEAT_SECONDS = 1.0
+ACK_SECONDS = 2.0
 FAREWELL_SECONDS = 1.0
 """For the weaver to take note of the last ends."""
 PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torchloom.threadlet.threadlet")
@@ -70,6 +77,12 @@ class JobHere:
     standby: KeeperLink | None = None
     awaited: asyncio.Task[None] | None = None
     """The standby that is being prepared."""
+    before: asyncio.Task[None] | None = None
+    """The leaving of the keepers of the job that had its name, and its folder, before."""
+
+    @property
+    def links(self) -> list[KeeperLink]:
+        return [link for link in (self.cold, self.standby) if link is not None]
 
 
 class Agent:
@@ -84,6 +97,7 @@ class Agent:
         ways: Ways | None = None,
         preload: tuple[str, ...] = PRELOAD,
         say: Callable[[str], None] = logger.info,
+        limits: Limits | None = None,
     ) -> None:
         self.client = client
         self.node = node
@@ -104,16 +118,28 @@ class Agent:
         self._owners: dict[KeeperLink, JobHere] = {}
         """Whose keepers are now that were nobody's when they were started."""
         self.incarnation = new_incarnation()
+        self.health = Health(client, node, self.incarnation, limits)
         self._term = 0
         self._leaving = False
         self._news = asyncio.Event()
+        self.examining = Examining(client, node, folder, self.health.look, self._news.set)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._endings: dict[str, asyncio.Task[None]] = {}
+        """Jobs that are over and whose keepers are leaving."""
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Of all jobs."""
+        return [attempt for job in self.jobs.values() for attempt in job.attempts.values()]
 
     # ── talking ──
 
     async def run(self) -> None:
         """Until cancelled."""
         await self.client.subscribe(TASK.to(node=self.node.name), cb=self._on_task)
+        self._spawn(watch(lambda: self.attempts, self._news.set))
+        self._spawn(self.health.watch())
+        await self.examining.listen()
         await self.client.flush()
         while True:
             self._news.clear()
@@ -124,8 +150,8 @@ class Agent:
                     await self._news.wait()
 
     def beat(self) -> NodeBeat:
-        links = [job.standby for job in self.jobs.values()]
-        standby = [link for link in links if link is not None and not link.state.preloading]
+        states = [link.state for job in self.jobs.values() for link in job.links]
+        ready = [state.memory_mb for state in states if state.preloaded and not state.preloading]
         return NodeBeat(
             incarnation=self.incarnation,
             host=self.node.host,
@@ -135,8 +161,11 @@ class Agent:
             pid=os.getpid(),
             tied=self.tied and not self.shared,
             leaving=self.departing,
-            standby_mb=int(sum(link.state.memory_mb for link in standby) + (self.spare.memory_mb if self.spare else 0)),
-            attempts=tuple(attempt.status() for job in self.jobs.values() for attempt in job.attempts.values()),
+            standby_mb=int(sum(ready) + (self.spare.memory_mb if self.spare else 0)),
+            attempts=tuple(attempt.status() for attempt in self.attempts),
+            pressure=read_pressure(),
+            readings=self.health.readings(),
+            fitness=self.examining.fitness,
         )
 
     async def _on_task(self, message: Msg) -> None:
@@ -157,18 +186,29 @@ class Agent:
             case Prepare() | Launch() if self.departing:
                 return
             case Prepare() if attempt is None:
-                self._spawn(self._prepare(command))
+                self._spawn(self._prepare(command, self.hold(command)))  # held now: it may come again at once
             case Launch() if attempt is None or attempt.launch is None:
                 self._launch(command)
-            case Halt(grace_seconds=grace) if attempt is not None:
+            case Halt(grace_seconds=grace, kill=deaf) if attempt is not None:
                 if attempt.ranks:
-                    attempt.halt(grace)
+                    attempt.halt(grace, deaf)
+            case Examine(folder=folder):
+                self.examining.begin(folder)
+            case Inspect() if attempt is not None and attempt.ranks:
+                self._spawn(self._inspect(attempt, command))
             case Dismiss(last=last) if job is not None and attempt is not None and (attempt.over or not attempt.ranks):
                 attempt.forget()
                 del job.attempts[command.attempt]
                 if last and not job.attempts:
-                    self._spawn(self._let_go(command.job))
+                    self._let_go(command.job)
                 self._news.set()
+
+    async def _inspect(self, attempt: Attempt, order: Inspect) -> None:
+        found = await inspect(attempt, order, self.node.name)
+        subject = FACT.to(source=self.node.name)
+        headers = {"Nats-Msg-Id": f"{order.incident}-{self.node.name}"}
+        with contextlib.suppress(nats.errors.Error, OSError):  # asked again if it does not arrive
+            await self.client.jetstream().publish(subject, encode(found), timeout=ACK_SECONDS, headers=headers)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -179,7 +219,8 @@ class Agent:
 
     def hold(self, command: Prepare | Launch) -> Attempt:
         """The attempt that a command is about."""
-        here = self.jobs.setdefault(command.job, JobHere(self.folder / command.job))
+        before = self._endings.get(command.job)
+        here = self.jobs.setdefault(command.job, JobHere(self.folder / command.job, before=before))
         number = command.attempt
         if number not in here.attempts:
             logs = log_folder(here.folder, command)
@@ -188,22 +229,20 @@ class Agent:
             )
         return here.attempts[number]
 
-    async def _prepare(self, command: Prepare) -> None:
-        attempt = self.hold(command)
-        attempt.prepared = await asyncio.to_thread(prepare, command.task, self.node.host)
+    async def _prepare(self, command: Prepare, attempt: Attempt) -> None:
+        attempt.prepared = await asyncio.to_thread(prepare, command, self.node.host)
         self._news.set()
 
     def _launch(self, command: Launch) -> None:
         attempt = self.hold(command)
         attempt.expect(command, self.node.name)
         self.launched(attempt)
-        self._spawn(self._start(command, attempt))
+        self._spawn(self._start(command, self.jobs[command.job], attempt))
 
-    async def _start(self, command: Launch, attempt: Attempt) -> None:
-        job = self.jobs[command.job]
+    async def _start(self, command: Launch, job: JobHere, attempt: Attempt) -> None:
         places = [place for place in command.places if place.node == self.node.name]
         python = command.task.python or sys.executable
-        base = _passed_on(self.say)
+        base = passed_on(os.environ, self.say)
         try:
             link = await self._keeper(job, command)
             await attempt.start(command, places, link, python, base, self.ways)
@@ -219,6 +258,8 @@ class Agent:
 
     async def _keeper(self, job: JobHere, command: Launch) -> KeeperLink:
         """The standby, if there is one that is ready; else one that starts fresh interpreters."""
+        if job.before is not None:
+            await asyncio.wait((job.before,))
         if job.standby is not None and command.task.standby and not job.standby.state.preloading:
             return job.standby
         if job.cold is None and command.task.standby and self.spare is not None:
@@ -250,7 +291,8 @@ class Agent:
         def open(folder: Path, how: Keeping) -> Coroutine[Any, Any, KeeperLink]:
             return self.link(JobHere(folder), partial(KeeperLink.start, folder, how))
 
-        how = how_to_keep(self.preload, self.tied, crowded=(len(self.node.devices) or self.node.cores) > 1)
+        env = passed_on(os.environ, self.say)
+        how = how_to_keep(self.preload, self.tied, env, crowded=(len(self.node.devices) or self.node.cores) > 1)
         self.spare = Spare(self.folder.parent, open, how, self.say)
 
     async def link(self, job: JobHere, open: Opening) -> KeeperLink:
@@ -278,32 +320,49 @@ class Agent:
             if job.standby in held:
                 job.standby = None
                 job.awaited = None
-            if held:
-                self._owners.pop(held[0], None)
+            for link in held:
+                self._owners.pop(link, None)
+                if self.spare is not None:
+                    self.spare.lost(link)
 
         link = await open(ended, gone)
         held.append(link)
         return link
 
-    async def _let_go(self, name: str) -> None:
-        """The job is over: its keepers are not needed any more."""
+    def _let_go(self, name: str) -> None:
+        """The job is over: its keepers are not needed any more. One that gets its name waits until they have left."""
         job = self.jobs.pop(name)
         if self.shared:
             self.say(f"{name} is over")
+        ending = asyncio.get_running_loop().create_task(self._end(job))
+        self._endings[name] = ending
+
+        def ended(_: asyncio.Task[None]) -> None:
+            if self._endings.get(name) is ending:
+                del self._endings[name]
+
+        ending.add_done_callback(ended)
+
+    async def _end(self, job: JobHere) -> None:
+        """Have its keepers leave, and nothing of them stay: where one was, a spare process could not be put."""
+        if job.before is not None:
+            await asyncio.wait((job.before,))
         if job.awaited is not None:
             job.awaited.cancel()
             await asyncio.gather(job.awaited, return_exceptions=True)
-        for link in (job.cold, job.standby):
-            if link is not None:
-                with contextlib.suppress(KeeperGone):
-                    await link.dismiss()
+        for link in job.links:
+            with contextlib.suppress(KeeperGone):
+                await link.dismiss()
+            self._owners.pop(link, None)
+        for name in (COLD, STANDBY):
+            shutil.rmtree(job.folder / name, ignore_errors=True)
 
     # ── leaving ──
 
     async def depart(self) -> None:
         """End all ranks in order, while the weaver is told; returns when it has taken note of that, or does not."""
         self.departing = True
-        attempts = [attempt for job in self.jobs.values() for attempt in job.attempts.values()]
+        attempts = self.attempts
         for attempt in attempts:
             attempt.halt(attempt.launch.task.grace_seconds if attempt.launch is not None else 0.0)
         self._news.set()
@@ -311,7 +370,7 @@ class Agent:
         await asyncio.gather(*halting, return_exceptions=True)  # each ends with the grace
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_SECONDS):
-                while any(job.attempts for job in self.jobs.values()):
+                while self.attempts:
                     await asyncio.sleep(0.02)
 
     async def say_goodbye(self) -> None:
@@ -324,33 +383,18 @@ class Agent:
     async def close(self, *, kill: bool) -> None:
         """Stop talking; with `kill`, nothing of what was started stays."""
         self._leaving = True
+        await self.examining.close()
         if self.spare is not None:
             await self.spare.close()
         begun = [*self._tasks, *(job.awaited for job in self.jobs.values() if job.awaited is not None)]
         for task in begun:
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)  # or they would start what nobody ends
+        await asyncio.gather(*self._endings.values(), return_exceptions=True)
         for job in self.jobs.values():
-            for link in (job.cold, job.standby):
-                if link is not None:
-                    with contextlib.suppress(KeeperGone):
-                        await (link.dismiss() if kill else link.close())
             if kill:
-                for attempt in job.attempts.values():
-                    shutil.rmtree(attempt.folder, ignore_errors=True)
-
-
-def _passed_on(say: Callable[[str], None]) -> dict[str, str]:
-    """The environment of this process, as far as it is text: with anything else no rank could be started."""
-    known = {name: value for name, value in os.environ.items() if (name + value).isascii() or _is_text(name + value)}
-    for name in sorted(os.environ.keys() - known.keys()):
-        say(f"the variable {name!a} is not passed on: it is not UTF-8")
-    return known
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+                await self._end(job)
+            for link in job.links:
+                await link.close()
+        for attempt in self.attempts if kill else ():
+            shutil.rmtree(attempt.folder, ignore_errors=True)

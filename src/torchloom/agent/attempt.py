@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torchloom.agent.environment import Ways, rank_argv, rank_environment
 from torchloom.agent.evidence import last_lines, raised, recorded_error, signal_name, summary
 from torchloom.agent.link import Gone, KeeperGone, KeeperLink
 from torchloom.agent.preparing import Prepared
+from torchloom.agent.sight import Sight, told
 from torchloom.agent.words import Begin, Begun, Ended
 from torchloom.bus.folder import write_private
 from torchloom.errors import TorchLoomError
@@ -42,6 +43,8 @@ class Attempt:
     trouble: str = ""
     launch: Launch | None = None
     ranks: dict[int, RankStatus] = field(default_factory=dict)
+    sights: dict[int, Sight] = field(default_factory=dict)
+    """Of those that run, and of those that did."""
     link: KeeperLink | None = None
     halting: asyncio.Task[None] | None = None
 
@@ -56,7 +59,7 @@ class Attempt:
             rejected=known.rejected,
             trouble=(self.trouble or known.trouble)[:2000],
             trouble_code=known.code,
-            ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
+            ranks=told(self.ranks, self.sights),
         )
 
     @property
@@ -124,6 +127,7 @@ class Attempt:
 
     def runs(self, rank: int, begun: Begun) -> None:
         if self.ranks[rank].state == "starting":
+            self.sights[rank] = Sight(begun.pid)
             self.ranks[rank] = replace(
                 self.ranks[rank], state="running", pid=begun.pid, warm=begun.warm, why_cold=begun.why_cold[:2000]
             )
@@ -154,14 +158,17 @@ class Attempt:
 
     def _end(self, rank: int, code: int | None, signal: str, evidence: str) -> None:
         if self.ranks[rank].state != "ended":
+            if rank in self.sights:
+                self.sights[rank].end()
             self.ranks[rank] = replace(self.ranks[rank], state="ended", code=code, signal=signal, evidence=evidence)
             self.changed()
 
     # ── ending ──
 
-    def halt(self, grace: float) -> None:
-        """Ask all ranks to end, and kill what is left after the grace. Asked again, nothing more happens."""
-        if self.halting is None and not self.over:
+    def halt(self, grace: float, deaf: Collection[int] = ()) -> None:
+        """Ask all ranks to end, and kill what is left after the grace, but the deaf at once."""
+        self._signal(signal.SIGKILL, ranks=deaf)
+        if self.halting is None and not self.over:  # asked again, nothing more happens
             self.halting = asyncio.get_running_loop().create_task(self._halt(grace))
 
     async def _halt(self, grace: float) -> None:
@@ -175,9 +182,9 @@ class Attempt:
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
-    def _signal(self, *numbers: int) -> None:
+    def _signal(self, *numbers: int, ranks: Collection[int] | None = None) -> None:
         for rank, status in self.ranks.items():
-            if status.state != "ended" and self.link is not None:
+            if status.state != "ended" and self.link is not None and (ranks is None or rank in ranks):
                 with contextlib.suppress(KeeperGone):
                     for number in numbers:
                         self.link.signal(self.key(rank), number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torchloom.core.runs import REPLICA
@@ -22,6 +22,22 @@ class Ways:
     """What its agent is called, if that is not the machine's own name."""
     interface: str = ""
     """The network through which other nodes reach this one."""
+
+
+def passed_on(environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
+    """The environment of an agent, as far as it is text: with anything else no rank could be started."""
+    known = {name: value for name, value in environ.items() if _is_text(name + value)}
+    for name in sorted(environ.keys() - known.keys()):
+        say(f"the variable {name!a} is not passed on: it is not UTF-8")
+    return known
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways: Ways) -> dict[str, str]:
@@ -66,6 +82,8 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways
     }
     step = "" if launch.resume_step is None else str(launch.resume_step)
     known = {"CREDS": ways.creds, "ADDR": ways.addr, "STATE": ways.state, "NODE": ways.node, "RESUME_STEP": step}
+    if launch.skip is not None:
+        known["SKIP"] = f"{launch.skip[0]}-{launch.skip[1]}"
     return env | {f"TORCHLOOM_{name}": value for name, value in known.items() if value}
 
 

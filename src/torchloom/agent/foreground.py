@@ -20,6 +20,8 @@ from torchloom.agent.agent import Agent
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import Ways
 from torchloom.agent.following import Following, Wish
+from torchloom.agent.health import Limits
+from torchloom.agent.logs import stamp
 from torchloom.agent.node import Node, this_node
 from torchloom.agent.output import Output
 from torchloom.agent.scratch import scratch
@@ -45,7 +47,7 @@ async def run(settings: Settings, wish: Wish) -> int:
         if settings is not asked:
             wish.say(f"a control plane of its own: `loom --state {settings.state} status` looks at it")
         node = this_node(name=wish.task.node or "")
-        agent = await stack.enter_async_context(agent_of(settings, node, wish))
+        agent = await stack.enter_async_context(agent_of(settings, node, wish, Limits.of(asked)))
         following = Following(settings, wish, OwnRanks(agent, wish))
         agent.say = following.say
         return await following.follow()
@@ -81,19 +83,19 @@ async def plane(settings: Settings) -> AsyncIterator[Settings]:
 async def _answers(settings: Settings) -> bool:
     try:
         async with Asking(settings, Role.OPERATOR, timeout=1.0, connect_timeout=1.0) as weaver:
-            await weaver.runs("-")
+            await weaver.nodes()
     except (Unreachable, BadState):
         return False
     return True
 
 
 @contextlib.asynccontextmanager
-async def agent_of(settings: Settings, node: Node, wish: Wish) -> AsyncIterator[Agent]:
+async def agent_of(settings: Settings, node: Node, wish: Wish, limits: Limits) -> AsyncIterator[Agent]:
     address = find(settings, Role.AGENT)
     client = await connect(address, name=f"agent {node.name}", keep_trying=True)
     ways = Ways("", addr=settings.addr, state=str(settings.state_folder))
     with scratch("torchloom-agent-") as folder:
-        agent = Agent(client, node, folder, tied=True, ways=ways, say=wish.say)
+        agent = Agent(client, node, folder, tied=True, ways=ways, say=wish.say, limits=limits)
         running = asyncio.create_task(agent.run())
         try:
             yield agent
@@ -116,9 +118,6 @@ class OwnRanks:
         self.output = Output(wish.colour, before=wish.line.hide)
         agent.launched = self._follow
 
-    def _attempts(self) -> list[Attempt]:
-        return [attempt for job in self.agent.jobs.values() for attempt in job.attempts.values()]
-
     def _follow(self, attempt: Attempt) -> None:
         assert attempt.launch is not None
         self.output.follow(attempt.logs, sorted(attempt.ranks), attempt.launch.ordinal)
@@ -130,22 +129,22 @@ class OwnRanks:
         self.output.finish()
 
     def rejected(self) -> dict[str, str]:
-        newest = max(self._attempts(), key=lambda attempt: attempt.number, default=None)
+        newest = max(self.agent.attempts, key=lambda attempt: attempt.number, default=None)
         return newest.prepared.rejected if newest is not None and newest.prepared is not None else {}
 
     def halt(self) -> None:
-        for attempt in self._attempts():
+        for attempt in self.agent.attempts:
             attempt.halt(self.wish.task.grace_seconds)
 
     def kill(self) -> None:
-        for attempt in self._attempts():
+        for attempt in self.agent.attempts:
             attempt.kill()
 
     def over(self) -> bool:
-        return all(attempt.over for attempt in self._attempts())
+        return all(attempt.over for attempt in self.agent.attempts)
 
 
-def log_folder(settings: Settings, job: str) -> Path:
-    """Where the output of a run is kept."""
+def output_folder(settings: Settings, job: str, now: float) -> Path:
+    """Where the output of a run that begins now is kept."""
     settings.state_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Folder(settings.state_folder).path / "runs" / job / time.strftime("%Y%m%d-%H%M%S")
+    return Folder(settings.state_folder).path / "runs" / job / stamp(now)

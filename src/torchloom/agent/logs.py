@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -36,8 +37,8 @@ def launches(job_folder: Path) -> list[tuple[Launch, bool]]:
     return sorted(found, key=lambda pair: pair[0].attempt, reverse=True)
 
 
-def find(folder: Path, look: LookLines, node: str) -> tuple[Launch, Path]:
-    """The attempt that is asked for, and the file; or why there is none."""
+def find(folder: Path, look: LookLines, node: str) -> Path:
+    """The file that is asked for, or why there is none."""
     known = [launch for launch, _ in launches(folder / look.job)]
     if not known:
         raise TorchLoomError(f"nothing of {look.job} was started on {node}")
@@ -50,18 +51,16 @@ def find(folder: Path, look: LookLines, node: str) -> tuple[Launch, Path]:
     launch = wanted[0]
     if look.rank not in {place.rank for place in launch.places if place.node == node}:
         raise TorchLoomError(f"rank {look.rank} of {look.job} was not on {node}")
-    return launch, log_folder(folder / look.job, launch) / f"rank-{look.rank}.{look.which}"
+    return log_folder(folder / look.job, launch) / f"rank-{look.rank}.{look.which}"
 
 
-def read(path: Path, look: LookLines, ordinal: int, over: bool) -> LinesView:
+def read(path: Path, look: LookLines) -> LinesView:
     """The part that is asked for; nothing, if nothing was printed yet."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, 2)
-            at = max(0, size - look.most) if look.at is None else min(look.at, size)
-            file.seek(at)
-            return LinesView(data=file.read(look.most), at=at, size=size, ordinal=ordinal, over=over)
+            at = file.seek(min(look.at, file.seek(0, os.SEEK_END)))
+            return LinesView(data=file.read(look.most), at=at)
     except FileNotFoundError:
-        return LinesView(ordinal=ordinal, over=over)
+        return LinesView()
     except OSError as error:
         raise TorchLoomError(f"{path.name} cannot be read: {error.strerror}") from error

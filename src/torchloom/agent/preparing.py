@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchloom.checkpoints import search
+from torchloom.checkpoints.rollback import roll_back
 from torchloom.checkpoints.search import NoValidCheckpoint
 from torchloom.errors import BadState, TorchLoomError
-from torchloom.messages import Task
+from torchloom.messages import Prepare, Rollback
+
+NO_FOLDER = "a rollback was asked for, and it is not known where the job's checkpoints are"
+HINT = "mend or move them away; an empty folder is a new beginning"
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,13 @@ class Prepared:
     """The exit code that goes with it."""
 
 
-def prepare(task: Task, host: str) -> Prepared:
-    """A free port, and the newest checkpoint that is whole. May take as long as reading a checkpoint does."""
+def prepare(order: Prepare, host: str) -> Prepared:
+    """A free port, and the checkpoint to go on from. May take as long as reading one does."""
     try:
-        if not task.checkpoint_dir:
-            return Prepared(free_port(host))
-        return _with_checkpoint(task, free_port(host))
+        port = free_port(host)
+        if order.rollback is not None:
+            return _gone_back(order, order.rollback, port)
+        return _with_checkpoint(order, port) if order.task.checkpoint_dir else Prepared(port)
     except TorchLoomError as error:
         return Prepared(
             trouble=f"{error.message} → {error.hint}" if error.hint else error.message, code=error.exit_code
@@ -38,21 +43,52 @@ def prepare(task: Task, host: str) -> Prepared:
         return Prepared(trouble=str(error) or type(error).__name__)
 
 
-def _with_checkpoint(task: Task, port: int) -> Prepared:
+def _with_checkpoint(order: Prepare, port: int) -> Prepared:
+    """The newest that is whole."""
+    task = order.task
     folder = Path(task.cwd, task.checkpoint_dir)
-    if not folder.exists():
+    if not _exists(folder):
         return Prepared(port)  # the first start: the script makes it
-    if not folder.is_dir():
-        raise BadState(f"{folder} is not a folder")
     try:
         found, rejected = search.latest(folder, task.checkpoint_pattern or None)
     except NoValidCheckpoint as none:
         if none.rejected:
-            none.hint = "mend or move them away; an empty folder is a new beginning"
+            none.hint = HINT
             raise
         return Prepared(port)
-    told = {name[:255]: why[:2000] for name, why in list(rejected.items())[:100]}
-    return Prepared(port, str(found.path), found.step, told)
+    return Prepared(port, str(found.path), found.step, _told(rejected))
+
+
+def _gone_back(order: Prepare, back: Rollback, port: int) -> Prepared:
+    """One from before the step that something went wrong at. Where there was none yet, from the beginning."""
+    task = order.task
+    folder = Path(task.cwd, task.checkpoint_dir or back.folder)
+    if not task.checkpoint_dir and not back.folder:
+        raise BadState(NO_FOLDER, hint="name their folder: --checkpoint-dir")
+    if not _exists(folder):
+        if back.saved:
+            raise BadState(f"the folder {folder} with the job's checkpoints is gone")
+        return Prepared(port)
+    of = f"{order.job} {order.submitted} {back.incident or order.attempt}"
+    pattern = task.checkpoint_pattern or None
+    try:
+        done = roll_back(folder, of, back.before, back.back, pattern, job=order.job, saved=back.saved)
+    except NoValidCheckpoint as none:
+        none.hint = HINT
+        raise
+    if done.found is None:
+        return Prepared(port)
+    return Prepared(port, str(done.found.path), done.found.step, _told(done.rejected))
+
+
+def _exists(folder: Path) -> bool:
+    if folder.exists() and not folder.is_dir():
+        raise BadState(f"{folder} is not a folder")
+    return folder.exists()
+
+
+def _told(rejected: dict[str, str]) -> dict[str, str]:
+    return {name[:255]: why[:2000] for name, why in list(rejected.items())[:100]}
 
 
 def free_port(host: str) -> int:

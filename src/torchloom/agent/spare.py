@@ -47,8 +47,7 @@ class Spare:
         if link is None or folder.exists():
             return None
         if not link.alive:
-            self._link = None
-            self._wanted.set()
+            self.lost(link)
             return None
         try:
             folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -59,6 +58,13 @@ class Spare:
         self._link = None
         self._wanted.set()
         return link
+
+    def lost(self, link: KeeperLink) -> None:
+        """A keeper is dead; if it was the one that waits, another is made."""
+        if link is self._link:
+            self._link = None
+            self._wanted.set()
+            shutil.rmtree(link.folder, ignore_errors=True)
 
     async def close(self) -> None:
         self._task.cancel()
@@ -86,11 +92,10 @@ class Spare:
             self._link = link
 
 
-def how_to_keep(preload: tuple[str, ...], tied: bool, crowded: bool) -> Keeping:
-    """With the environment that ranks will have, as far as it can be known before."""
-    env = dict(os.environ)
+def how_to_keep(preload: tuple[str, ...], tied: bool, env: dict[str, str], crowded: bool) -> Keeping:
+    """With the environment that ranks will have, as far as it can be known before: `env` is what they are passed."""
     if crowded:
-        env.setdefault("OMP_NUM_THREADS", "1")  # as ranks that share a node have
+        env = {"OMP_NUM_THREADS": "1"} | env  # as ranks that share a node have
     return Keeping(tied=tied, preload=preload, python=sys.executable, env=env, cwd="/")
 
 

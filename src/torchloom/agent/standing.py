@@ -16,20 +16,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom.agent.adopting import adopt
 from torchloom.agent.agent import BEAT_SECONDS, Agent
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import Ways
+from torchloom.agent.health import Limits
 from torchloom.agent.logs import find as find_lines
 from torchloom.agent.logs import read
 from torchloom.agent.node import Node
 from torchloom.agent.spare import remove_left
 from torchloom.bus.client import connect, find
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError
-from torchloom.messages import No, decode_look_lines, decode_node_beat, encode
+from torchloom.messages import LinesView, No, decode_look_lines, decode_node_beat, encode
 from torchloom.settings import Settings
 from torchloom.subjects import LINES, NODE, Role
 
@@ -47,7 +47,8 @@ async def serve(
             ways = Ways(
                 "", addr=settings.addr, state=str(settings.state_folder), interface=node.interface, node=node.name
             )
-            agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, ways=ways, say=say)
+            limits = Limits.of(settings)
+            agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, ways=ways, say=say, limits=limits)
             agent.launched = lambda attempt: say(f"{attempt.job}: starting {_ranks_of(attempt)}")
             agent.folder.mkdir(exist_ok=True, mode=0o700)
             taken = await _listen(agent)
@@ -107,7 +108,7 @@ async def _listen(agent: Agent) -> asyncio.Future[str]:
                 taken.set_result(f"{beat.host}, process {beat.pid}")
 
     async def on_lines(message: Msg) -> None:
-        await _answer(agent, agent.client, message)
+        await _answer(agent, message)
 
     await agent.client.subscribe(NODE.to(node=agent.node.name), cb=on_beat)
     await agent.client.subscribe(LINES.to(node=agent.node.name), cb=on_lines)
@@ -115,19 +116,16 @@ async def _listen(agent: Agent) -> asyncio.Future[str]:
     return taken
 
 
-async def _answer(agent: Agent, client: Client, message: Msg) -> None:
+async def _answer(agent: Agent, message: Msg) -> None:
+    answer: LinesView | No
     try:
         look = decode_look_lines(message.data)
-        launch, path = find_lines(agent.folder, look, agent.node.name)
-        here = agent.jobs.get(look.job)
-        attempt = here.attempts.get(launch.attempt) if here is not None else None
-        status = attempt.ranks.get(look.rank) if attempt is not None else None
-        answer = read(path, look, launch.ordinal, over=status is None or status.state == "ended")
-        await client.publish(message.reply, encode(answer))
+        answer = read(find_lines(agent.folder, look, agent.node.name), look)
     except msgspec.MsgspecError as error:
-        await client.publish(message.reply, encode(No(why=f"not understood: {error}")))
+        answer = No(why=f"not understood: {error}")
     except TorchLoomError as error:
-        await client.publish(message.reply, encode(No(why=error.message, hint=error.hint)))
+        answer = No(why=error.message, hint=error.hint)
+    await agent.client.publish(message.reply, encode(answer))
 
 
 def _refuse(taken: asyncio.Future[str], node: Node) -> None:
@@ -150,7 +148,7 @@ async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> i
             running.result()
         if not leave.done():
             _refuse(taken, node)
-        left = sum(status.state == "running" for a in _attempts(agent) for status in a.ranks.values())
+        left = sum(status.state == "running" for attempt in agent.attempts for status in attempt.ranks.values())
         if agent.tied:
             await agent.depart()
         if agent.tied or not left:
@@ -164,7 +162,3 @@ async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> i
 def _ranks_of(attempt: Attempt) -> str:
     ranks = sorted(attempt.ranks)
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "nothing"
-
-
-def _attempts(agent: Agent) -> list[Attempt]:
-    return [attempt for job in agent.jobs.values() for attempt in job.attempts.values()]

@@ -40,6 +40,8 @@ def summary(run: RunView, now: float) -> str:
         more = f"{len(again) - _REASONS} more before; " if len(again) > _REASONS else ""
         count = f"{len(again)} restart{'s' if len(again) != 1 else ''}"
         parts.append(f"{count} ({more}{why}), {lost:.1f} s until all ranks ran again")
+        if run.goodput is not None and run.goodput.elapsed > 0:
+            parts.append(f"{run.goodput.productive / run.goodput.elapsed:.0%} of the time productive")
     return ", ".join(parts)
 
 

@@ -32,6 +32,7 @@ from torchloom.messages import (
     LookKnobs,
     LookRuns,
     No,
+    NodeView,
     RunsView,
 )
 from torchloom.settings import Settings
@@ -39,8 +40,12 @@ from torchloom.subjects import ASK, LOOK, Role
 
 PAGE = 1000
 """Ranks in one picture; the weaver gives no more at once."""
+READ_PAGE = 300
+"""The same with what their devices say of themselves."""
 AGAIN_SECONDS = 2.0
 """Between two sendings of what has not been answered."""
+NO_JOB = "-"
+"""No job has this name."""
 ABSENT_SECONDS = 0.2
 """The same while there is nobody to hear it."""
 
@@ -81,13 +86,13 @@ class Asking:
         with contextlib.suppress(nats.errors.Error, OSError):  # the server may be gone already
             await self.client.close()
 
-    async def fabric(self, job: str | None = None, most: int | None = None) -> FabricView:
+    async def fabric(self, job: str | None = None, most: int | None = None, readings: bool = False) -> FabricView:
         """The whole picture, its ranks gathered from as many pages as they fill, up to `most`."""
-        view = await self._page(job, 0, most)
+        view = await self._page(job, 0, most, readings)
         ranks, seats, devices = list(view.ranks), list(view.seats), list(view.devices)
         wanted = view.total_ranks if most is None else min(most, view.total_ranks)
         while len(ranks) < wanted:
-            page = await self._page(job, len(ranks), wanted - len(ranks))
+            page = await self._page(job, len(ranks), wanted - len(ranks), readings)
             if not page.ranks:
                 break  # some left while we were reading
             ranks += page.ranks
@@ -136,6 +141,10 @@ class Asking:
             return answer
         raise _unexpected(answer)
 
+    async def nodes(self) -> tuple[NodeView, ...]:
+        """The nodes alone, whatever there is of jobs."""
+        return (await self.runs(NO_JOB)).nodes
+
     async def look(self, look: Look) -> object:
         return await self._request(LOOK.to(), look, self._patience)
 
@@ -150,9 +159,10 @@ class Asking:
             return answer
         raise _unexpected(answer)
 
-    async def _page(self, job: str | None, offset: int, most: int | None) -> FabricView:
-        limit = PAGE if most is None else min(PAGE, most)
-        answer = await self.look(LookFabric(job=job, offset=offset, limit=limit))
+    async def _page(self, job: str | None, offset: int, most: int | None, readings: bool) -> FabricView:
+        largest = READ_PAGE if readings else PAGE
+        limit = largest if most is None else min(largest, most)
+        answer = await self.look(LookFabric(job=job, offset=offset, limit=limit, readings=readings))
         if isinstance(answer, FabricView):
             return answer
         raise _unexpected(answer)

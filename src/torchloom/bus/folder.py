@@ -4,6 +4,8 @@ lock              held by the one `loom up`; its text says who
 endpoint.json     where the server listens: what every other command reads
 authority.json    the keys that sign credentials
 creds/ROLE.creds  one secret per role
+ingress.json      where the weaver takes alerts
+ingress.token     the secret that alerts carry
 tls/              authority, certificate and key, where the server listens beyond loopback
 nats/             the server's configuration, ports file and JetStream store
 logs/             nats.log, weaver.log, up.log
@@ -46,6 +48,14 @@ class Folder:
     @property
     def authority(self) -> Path:
         return self.path / "authority.json"
+
+    @property
+    def ingress(self) -> Path:
+        return self.path / "ingress.json"
+
+    @property
+    def ingress_token(self) -> Path:
+        return self.path / "ingress.token"
 
     @property
     def nats(self) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from torchloom.messages import Resumed, Saved, SaveFailed, Value
@@ -29,6 +30,9 @@ class Side(Protocol):
 
     def values(self) -> dict[str, Value]:
         """Knobs as they are now."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """What is done inside is not training."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -74,6 +78,12 @@ def keep(kept: Kept) -> None:
 def side() -> Side | None:
     """The threadlet of this process, if there is one. The first, where a process plays several ranks."""
     return _sides[0] if _sides else None
+
+
+def stalling() -> AbstractContextManager[None]:
+    """Training stands still in here, for a checkpoint."""
+    threadlet = side()
+    return nullcontext() if threadlet is None else threadlet.phase("checkpoint")
 
 
 def finish(seconds: float) -> None:

@@ -109,7 +109,8 @@ class Checkpoints:
         with self._guard:
             self._inside = get_ident()
             try:
-                return self._save(step, state)
+                with attached.stalling():
+                    return self._save(step, state)
             finally:
                 self._inside = 0
 
@@ -388,7 +389,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Finish what is being written, and let others write into the folder."""
-        self.wait()
+        with attached.stalling():
+            self.wait()
         if self._lock is not None:
             self._lock.release()
             self._lock = None

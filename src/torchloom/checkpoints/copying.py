@@ -21,7 +21,7 @@ from torchloom.checkpoints.streaming import streaming
 from torchloom.errors import BadInput
 
 HUGE = 2 * 1024 * 1024
-"""From this size on a buffer asks for huge pages: the first copy into it is several times faster."""
+"""From this size on a buffer asks for huge pages: the first copy into it may be faster."""
 PIECE = 4 * 1024 * 1024
 """Bytes that one thread copies before it looks for more."""
 THREADS = min(4, torch.get_num_threads())

@@ -13,6 +13,9 @@ from torchloom.checkpoints.manifest import FOLDER, Damaged, Manifest
 from torchloom.checkpoints.verify import Signature, signature, verify
 from torchloom.errors import BadState, TorchLoomError
 
+ASIDE = re.compile(r"rolled-back-(\d{1,9})")
+"""A folder of what training has gone back from (rollback.py): nothing that could be resumed from."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -83,6 +86,8 @@ def _looks(entries: list[os.DirEntry[str]], wanted: re.Pattern[str] | None) -> I
     for entry in entries:
         path = Path(entry.path)
         ours = FOLDER.fullmatch(entry.name)
+        if ASIDE.fullmatch(entry.name):
+            continue
         if ours and entry.is_dir():
             yield Candidate(int(ours[1]), path, ours=True)
         elif wanted is not None:

@@ -19,11 +19,11 @@ from torchloom.checkpoints import manifest as manifests
 from torchloom.checkpoints.draft import HIDDEN
 from torchloom.checkpoints.locks import reading
 from torchloom.checkpoints.manifest import Damaged, Manifest, folder_name
-from torchloom.checkpoints.search import Candidate, candidates
+from torchloom.checkpoints.search import ASIDE, Candidate, candidates
 from torchloom.messages import SavedStep
 
-Status = Literal["complete", "valid", "damaged", "writing", "abandoned", "reported"]
-"""Whole at a look, whole to the last bit, neither; under way, given up; only heard of."""
+Status = Literal["complete", "valid", "damaged", "writing", "abandoned", "reported", "rolled back"]
+"""Whole at a look, whole to the last bit, neither; under way, given up; only heard of; put aside by a rollback."""
 ABANDONED_SECONDS = 600.0
 """What nobody has written to for so long is not being written any more."""
 
@@ -60,8 +60,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def finished(self) -> list[Entry]:
-        """Without what is being written."""
-        return [entry for entry in self.entries if entry.status not in {"writing", "abandoned"}]
+        """Without what is being written, and what was put aside."""
+        return [entry for entry in self.entries if entry.status not in {"writing", "abandoned", "rolled back"}]
 
     @property
     def resume(self) -> Entry | None:
@@ -79,7 +79,7 @@ def survey(
     """Everything in a folder. BadState if it cannot be read."""
     seen = [(candidate, entry) for candidate in candidates(folder, pattern) if (entry := look(candidate))]
     entries = list(_verified(seen, watch)) if verify else [entry for _, entry in seen]
-    entries += drafts(folder, now)
+    entries += [*drafts(folder, now), *put_aside(folder, pattern)]
     entries.sort(key=lambda e: e.step, reverse=True)  # stable: where a step has several, the order of a resume
     return Survey(folder=text(str(folder)), entries=tuple(entries), verified=verify)
 
@@ -148,6 +148,15 @@ def drafts(folder: Path, now: float) -> Iterator[Entry]:
         step = int(found[2].removeprefix("step-"))
         status: Status = "abandoned" if gone else "writing"
         yield Entry(name=name, step=step, kind="torchloom", size=size, created=changed, status=status)
+
+
+def put_aside(folder: Path, pattern: str | None = None) -> Iterator[Entry]:
+    """What training has gone back from: nothing that a resume takes."""
+    for name in sorted(_names(folder)):
+        if ASIDE.fullmatch(name) and (folder / name).is_dir():
+            for candidate in candidates(folder / name, pattern):
+                if entry := look(candidate):
+                    yield msgspec.structs.replace(entry, name=f"{name}/{entry.name}", status="rolled back")
 
 
 def weigh(path: Path | str) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""Verbs for a second machine: token (on the first), join (on the second)."""
+"""Verbs that let others in: token and join for a second machine, token ingress for a monitoring system."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def add(verbs: Verbs) -> None:
     )  # fmt: skip
     verb.add_argument("--host", metavar="ADDR", help="how the other machine reaches this one")
 
+    verbs.add(
+        "token ingress", token_ingress, "print the token with which a monitoring system tells of devices",
+        "Alertmanager sends it along: docs/alertmanager.md has the configuration. It is a secret, always the same.\n\n"
+        "  loom token ingress | sudo install -o prometheus -m 600 /dev/stdin /etc/prometheus/torchloom.token",
+    )  # fmt: skip
+
     verb = verbs.add(
         "join", join, "make this machine's commands and training use another machine's control plane",
         "Reads the token from standard input if it is given as `-`, which keeps the secret out of the process list:\n\n"
@@ -53,6 +59,17 @@ def token(call: Call) -> int:
     text = make_token(Folder(call.settings.state_folder), roles, lifetime, call.args.host)
     end = "has no end" if lifetime is None else f"ends {stamp(time.time() + lifetime)[:16]}"
     call.note(f"for {', '.join(roles)}; {end}; whoever has it may join, so keep it secret")
+    call.print([text])
+    return 0
+
+
+def token_ingress(call: Call) -> int:
+    from torchloom.bus.folder import Folder
+    from torchloom.weaver.door import last_place, read_token
+
+    text = read_token(call.settings)
+    where = last_place(Folder(call.settings.state_folder))
+    call.note(f"for alerts at {where or 'the weaver'}; whoever has it may fail devices, so keep it secret")
     call.print([text])
     return 0
 

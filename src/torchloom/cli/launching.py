@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchloom.cli.rules import add_rules, with_rules
 from torchloom.errors import BadInput
 
 if TYPE_CHECKING:
@@ -15,19 +16,12 @@ if TYPE_CHECKING:
 
 _TORCHRUN = {
     "--rdzv-backend": "ranks find each other without it",
-    "--rdzv_backend": "ranks find each other without it",
     "--rdzv-endpoint": "ranks find each other without it",
-    "--rdzv_endpoint": "ranks find each other without it",
     "--rdzv-id": "--job names the run",
-    "--rdzv_id": "--job names the run",
     "--node-rank": "ranks are numbered by torchLoom; `loom agent` runs on each node, and `loom run` once",
-    "--node_rank": "ranks are numbered by torchLoom; `loom agent` runs on each node, and `loom run` once",
     "--master-addr": "ranks find each other without it",
-    "--master_addr": "ranks find each other without it",
     "--master-port": "a free port is chosen for each attempt",
-    "--master_port": "a free port is chosen for each attempt",
     "--monitor-interval": "leave it out: nothing is polled",
-    "--monitor_interval": "leave it out: nothing is polled",
     "--role": "leave it out",
     "--redirects": "output is kept in files, and shown",
     "--tee": "output is kept in files, and shown",
@@ -42,10 +36,14 @@ def add(verbs: Verbs) -> None:
         "  loom run --nproc-per-node 2 --checkpoint-dir runs/a train.py --epochs 20\n"
         "  loom run -m package.train",
     )  # fmt: skip
-    verb.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks; auto: one for each GPU, else 1")
     verb.add_argument(
-        "--nnodes", type=int, default=1, metavar="N", help="more than 1: on machines that run `loom agent`; default: 1"
-    )
+        "--nproc-per-node", default="auto", metavar="N",
+        help="ranks; auto: one for each GPU, else 1; MIN:MAX: a restart takes what is there, at least MIN",
+    )  # fmt: skip
+    verb.add_argument(
+        "--nnodes", default="1", metavar="N",
+        help="more than 1: on machines that run `loom agent`; MIN:MAX: a restart takes what is there; default: 1",
+    )  # fmt: skip
     verb.add_argument("--job", metavar="NAME", help="default: the name of the script")
     verb.add_argument("--max-restarts", type=int, default=3, metavar="N", help="default: 3")
     verb.add_argument(
@@ -71,6 +69,7 @@ def add(verbs: Verbs) -> None:
     verb.add_argument(
         "--grace", type=float, default=10.0, metavar="S", help="seconds between asking to end and killing; default: 10"
     )
+    add_rules(verb)
     verb.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as `python -m` does")
     verb.set_defaults(words=[])
 
@@ -84,16 +83,17 @@ def split(verb: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str
         if word == "--":
             return list(words[:at]), list(words[at + 1 :])
         name, equals, value = word.partition("=")
-        if name not in takes and name.replace("_", "-") in takes:  # torchrun takes both spellings
-            name = name.replace("_", "-")
+        dashed = name.replace("_", "-")  # torchrun takes both spellings
+        if name not in takes and dashed in takes:
+            name = dashed
             words = [*words[:at], f"{name}{equals}{value}", *words[at + 1 :]]
         if name == "--standalone":  # what this always is
             words = [*words[:at], *words[at + 1 :]]
             continue
         if not name.startswith("-") or len(name) == 1:
             return list(words[:at]), list(words[at:])
-        if name in _TORCHRUN:
-            raise BadInput(f"`loom run` has no option {name}", hint=_TORCHRUN[name])
+        if dashed in _TORCHRUN:
+            raise BadInput(f"`loom run` has no option {name}", hint=_TORCHRUN[dashed])
         action = takes.get(name)
         if action is None:
             return list(words), []  # the parser says what is wrong with it
@@ -105,6 +105,8 @@ def split(verb: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str
 
 
 def run(call: Call) -> int:
+    import time
+
     from msgspec.structs import replace
 
     from torchloom.agent import elsewhere, foreground
@@ -114,12 +116,12 @@ def run(call: Call) -> int:
     from torchloom.threadlet.names import sanitised, script_name
 
     args = call.args
-    task = _task(call)
+    task = with_rules(_task(call), args)
     name = args.job or (sanitised(args.module) if args.module else script_name(args.words[0]))
     check_name("job", name)
     if task.nodes > 1:
         return call.wait(elsewhere.run(call.settings, Wish(name, task, operator(), colour=call.screen.colour)))
-    logs = task.log_dir or str(foreground.log_folder(call.settings, name))
+    logs = task.log_dir or str(foreground.output_folder(call.settings, name, time.time()))
     wish = Wish(name, replace(task, log_dir=logs), operator(), colour=call.screen.colour)
     return call.wait(foreground.run(call.settings, wish))
 
@@ -129,6 +131,7 @@ def _task(call: Call) -> Task:
     from pathlib import Path
 
     from torchloom.agent.node import this_node
+    from torchloom.jobfile import span
     from torchloom.messages import Task
 
     args = call.args
@@ -142,9 +145,8 @@ def _task(call: Call) -> Task:
     else:
         raise BadInput("nothing to run", hint="`loom run [options] script.py [arguments]`")
     node = this_node()
-    count = _count(args.nproc_per_node, len(node.devices))
-    if not 1 <= args.nnodes <= 10_000:
-        raise BadInput(f"--nnodes {args.nnodes}", hint="how many machines; each runs `loom agent`")
+    least, count = _counts(args.nproc_per_node, len(node.devices))
+    min_nodes, nodes = span("--nnodes", args.nnodes)
     for name in ("max_restarts", "grace"):
         if getattr(args, name) < 0:
             raise BadInput(f"--{name.replace('_', '-')} cannot be negative")
@@ -163,9 +165,11 @@ def _task(call: Call) -> Task:
         cwd=os.getcwd(),  # noqa: PTH109
         env=env,
         per_node=count,
-        nodes=args.nnodes,
-        attended=args.nnodes == 1,
-        node=f"{node.name[:100]}-run-{os.getpid()}" if args.nnodes == 1 else None,
+        least=least,
+        nodes=nodes,
+        min_nodes=min_nodes,
+        attended=nodes == 1,
+        node=f"{node.name[:100]}-run-{os.getpid()}" if nodes == 1 else None,
         max_restarts=args.max_restarts,
         window_seconds=args.restart_window,
         grace_seconds=args.grace,
@@ -184,6 +188,17 @@ def _modules(words: Sequence[str]) -> tuple[str, ...]:
         if not all(part.isidentifier() for part in name.split(".")):
             raise BadInput(f"--preload {name!r} is not the name of a module", hint="--preload transformers")
     return tuple(names)
+
+
+def _counts(text: str, gpus: int) -> tuple[int | None, int]:
+    """How many ranks at least, if fewer will do, and how many."""
+    least, colon, most = text.partition(":")
+    if not colon:
+        return None, _count(text, gpus)
+    count = _count(most, gpus)
+    from torchloom.jobfile import span
+
+    return span("--nproc-per-node", f"{least}:{count}")
 
 
 def _count(text: str, gpus: int) -> int:

@@ -10,7 +10,7 @@ from torchloom.errors import BadInput
 if TYPE_CHECKING:
     from torchloom.cli.call import Call
     from torchloom.cli.verbs import Verbs
-    from torchloom.messages import CurvesView, FabricView
+    from torchloom.messages import CurvesView, FabricView, RunView
 
 _SCREEN_RANKS = 1000
 """Ranks fetched for a screen, unless all are asked for."""
@@ -19,16 +19,19 @@ _SCREEN_CURVES = 20
 
 def add(verbs: Verbs) -> None:
     verb = verbs.add(
-        "status", status, "show everything on one screen",
-        "Control plane, jobs, ranks with step, loss and samples/s, and the last incident.\n\n"
-        "  loom status -o json | jq .jobs", listing=True,
+        "status", status, "show everything, or one job, on one screen",
+        "Control plane, jobs, ranks with step, loss and samples/s, and the last incident. Of one job also where its "
+        "time went.\n\n"
+        "  loom status -o json | jq .jobs\n  loom status mnist -o json | jq .run.goodput", listing=True,
     )  # fmt: skip
+    names.with_names(verb.add_argument("job", metavar="JOB", nargs="?", help="only this job"), names.complete_job)
     verb.add_argument("--all", action="store_true", help="every rank, however many")
 
     verbs.add("jobs", jobs, "list the jobs", "  loom jobs", listing=True)
     verbs.add(
-        "devices", devices, "list the devices, their health and the replicas on them", "  loom devices", listing=True
-    )
+        "devices", devices, "list the devices, their health, how busy and how hot they are, and the replicas on them",
+        "  loom devices", listing=True,
+    )  # fmt: skip
 
     verb = verbs.add(
         "map", drmap, "show which replicas are on which devices, and which devices each replica has",
@@ -45,8 +48,9 @@ def add(verbs: Verbs) -> None:
     )
 
     verb = verbs.add(
-        "incidents", incidents, "list what went wrong, newest first", "  loom incidents --open", listing=True
-    )
+        "incidents", incidents, "list what went wrong, newest first",
+        "`loom why` tells more of one.\n\n  loom incidents --open", listing=True,
+    )  # fmt: skip
     names.with_names(verb.add_argument("--job", metavar="JOB", help="only of this job"), names.complete_job)
     verb.add_argument("--open", action="store_true", help="only those that are not over")
 
@@ -60,29 +64,53 @@ def add(verbs: Verbs) -> None:
     )
 
 
-def see(call: Call, most: int | None = None) -> FabricView:
+def see(call: Call, most: int | None = None, readings: bool = False) -> FabricView:
     async def look() -> FabricView:
         from torchloom.bus.asking import Asking
         from torchloom.subjects import Role
 
         async with Asking(call.settings, Role.VIEWER) as weaver:
-            return await weaver.fabric(most=most)
+            return await weaver.fabric(most=most, readings=readings)
+
+    return call.wait(look())
+
+
+def see_job(call: Call, job: str | None, most: int | None) -> tuple[FabricView, RunView | None]:
+    """The picture, of one job alone if one is named, and its run if torchLoom started it."""
+
+    async def look() -> tuple[FabricView, RunView | None]:
+        from torchloom.bus.asking import Asking
+        from torchloom.subjects import Role
+
+        async with Asking(call.settings, Role.VIEWER) as weaver:
+            view = await weaver.fabric(job, most=most)
+            if job is None:
+                return view, None
+            runs = (await weaver.runs(job)).runs
+            if not view.jobs and not runs:
+                names.known_job(await weaver.fabric(most=0), job)
+            return view, next(iter(runs), None)
 
     return call.wait(look())
 
 
 def status(call: Call) -> int:
     from torchloom.views import status as view_status
-    from torchloom.views.tables import Screen
+    from torchloom.views.document import plain
+    from torchloom.views.goodput import goodput
+    from torchloom.views.tables import Screen, cut
 
-    view = see(call, None if call.json or call.args.all else _SCREEN_RANKS)
+    job = call.args.job
+    view, run = see_job(call, job, None if call.json or call.args.all else _SCREEN_RANKS)
     if call.json:
-        call.print_json(view)
+        call.print_json(view if job is None else plain(view) | {"run": run})
         return 0
     screen = call.screen
     if call.args.all:
         screen = Screen(screen.width, None, screen.colour)
     call.print(view_status.status(view, screen))
+    if run is not None and run.goodput is not None:
+        call.print(["", cut(f"goodput: {goodput(run.goodput)}", screen.width)])
     return 0
 
 
@@ -100,7 +128,7 @@ def jobs(call: Call) -> int:
 def devices(call: Call) -> int:
     from torchloom.views import listings
 
-    view = see(call)
+    view = see(call, readings=True)
     if call.json:
         call.print_json(view.devices)
     else:
@@ -134,12 +162,12 @@ def drmap(call: Call) -> int:
 def incidents(call: Call) -> int:
     from torchloom.views import listings
 
-    view = see(call, 0)
-    job = names.known_job(view, call.args.job) if call.args.job else None
+    job = call.args.job
+    view, _ = see_job(call, job, 0)
     found = [
         incident
         for incident in view.incidents
-        if (job is None or incident.job == job) and not (call.args.open and incident.closed is not None)
+        if job in {None, incident.job, incident.stopped} and not (call.args.open and incident.closed is not None)
     ]
     none = "no open incidents" if call.args.open else "no incidents"
     if call.json:

@@ -70,7 +70,7 @@ def state_folder(folder: Folder) -> Iterator[Finding]:
         yield Finding("state folder", "fail", f"{path} is open to other users (mode {mode:o})", f"chmod 700 {path}")
     else:
         yield Finding("state folder", "ok", f"{path} (mode {mode:o})")
-    secrets = [folder.authority, *(path / "creds").glob("*.creds"), *folder.tls.glob("*.key")]
+    secrets = [folder.authority, folder.ingress_token, *(path / "creds").glob("*.creds"), *folder.tls.glob("*.key")]
     open_ones = [file for file in secrets if file.exists() and file.stat().st_mode & 0o077]
     if open_ones:
         names = " ".join(str(file) for file in open_ones)

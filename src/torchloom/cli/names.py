@@ -118,11 +118,27 @@ async def _changes(weaver: Asking, typed: Namespace) -> Iterable[object]:
 
 
 async def _agents(weaver: Asking, _typed: Namespace) -> Iterable[object]:
-    return [node.node for node in (await weaver.runs()).nodes]
+    return [node.node for node in await weaver.nodes()]
 
 
 async def _runs(weaver: Asking, _typed: Namespace) -> Iterable[object]:
     return [run.job for run in (await weaver.runs()).runs]
+
+
+async def _jobs_and_incidents(weaver: Asking, _typed: Namespace) -> Iterable[object]:
+    view = await weaver.fabric(most=0)
+    return [*(job.job for job in view.jobs), *(incident.id for incident in view.incidents)]
+
+
+def complete_rule(prefix: str, **_: Any) -> list[str]:
+    """A rule of a policy as far as it is typed: its event, then its responses."""
+    from torchloom.rules import EVENTS, RESPONSES
+
+    event, equals, responses = prefix.partition("=")
+    if not equals:
+        return [f"{name}=" for name in EVENTS if name.startswith(event)]
+    done, plus, typed = responses.rpartition("+")
+    return [f"{event}={done}{plus}{name}" for name in RESPONSES if name.startswith(typed)]
 
 
 def targets(view: FabricView) -> list[object]:
@@ -139,6 +155,7 @@ complete_target = _seen(targets)
 complete_agent = completer(_agents)
 complete_run = completer(_runs)
 complete_knob = completer(_knobs)
+complete_why = completer(_jobs_and_incidents)
 complete_change = completer(_changes)
 
 

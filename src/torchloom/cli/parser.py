@@ -12,6 +12,8 @@ from torchloom.cli import (
     control,
     doctor,
     events,
+    explaining,
+    fitness,
     joining,
     keeping,
     knobs,
@@ -37,6 +39,7 @@ GROUPS = (
     reading,
     serving,
     looking,
+    explaining,
     events,
     knobs,
     steering,
@@ -44,6 +47,7 @@ GROUPS = (
     telling,
     joining,
     doctor,
+    fitness,
     settings,
     shell,
     completion,
@@ -51,7 +55,7 @@ GROUPS = (
 EXIT_CODES = """\
 exit codes:
   0  done
-  1  something went wrong (for `doctor`: a check failed)
+  1  something went wrong (for `doctor` and `check-node`: a check failed)
   2  what was typed cannot be meant
   3  no control plane answers
   4  the weaver understood and said no, or knows no such name

@@ -41,7 +41,7 @@ async def _connected(settings: Settings, folder: Folder) -> list[Finding]:
             view = await weaver.fabric(most=0)
         except TorchLoomError as error:
             return [*findings, Finding("weaver", "fail", error.message, error.hint)]
-        return [*findings, health(view), clock(view.plane.now, before, time.time())]
+        return [*findings, health(view), *ingress(view), clock(view.plane.now, before, time.time())]
 
 
 def jetstream(present: bool, settings: Settings, folder: Folder) -> list[Finding]:
@@ -73,6 +73,16 @@ def health(view: FabricView) -> Finding:
         remedy = "give it a credential of the system account: TORCHLOOM_SYSTEM_CREDS"
         return Finding("weaver", "warn", f"{text}; the server does not tell it of deaths", remedy)
     return Finding("weaver", "ok", text)
+
+
+def ingress(view: FabricView) -> list[Finding]:
+    """Where a monitoring system tells of devices."""
+    where = view.plane.ingress
+    if not where:
+        return []
+    if not where.startswith("http"):
+        return [Finding("alerts", "warn", where, "free that port, or set TORCHLOOM_INGRESS_PORT and start it anew")]
+    return [Finding("alerts", "ok", f"are taken at {where}; `loom token ingress` prints the token")]
 
 
 def clock(theirs: float, before: float, after: float) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torchloom.cli import names
 from torchloom.errors import BadInput, Refused, Unreachable
@@ -10,6 +10,7 @@ from torchloom.errors import BadInput, Refused, Unreachable
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torchloom.agent.output import Output
     from torchloom.bus.asking import Asking
     from torchloom.cli.call import Call
     from torchloom.cli.verbs import Verbs
@@ -63,21 +64,47 @@ async def _show(call: Call, weaver: Asking) -> int:
     args = call.args
     run = await run_of(weaver, args.job)
     _check(run, args.rank, args.attempt)
-    if _is_here(run):
-        return await _follow_files(call, weaver, run)
-    remote = RemoteOutput(weaver.client, Output(call.screen.colour, alone=args.rank is not None), args.rank)
+    output = Output(call.screen.colour, alone=args.rank is not None)
+    here = _is_here(run)
+    source: Source = Files(output, args.rank) if here else RemoteOutput(weaver.client, output, args.rank)
     while True:
         over = run.phase in OVER
-        found = await remote.show(run, args.attempt)
-        if not found:
+        if not await source.show(run, args.attempt):
             if over or not args.follow:
                 break
             await asyncio.sleep(0.2)
             run = await run_of(weaver, args.job)
-    remote.output.finish()
-    if remote.trouble:
-        raise Unreachable(remote.trouble, hint="`loom nodes` shows which agents answer")
+    output.finish()
+    if source.trouble:
+        raise Unreachable(source.trouble, hint="`loom nodes` shows which agents answer")
     return 0
+
+
+class Source(Protocol):
+    """Where what ranks printed is read."""
+
+    trouble: str
+    """Why something could not be read, the last time."""
+
+    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
+        """Print what is new of an attempt, the last one if none is named; whether there was anything."""
+
+
+class Files:
+    """Those of this machine."""
+
+    trouble = ""
+
+    def __init__(self, output: Output, rank: int | None) -> None:
+        self._output = output
+        self._rank = rank
+
+    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
+        from pathlib import Path
+
+        folder = Path(run.task.log_dir) / f"attempt-{ordinal or run.attempt}"
+        self._output.follow(folder, _ranks(folder, self._rank))
+        return self._output.show()
 
 
 def _check(run: RunView, rank: int | None, attempt: int | None) -> None:
@@ -94,29 +121,6 @@ def _is_here(run: RunView) -> bool:
 
     log_dir = run.task.log_dir
     return bool(log_dir) and any(Path(log_dir).glob("attempt-*"))
-
-
-async def _follow_files(call: Call, weaver: Asking, run: RunView) -> int:
-    import asyncio
-    from pathlib import Path
-
-    from torchloom.agent.output import Output
-    from torchloom.agent.telling import OVER
-    from torchloom.cli.submitting import run_of
-
-    args = call.args
-    output = Output(call.screen.colour, alone=args.rank is not None)
-    while True:
-        over = run.phase in OVER
-        folder = Path(run.task.log_dir) / f"attempt-{args.attempt or run.attempt}"
-        output.follow(folder, _ranks(folder, args.rank))
-        if not output.show():
-            if over or not args.follow:
-                break
-            await asyncio.sleep(0.2)
-            run = await run_of(weaver, args.job)
-    output.finish()
-    return 0
 
 
 def _show_files(call: Call, folder: Path) -> int:

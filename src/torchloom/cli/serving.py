@@ -10,7 +10,7 @@ from torchloom.cli.answer import show
 if TYPE_CHECKING:
     from torchloom.cli.call import Call
     from torchloom.cli.verbs import Verbs
-    from torchloom.messages import Done, RunsView
+    from torchloom.messages import Done, NodeView
 
 
 def add(verbs: Verbs) -> None:
@@ -65,31 +65,22 @@ def agent(call: Call) -> int:
     return 0
 
 
-NO_JOB = "-"
-"""No job has this name: only the nodes are wanted, whatever there is of jobs."""
-
-
-def see(call: Call, job: str | None = None) -> RunsView:
-    from torchloom.bus.asking import Asking
-    from torchloom.subjects import Role
-
-    async def look() -> RunsView:
-        async with Asking(call.settings, Role.VIEWER) as weaver:
-            return await weaver.runs(job)
-
-    return call.wait(look())
-
-
 def nodes(call: Call) -> int:
     import time
 
+    from torchloom.bus.asking import Asking
+    from torchloom.subjects import Role
     from torchloom.views import nodes as view_nodes
 
-    view = see(call, NO_JOB)
+    async def look() -> tuple[NodeView, ...]:
+        async with Asking(call.settings, Role.VIEWER) as weaver:
+            return await weaver.nodes()
+
+    found = call.wait(look())
     if call.json:
-        call.print_json(view.nodes)
-    elif view.nodes:
-        call.print(view_nodes.nodes(view.nodes, time.time(), call.screen))
+        call.print_json(found)
+    elif found:
+        call.print(view_nodes.nodes(found, time.time(), call.screen))
     else:
         call.print(["no agents yet: `loom agent` on a machine lets it run jobs"])
     return 0

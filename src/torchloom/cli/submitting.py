@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torchloom.cli import names
 from torchloom.cli.answer import show
 from torchloom.cli.asked import add_timeout, seconds
+from torchloom.cli.rules import add_rules, with_rules
 from torchloom.guess import unknown
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def add(verbs: Verbs) -> None:
     verb.add_argument("file", metavar="FILE", help="a job.toml")
     verb.add_argument("--job", default="", metavar="NAME", help="instead of the name in the file")
     verb.add_argument("--wait", action="store_true", help="until it is over; exits as it does")
+    add_rules(verb)
     add_timeout(verb)
 
     verb = verbs.add("wait", wait, "wait until a job is over, and exit as it does", "  loom wait mnist --timeout 3600")
@@ -56,6 +58,7 @@ def submit(call: Call) -> int:
     from torchloom.subjects import Role
 
     name, task = read(Path(call.args.file))
+    task = with_rules(task, call.args)
     if call.args.job:
         name = check_name("job", call.args.job)
     ask = Submit(request=secrets.token_hex(16), job=name, task=task, operator=operator())

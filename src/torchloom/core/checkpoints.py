@@ -43,7 +43,9 @@ def saved(fabric: Fabric, rank: RankId, said: Saved) -> Decision:
         stall=said.stall,
     )
     reason = f"{rank.job}: checkpoint of step {said.step} written"
-    return Decision((record, *_closing(fabric, rank.job, "a later checkpoint was written")), reason=reason)
+    late = [i for i in fabric.open_incidents(rank.job) if i.kind == "overdue"]
+    came = [IncidentAmended(id=i.id, outcome=f"that of step {said.step} was written", closed=True) for i in late]
+    return Decision((record, *came, *_closing(fabric, rank.job, "a later checkpoint was written")), reason=reason)
 
 
 def failed(fabric: Fabric, rank: RankId, said: SaveFailed) -> Decision:

@@ -10,13 +10,28 @@
 
 from __future__ import annotations
 
-from torchloom.core import changes, checkpoints, devices, orders, ranks, running, submitting, sweep, wishes
-from torchloom.core.decision import NOTHING, Decision
+from torchloom.core import (
+    changes,
+    checkpoints,
+    devices,
+    hanging,
+    orders,
+    ranks,
+    running,
+    submitting,
+    sweep,
+    troubles,
+    wishes,
+)
+from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.device import Blame
 from torchloom.core.events import (
     Asked,
     Event,
     FactTold,
+    Found,
     Heard,
+    JobDue,
     LinkClosed,
     LinkOpened,
     NodeHeard,
@@ -28,16 +43,19 @@ from torchloom.core.events import (
     TookOver,
     VerdictKnown,
 )
+from torchloom.core.evicting import with_eviction
 from torchloom.core.fabric import Fabric
 from torchloom.messages import (
     Applied,
     Cancel,
     DeviceFailed,
     DeviceRecovered,
+    DeviceWarned,
     Drain,
     Fail,
     Goodbye,
     Hello,
+    Inspected,
     Knobs,
     Ordered,
     RankExited,
@@ -61,8 +79,9 @@ __all__ = ["NOTHING", "Decision", "decide"]
 
 def decide(fabric: Fabric, event: Event, now: float) -> Decision:
     match event:
-        case Heard(rank=rank, beat=beat):
-            return ranks.heard(fabric, rank, beat, now)
+        case Heard(rank=rank, beat=beat, found=found):
+            life = ranks.heard(fabric, rank, beat, now)
+            return together((life, troubles.found(fabric, rank, found, now, life.opened)))
         case LinkClosed(rank=rank, incarnation=incarnation, reason=reason):
             return ranks.link_closed(fabric, rank, incarnation, reason)
         case LinkOpened(rank=rank, incarnation=incarnation):
@@ -73,12 +92,18 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
             return ranks.goodbye(fabric, rank, goodbye)
         case FactTold(fact=RankExited() as exited):
             return ranks.exited(fabric, exited)
-        case FactTold(fact=DeviceFailed(device=device, cause=cause, source=source)):
-            return devices.fail(fabric, device, cause, source)
-        case FactTold(fact=DeviceRecovered(device=device, source=source)):
-            return devices.recover(fabric, device, source)
+        case FactTold(fact=Inspected() as inspected):
+            return hanging.inspected(fabric, inspected)
+        case FactTold(fact=DeviceFailed(device=device, cause=cause, source=source, alert=alert, began=began)):
+            blame = Blame(by=alert or source, cause=cause, began=began, alert=bool(alert))
+            return with_eviction(fabric, devices.fail(fabric, device, source, blame), now)
+        case FactTold(fact=DeviceRecovered() as recovered):
+            return devices.take_back(fabric, recovered)
+        case FactTold(fact=DeviceWarned() as warned):
+            return devices.warn(fabric, warned)
         case Asked(ask=Fail(device=device, cause=cause, operator=operator)):
-            return devices.fail(fabric, device, cause, operator)
+            blame = Blame(by=devices.HAND, cause=cause)
+            return with_eviction(fabric, devices.fail(fabric, device, operator, blame), now)
         case Asked(ask=Recover(device=device, operator=operator)):
             return devices.recover(fabric, device, operator)
         case Asked(ask=Register() as register):
@@ -107,8 +132,12 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
             return submitting.drain(fabric, ask)
         case NodeHeard(node=node):
             return running.heard(fabric, node)
-        case RunDue(job=job):
-            return running.due(fabric, job, now)
+        case RunDue(job=job, hang=hang):
+            return running.due(fabric, job, hang, now)
+        case JobDue(job=job, hang=hang):
+            return hanging.look_at_job(fabric, job, hang, now)
+        case Found(rank=rank, found=found):
+            return troubles.found(fabric, rank, found, now)
         case Replied(reply=reply):
             return _replied(fabric, reply, now)
         case VerdictKnown(change=change, commit=commit, reason=reason):

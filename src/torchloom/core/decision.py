@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchloom.core.courses import Note
-from torchloom.messages import Command, Done, No, NodeCommand, RankId, Record
+from torchloom.messages import Command, Done, IncidentOpened, No, NodeCommand, RankId, Record
 
 
 class WantedVerdict(NamedTuple):
@@ -37,6 +37,11 @@ class Decision:
     verdicts: tuple[WantedVerdict, ...] = ()
     tasks: tuple[tuple[str, NodeCommand], ...] = ()
     """For the agents on these nodes, once the records are stored."""
+
+    @property
+    def opened(self) -> int:
+        """Incidents it opens: the next one in the same breath has a number after theirs."""
+        return sum(isinstance(record, IncidentOpened) for record in self.records)
 
     def __bool__(self) -> bool:
         said = self.answer or self.notes or self.replies or self.verdicts

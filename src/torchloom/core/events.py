@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.hang import Verdict
 from torchloom.messages import Ask, Beat, Fact, RankId, Reply, Report
 
 
@@ -33,10 +35,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A beat that is news: from someone unknown, muted or missing. (Ordinary beats only touch the watch.)"""
+    """A beat that is news: from someone unknown, muted or missing, or telling of trouble. (Others touch the watch.)"""
 
     rank: RankId
     beat: Beat
+    found: tuple[Finding, ...] = ()
+    """What the watch has found in it, of a known life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,24 @@ class RunDue:
     """Time passed for a run, or an agent of it spoke."""
 
     job: str
+    hang: Verdict | None = None
+    """Ranks of it that make no step, as the watch sees it now."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDue:
+    """Time passed for a job that others started."""
+
+    job: str
+    hang: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Comparing the ranks of a job has shown something."""
+
+    rank: RankId
+    found: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +136,8 @@ Event = (
     | VerdictKnown
     | NodeHeard
     | RunDue
+    | JobDue
+    | Found
     | LinkOpened
     | LinkClosed
     | RollCalled

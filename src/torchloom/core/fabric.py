@@ -12,16 +12,24 @@ import msgspec
 from msgspec.structs import replace
 
 from torchloom.core.courses import Course
+from torchloom.core.device import Device
+from torchloom.core.device import fold as fold_device
 from torchloom.core.drmap import DRMap, Seat
+from torchloom.core.goodput import Account, Accounts
+from torchloom.core.history import amended, cause_of, follow, opened, stopped
 from torchloom.core.keeping import Keeping, KeepingState
 from torchloom.core.ledger import Change, ChangePhase, Ledger, LedgerState
 from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
-from torchloom.core.runs import REPLICA, Run, Runs, RunsState
+from torchloom.core.runs import REPLICA, Run, RunPhase, Runs, RunsState
 from torchloom.core.watch import Watch
 from torchloom.messages import (
+    AttemptStopping,
     ChangeDecided,
     ChangeProposed,
     ChangeSettled,
+    CheckpointSaved,
+    DeviceBlamed,
+    DeviceCleared,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
     DeviceSeated,
@@ -77,15 +85,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    node: str
-    failed: bool = False
-    since: float = 0.0
-    cause: str = ""
-    incident: str = ""
-
-
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that went wrong: cause, evidence, decision, and what happened then."""
 
@@ -99,6 +98,15 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     outcome: str = ""
     closed: float | None = None
+    kind: str = ""
+    history: tuple[tuple[float, str], ...] = ()
+    """What was decided and done about it, and when."""
+    stopped: tuple[str, int] | None = None
+    """The job and the attempt of it that was ended for this."""
+    step: int = 0
+    """How far that had come."""
+    lost_steps: int | None = None
+    lost_seconds: float | None = None
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +124,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     ledger: LedgerState = LedgerState()
     keeping: KeepingState = KeepingState()
     runs: RunsState = RunsState()
+    goodput: tuple[Account, ...] = ()
 
 
 class Fabric:
@@ -126,6 +135,7 @@ class Fabric:
         self.ledger = Ledger(state.ledger)
         self.keeping = Keeping(state.keeping)
         self.runs = Runs(state.runs)
+        self.goodput = Accounts(state.goodput)
         self.term = state.term
         self.inbox_seq = state.inbox_seq
         self.incident_count = state.incident_count
@@ -133,6 +143,11 @@ class Fabric:
         self.ranks = {rank.id: rank for rank in state.ranks}
         self.devices = {device.id: device for device in state.devices}
         self.incidents = {incident.id: incident for incident in state.incidents}
+        self._open_of: dict[str, dict[str, None]] = {}
+        """By job: the ids of its open incidents, oldest first."""
+        for incident in state.incidents:
+            if incident.closed is None:
+                self._open_of.setdefault(incident.job, {})[incident.id] = None
         self.hand_seats = set(state.hand_seats)
         self.drmap = DRMap(self.hand_seats)
         self._order: list[RankId] | None = None
@@ -166,6 +181,7 @@ class Fabric:
             ledger=self.ledger.state(),
             keeping=self.keeping.state(),
             runs=self.runs.state(),
+            goodput=self.goodput.state(),
         )
 
     def order(self) -> list[RankId]:
@@ -186,7 +202,15 @@ class Fabric:
             pulse = self.watch.pulses.get(RankId(run.job, REPLICA, place.rank))
             if pulse is not None and pulse.beat is not None and pulse.incarnation == place.incarnation:
                 steps.append(pulse.beat.step)
+        for node in run.nodes:  # an agent sees steps that a rank did not live to tell of
+            if (seen := self.watch.nodes.get(node)) is not None:
+                mine = (s for s in seen.beat.attempts if s.job == run.job and s.attempt == run.attempt)
+                steps += [rank.step for status in mine for rank in status.ranks]
         return max(steps)
+
+    def open_incidents(self, job: str) -> list[Incident]:
+        """Those of a job, or of none; oldest first."""
+        return [self.incidents[id] for id in self._open_of.get(job, ())]
 
     def next_incident(self, offset: int = 0) -> str:
         return f"i{self.incident_count + 1 + offset}"
@@ -247,10 +271,10 @@ class Fabric:
                 self.hand_seats.add(seat)
                 self.drmap.add(seat)
                 self._know_device(device, node, at)
-            case DeviceMarkedFailed(device=device, cause=cause):
-                self.devices[device] = replace(self.devices[device], failed=True, since=at, cause=cause)
-            case DeviceMarkedRecovered(device=device):
-                self.devices[device] = replace(self.devices[device], failed=False, since=at, cause="", incident="")
+            case DeviceBlamed() | DeviceCleared() | DeviceMarkedFailed() | DeviceMarkedRecovered():
+                if isinstance(record, DeviceBlamed):
+                    self._know_device(record.device, record.node, at)
+                self.devices[record.device] = fold_device(self.devices[record.device], record, at)
             case IncidentOpened():
                 self._open(record, at)
             case IncidentAmended():
@@ -280,8 +304,14 @@ class Fabric:
                 self.ledger.end(record)
                 self.watch.courses.end(request)
             case _:
+                if isinstance(record, CheckpointSaved):
+                    self.watch.saves(record.rank.job).saved(at)
                 self.keeping.fold(record, at)
+                follow(self.incidents, self.runs, record, at)
                 self.runs.fold(record, at)
+                self.goodput.fold(record, at)
+                if isinstance(record, AttemptStopping) and record.incident in self.incidents:
+                    self._stopped_for(record.incident, self.runs.by_job[record.job], at)
 
     def _follow_change(self, change: Change, at: float) -> None:
         """Keep the course of a change in step with the ledger, and tell the watch what beats must say from now on."""
@@ -354,9 +384,11 @@ class Fabric:
         for rank in list(self.ranks_of_job.get(name, ())):
             self._forget(rank)
         self.jobs.pop(name, None)
+        self.watch.forget_job(name)
         self.ledger.forget(name)
         self.keeping.forget(name)
         self.runs.forget(name)
+        self.goodput.forget(name)
 
     def _forget(self, rank: RankId) -> None:
         self.ranks.pop(rank, None)
@@ -378,26 +410,50 @@ class Fabric:
             evidence=record.evidence,
             decision=record.decision,
             reason=record.reason,
+            kind=record.kind,
         )
+        self.incidents[record.id] = opened(self.incidents[record.id], at)
+        self._open_of.setdefault(record.job, {})[record.id] = None
         self._refer(record.subject, record.id)
+        self.goodput.fold(record, at)
+        self._perhaps_stopped_for(record.id, at)
 
     def _amend(self, record: IncidentAmended, at: float) -> None:
         incident = self.incidents.get(record.id)
         if incident is None:
             return  # closed so long ago that it was dropped
         self.incidents[record.id] = replace(
-            incident,
+            amended(incident, record, at),
             evidence=(*incident.evidence, *record.evidence)[-50:],
             decision=record.decision or incident.decision,
             reason=record.reason or incident.reason,
             outcome=record.outcome or incident.outcome,
             closed=at if record.closed else incident.closed,
         )
+        self.goodput.fold(record, at)
+        if record.decision and not record.closed:
+            self._perhaps_stopped_for(record.id, at)
         if record.closed:
             self._refer(incident.subject, "")
+            mine = self._open_of.get(incident.job, {})
+            mine.pop(incident.id, None)
+            if not mine:
+                self._open_of.pop(incident.job, None)
             closed = [i for i in self.incidents.values() if i.closed is not None]
             for old in closed[: max(0, len(closed) - self.settings.keep_closed_incidents)]:
                 del self.incidents[old.id]
+
+    def _perhaps_stopped_for(self, id: str, at: float) -> None:
+        """An incident that is told of, or decided on, in the moment an attempt is ended is what it is ended for."""
+        run = self.runs.by_job.get(self.incidents[id].job)
+        if run is None or run.phase is not RunPhase.STOPPING or run.since != at or run.then == "cancel":
+            return
+        if all(incident.stopped != (run.job, run.attempt) for incident in self.incidents.values()):
+            self._stopped_for(id, run, at)
+
+    def _stopped_for(self, id: str, run: Run, at: float) -> None:
+        incident = self.incidents[id] = stopped(self.incidents[id], run, at)
+        self.goodput.blame(run.job, cause_of(incident), incident.opened, at)
 
     def _refer(self, subject: str, incident: str) -> None:
         """Let the rank or device that an incident is about point to it while it is open."""

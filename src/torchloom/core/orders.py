@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from torchloom.core.courses import AskedAgain, AskerWaits, Course, CourseBegan, CourseEnded
 from torchloom.core.decision import NOTHING, Decision
+from torchloom.core.evidence import FOR_INCIDENT, of_ranks
 from torchloom.core.fabric import Fabric
 from torchloom.core.targets import find_target, names, split_group
-from torchloom.messages import Command, Done, No, Order, OrderEnded, OrderGiven, RankId, Steer
+from torchloom.messages import (
+    Command,
+    Done,
+    IncidentAmended,
+    No,
+    Order,
+    OrderEnded,
+    OrderGiven,
+    RankId,
+    Record,
+    Steer,
+)
 
 AGAIN_SECONDS = 0.5
 EXPIRE_SECONDS = 10.0
@@ -71,8 +83,13 @@ def _ended(fabric: Fabric, course: Course, over: bool) -> Decision:
     good = (done or (gone and order.verb == "kill")) and not refused and not expired
     text = f"{order.id}: {outcome}"
     answer: Done | No = Done(text=text, results=results) if good else No(why=text)
+    ending: tuple[Record, ...] = (OrderEnded(id=order.id, outcome=outcome, applied=len(done), ok=bool(good)),)
+    incident = fabric.incidents.get(order.request.removeprefix(FOR_INCIDENT))
+    if incident is not None and incident.closed is None:
+        told = {rank: answer.text for rank, answer in course.ordered.items()}
+        ending += (IncidentAmended(id=incident.id, evidence=(of_ranks(told, incident),)),)
     return Decision(
-        (OrderEnded(id=order.id, outcome=outcome, applied=len(done), ok=bool(good)),),
+        ending,
         replies=tuple((waiter, answer) for waiter in course.waiters),
         reason=f"{order.id}: {outcome}",
     )

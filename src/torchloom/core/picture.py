@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchloom.core.fabric import Device, Fabric, Incident, Job, Rank
+from torchloom.core.device import Device
+from torchloom.core.fabric import Fabric, Incident, Job, Rank
 from torchloom.core.ledger import ChangePhase
 from torchloom.core.placing import waits_for
 from torchloom.core.presence import JobPhase, Presence
 from torchloom.core.runs import RunPhase
+from torchloom.core.watch import NODE_SILENCE
 from torchloom.messages import (
     ChangeView,
     CheckpointsView,
@@ -27,6 +29,7 @@ from torchloom.messages import (
     NodeView,
     PlaneView,
     RankView,
+    Reading,
     RunsView,
     RunView,
     SeatView,
@@ -36,15 +39,21 @@ from torchloom.messages import (
 CLOSED_SHOWN = 50
 """Closed incidents in a picture; the log has all."""
 INCIDENTS_SHOWN = 200
+EVIDENCE_SHOWN = 200_000
+"""Characters of what is told of them; beyond, the older ones are told in short."""
+SHORT = 200
 CHANGES_SHOWN = 100
 UNUSED_SHOWN = 1000
 """Devices in a picture that no rank has."""
+READINGS_SHOWN = 2000
+"""Readings in a picture of all nodes; where there are more, none is: it has to fit one message."""
 
 
 def picture(fabric: Fabric, plane: PlaneView, look: LookFabric) -> FabricView:
     """Ranks, their devices and seats in pages, since the whole is too large for a message; the rest on the first."""
     ranks = fabric.order() if look.job is None else sorted(fabric.ranks_of_job.get(look.job, ()))
     page = ranks[look.offset : look.offset + look.limit]
+    idle: dict[str, Device] = {}
     seats = [seat for rank in page for seat in fabric.drmap.seats_of_rank(rank)]
     devices = {seat.device for seat in seats} | {device for rank in page for device in fabric.ranks[rank].devices}
     view = FabricView(
@@ -55,32 +64,60 @@ def picture(fabric: Fabric, plane: PlaneView, look: LookFabric) -> FabricView:
     if look.offset == 0:
         by_hand = sorted(fabric.hand_seats, key=lambda seat: (seat.device, seat.replica))
         seats += by_hand[:UNUSED_SHOWN]
-        devices |= {seat.device for seat in by_hand[:UNUSED_SHOWN]} | _unused(fabric)
+        idle = _idle(fabric)
+        devices |= {seat.device for seat in by_hand[:UNUSED_SHOWN]} | _unused(fabric, idle)
         jobs = [job for name, job in sorted(fabric.jobs.items()) if look.job in {None, name}]
         view = replace(
             view,
             jobs=tuple(_job(fabric, job) for job in jobs),
-            incidents=tuple(_incident(incident) for incident in _incidents(fabric, look.job)),
+            incidents=_incidents(fabric, look),
         )
+    readings = _readings(fabric, plane.now) if look.readings else {}
+    known = [device for name in sorted(devices) if (device := fabric.devices.get(name) or idle.get(name))]
     return replace(
         view,
         seats=tuple(SeatView(device=s.device, replica=s.replica, rank=s.rank, node=s.node) for s in seats),
-        devices=tuple(_device(fabric, fabric.devices[name]) for name in sorted(devices) if name in fabric.devices),
+        devices=tuple(_device(fabric, device, readings.get(device.id)) for device in known),
     )
 
 
-def _unused(fabric: Fabric) -> set[str]:
+def _readings(fabric: Fabric, now: float) -> dict[str, Reading]:
+    """What devices say of themselves, as far as agents have told of late."""
+    speaking = (seen.beat for seen in fabric.watch.nodes.values() if now - seen.heard < NODE_SILENCE)
+    return {reading.device: reading for beat in speaking for reading in beat.readings}
+
+
+def _idle(fabric: Fabric) -> dict[str, Device]:
+    """Devices that are known only because an agent says that its node has them."""
+    nodes = fabric.watch.nodes.items()
+    listed = {device: node for node, seen in nodes for device in seen.beat.devices}
+    return {device: Device(id=device, node=node) for device, node in listed.items() if device not in fabric.devices}
+
+
+def _unused(fabric: Fabric, idle: dict[str, Device]) -> set[str]:
     """Devices that no rank we know of has: failed ones first, for they matter most."""
     used = {device for rank in fabric.ranks.values() for device in rank.devices}
-    unused = [device for device in fabric.devices.values() if device.id not in used]
+    unused = [device for device in (*fabric.devices.values(), *idle.values()) if device.id not in used]
     return {device.id for device in sorted(unused, key=lambda d: (not d.failed, d.id))[:UNUSED_SHOWN]}
 
 
-def _incidents(fabric: Fabric, job: str | None) -> list[Incident]:
-    closed = [i for i in fabric.incidents.values() if i.closed is not None][-CLOSED_SHOWN:]
-    shown = [i for i in fabric.incidents.values() if i.closed is None] + closed
-    shown = [i for i in shown if job is None or i.job in {"", job}]
-    return sorted(shown, key=lambda incident: -incident.opened)[:INCIDENTS_SHOWN]
+def _incidents(fabric: Fabric, look: LookFabric) -> tuple[IncidentView, ...]:
+    """Newest first; of one job also those of no job. So many can be shown whole, the others in short."""
+    if look.incident is not None:
+        known = fabric.incidents.get(look.incident)
+        return (_incident(known),) if known is not None else ()
+    wanted = [i for i in fabric.incidents.values() if look.job is None or i.job in {"", look.job}]
+    closed = [i for i in wanted if i.closed is not None][-CLOSED_SHOWN:]
+    shown = [i for i in wanted if i.closed is None] + closed
+    views = []
+    room = EVIDENCE_SHOWN
+    for incident in sorted(shown, key=lambda incident: -incident.opened)[:INCIDENTS_SHOWN]:
+        view = _incident(incident)
+        room -= sum(map(len, view.evidence)) + sum(len(text) for _, text in view.history)
+        if room < 0:
+            view = replace(view, evidence=tuple(text[:SHORT] for text in view.evidence[:3]), history=())
+        views.append(view)
+    return tuple(views)
 
 
 def _incident(incident: Incident) -> IncidentView:
@@ -95,10 +132,15 @@ def _incident(incident: Incident) -> IncidentView:
         reason=incident.reason,
         outcome=incident.outcome,
         closed=incident.closed,
+        kind=incident.kind,
+        history=incident.history,
+        stopped=incident.stopped[0] if incident.stopped is not None else "",
+        lost_steps=incident.lost_steps,
+        lost_seconds=incident.lost_seconds,
     )
 
 
-def _device(fabric: Fabric, device: Device) -> DeviceView:
+def _device(fabric: Fabric, device: Device, reading: Reading | None) -> DeviceView:
     return DeviceView(
         device=device.id,
         node=device.node,
@@ -106,6 +148,7 @@ def _device(fabric: Fabric, device: Device) -> DeviceView:
         since=device.since,
         cause=device.cause,
         replicas=fabric.drmap.replicas_on(device.id),
+        reading=reading,
     )
 
 
@@ -136,10 +179,10 @@ def _job(fabric: Fabric, job: Job) -> JobView:
     losses = [beat.loss for beat in beats if beat.loss is not None]
     rates = [beat.samples_per_second for beat in beats if beat.samples_per_second is not None]
     run = fabric.runs.active(job.name)
-    own = run is None or run.phase is RunPhase.RUNNING
+    phase = job.phase if run is None or run.phase is RunPhase.RUNNING else run.phase
     return JobView(
         job=job.name,
-        phase=job.phase.value if own or run is None else run.phase.value,
+        phase=phase.value,
         began=job.began,
         ended=job.ended,
         reason=job.reason,
@@ -227,6 +270,7 @@ def runs(fabric: Fabric, look: LookRuns, now: float) -> RunsView:
     wanted = [run for job, run in sorted(fabric.runs.by_job.items()) if look.job in {None, job}]
     there = [run for run in fabric.runs.by_job.values() if not run.over and run.phase not in _WAITING]
     places = [place for run in there for place in run.places]
+    many = sum(len(seen.beat.readings) for seen in fabric.watch.nodes.values()) > READINGS_SHOWN
     return RunsView(
         runs=tuple(
             RunView(
@@ -244,13 +288,14 @@ def runs(fabric: Fabric, look: LookRuns, now: float) -> RunsView:
                 step=max(run.step, fabric.furthest(run)),
                 waiting=waits_for(fabric, run, now) if run.phase in _WAITING else "",
                 notes=run.notes,
+                goodput=fabric.goodput.of(run.job, now),
             )
             for run in wanted
         ),
         nodes=tuple(
             NodeView(
                 node=node,
-                beat=seen.beat,
+                beat=replace(seen.beat, readings=()) if many else seen.beat,
                 heard=seen.heard,
                 drained=node in fabric.runs.drained,
                 used=sum(1 for place in places if place.node == node),

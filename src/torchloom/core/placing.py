@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import hashlib
 
-from torchloom.core.decision import NOTHING, Decision
+from torchloom.core.decision import Decision
 from torchloom.core.fabric import Fabric
+from torchloom.core.fitness import examining, fit, is_known, unfit
 from torchloom.core.runs import Run
+from torchloom.core.watch import NODE_SILENCE
 from torchloom.messages import AttemptBegan, NodeBeat, Place, Prepare, Task
+
+LAST_CALL = 30.0
+"""Seconds in which a job that may be smaller waits for all of its nodes at first. A next attempt does not wait."""
 
 
 def place(fabric: Fabric, run: Run, now: float) -> Decision:
     """Begin an attempt where there is room. The nodes with most of it come first, so that few have to be used."""
     chosen = _chosen(fabric, run, now)
-    if len(chosen) < run.task.nodes:
-        return NOTHING
-    attempt, wanted = run.attempt + 1, run.task.per_node
-    places = []
-    for at, node in enumerate(chosen):
+    if not chosen:
+        return Decision(tasks=examining(fabric, run, list(_free(fabric, run, now)), now))
+    attempt = run.attempt + 1
+    places: list[Place] = []
+    for node, ranks in chosen.items():
         devices = free_devices(fabric, node, run.job)
-        for local in range(wanted):
-            rank = at * wanted + local
+        for local in range(ranks):
+            rank = len(places)
             device = devices[local] if local < len(devices) else ""
             life = _life(run.job, attempt, rank, now)
             places.append(Place(rank=rank, local=local, node=node, incarnation=life, device=device))
     record = AttemptBegan(job=run.job, attempt=attempt, places=tuple(places), reason=run.reason)
     return Decision(
         (record,),
-        tasks=((chosen[0], _prepare(fabric, run, attempt)),),
+        tasks=((places[0].node, _prepare(fabric, run, attempt)),),
         reason=f"{run.job}: attempt {attempt - run.before} on {', '.join(chosen)}",
     )
 
@@ -45,6 +50,7 @@ def _prepare(fabric: Fabric, run: Run, attempt: int) -> Prepare:
         task=run.task,
         ordinal=attempt - run.before,
         submitted=run.submitted,
+        rollback=run.rollback,
     )
 
 
@@ -52,20 +58,24 @@ def waits_for(fabric: Fabric, run: Run, now: float) -> str:
     """Why a run is not started, if it is not."""
     if run.attempt > run.before and now < run.wait_until:
         return f"{run.wait_until - now:.0f} s more, after a failure without a step forward"
-    have = len(_chosen(fabric, run, now))
-    if have >= run.task.nodes:
+    if _chosen(fabric, run, now):
         return ""
-    node = run.task.node
+    task = run.task
+    node, ranks = task.node, _span(task.least, task.per_node)
     if node is not None:
         known = node in fabric.watch.nodes
-        return f"room for {run.task.per_node} on {_told(fabric, node, run.job, now) if known else f'{node}: silent'}"
-    told = [_told(fabric, name, run.job, now) for name in sorted(fabric.watch.nodes)]
+        return f"room for {ranks} on {_told(fabric, run, node, now) if known else f'{node}: silent'}"
+    told = [_told(fabric, run, name, now) for name in sorted(fabric.watch.nodes)]
     there = "; ".join(told[:8]) + (f"; and {len(told) - 8} more" if len(told) > 8 else "")
-    wanted = "a node" if run.task.nodes == 1 else f"{run.task.nodes} nodes"
-    return f"{wanted} with room for {run.task.per_node} ({there or 'there is no agent'})"
+    wanted = "a node" if task.nodes == 1 else f"{_span(task.min_nodes, task.nodes)} nodes"
+    return f"{wanted} with room for {ranks} ({there or 'there is no agent'})"
 
 
-def _told(fabric: Fabric, node: str, job: str, now: float) -> str:
+def _span(least: int | None, most: int) -> str:
+    return str(most) if least is None or least == most else f"{least} to {most}"
+
+
+def _told(fabric: Fabric, run: Run, node: str, now: float) -> str:
     if node in fabric.runs.drained:
         return f"{node}: drained"
     if not fabric.watch.node_speaks(node, now):
@@ -73,34 +83,61 @@ def _told(fabric: Fabric, node: str, job: str, now: float) -> str:
     beat = fabric.watch.nodes[node].beat
     if beat.leaving:
         return f"{node}: leaving"
-    return f"{node}: {max(0, room(fabric, node, beat, job))} of {capacity(beat)} free"
+    if run.task.check and not is_known(fabric, run, node, now):
+        return f"{node}: being checked"
+    if run.task.check and (why := unfit(fabric, node)):
+        return f"{node}: not fit, {why[0]}"
+    broken = len(_broken(fabric, beat))
+    return f"{node}: {max(0, room(fabric, node, beat, run.job))} of {capacity(beat)} free" + (
+        f", {broken} failed" if broken else ""
+    )
 
 
 def too_large(fabric: Fabric, task: Task) -> str:
     """Why no node that is known could ever take this, or nothing."""
     there = {node: seen for node, seen in fabric.watch.nodes.items() if task.node in {None, node}}
     sizes = {node: capacity(seen.beat) for node, seen in there.items() if not seen.beat.tied}
-    if not sizes or task.per_node <= max(sizes.values()):
+    least = task.least or task.per_node
+    if not sizes or least <= max(sizes.values()):
         return ""
     largest = max(sizes, key=lambda node: sizes[node])
-    return f"{task.per_node} ranks on a node, and none takes more than {sizes[largest]} ({largest})"
+    return f"{least} ranks on a node, and none takes more than {sizes[largest]} ({largest})"
 
 
-def _chosen(fabric: Fabric, run: Run, now: float) -> list[str]:
-    usable = [node for node in fabric.watch.nodes if _usable(fabric, node, now)]
-    if run.task.node is not None:
-        node = run.task.node
-        if node not in usable:
-            return []
-        beat = fabric.watch.nodes[node].beat
-        return [node] if beat.tied or room(fabric, node, beat, run.job) >= run.task.per_node else []
-    free = {
-        node: room(fabric, node, fabric.watch.nodes[node].beat, run.job)
-        for node in usable
-        if not fabric.watch.nodes[node].beat.tied  # it serves the one who started it
-    }
-    fitting = [node for node in free if free[node] >= run.task.per_node]
-    return sorted(fitting, key=lambda node: (-free[node], node))[: run.task.nodes]
+def _chosen(fabric: Fabric, run: Run, now: float) -> dict[str, int]:
+    """How many ranks each node gets: all that are wanted, or fewer where that is all there is; nothing if too few."""
+    task, free = run.task, _free(fabric, run, now)
+    order = sorted(fit(fabric, run, list(free), now), key=lambda node: (-free[node], node))
+    chosen = [node for node in order if free[node] >= task.per_node][: task.nodes]
+    if len(chosen) < task.nodes:
+        chosen = order[: task.nodes]
+        if len(chosen) < (task.min_nodes or task.nodes) or not _may_be_smaller(fabric, run, now):
+            return {}
+    return {node: min(task.per_node, free[node]) for node in chosen}
+
+
+def _free(fabric: Fabric, run: Run, now: float) -> dict[str, int]:
+    """Nodes that could take as many ranks of a run as it needs on each, with how many they could take."""
+    task, nodes = run.task, fabric.watch.nodes
+    there = [node for node in nodes if not nodes[node].beat.tied] if task.node is None else [task.node]
+    free = {node: _takes(fabric, run, node) for node in there if node in nodes and _usable(fabric, node, now)}
+    return {node: ranks for node, ranks in free.items() if ranks >= (task.least or task.per_node)}
+
+
+def _takes(fabric: Fabric, run: Run, node: str) -> int:
+    """How many ranks of a run a node could take."""
+    beat, wanted = fabric.watch.nodes[node].beat, run.task.per_node
+    if not beat.tied:
+        return room(fabric, node, beat, run.job)
+    # It serves the one who started it, and takes what he asks for.
+    return wanted if _spared(fabric, beat, wanted) else len(beat.devices) - len(_broken(fabric, beat))
+
+
+def _may_be_smaller(fabric: Fabric, run: Run, now: float) -> bool:
+    """Whether to begin with what is there: nobody is on his way who would have to be left out for good."""
+    if now < fabric.watch.blind_until + NODE_SILENCE:  # agents still have to find this weaver
+        return False
+    return run.attempt > run.before or now >= run.submitted + LAST_CALL
 
 
 def _usable(fabric: Fabric, node: str, now: float) -> bool:
@@ -115,15 +152,35 @@ def capacity(beat: NodeBeat) -> int:
 
 
 def room(fabric: Fabric, node: str, beat: NodeBeat, job: str) -> int:
-    """How many more, beside the other jobs."""
-    return capacity(beat) - sum(1 for place in _others(fabric, node, job))
+    """How many more, beside the other jobs, on devices that work."""
+    broken = _broken(fabric, beat)
+    return capacity(beat) - len(broken) - sum(place.device not in broken for place in _others(fabric, node, job))
 
 
 def free_devices(fabric: Fabric, node: str, job: str) -> list[str]:
-    """Those that no other job has. An agent that serves one job alone leaves the choice to the script."""
+    """Those that work and that no other job has.
+
+    An agent that serves one job alone leaves the choice to the script, as long as there is no failed one to choose.
+    """
     beat = fabric.watch.nodes[node].beat
-    taken = {place.device for place in _others(fabric, node, job)}
-    return [] if beat.tied else [device for device in beat.devices if device not in taken]
+    broken = _broken(fabric, beat)
+    if beat.tied and not broken:
+        return []
+    taken = {place.device for place in _others(fabric, node, job)} | broken
+    return [device for device in beat.devices if device not in taken]
+
+
+def _broken(fabric: Fabric, beat: NodeBeat) -> set[str]:
+    """The devices of a node that have failed: nothing is started there until they work again."""
+    known = (fabric.devices.get(device) for device in beat.devices)
+    return {device.id for device in known if device is not None and device.failed}
+
+
+def _spared(fabric: Fabric, beat: NodeBeat, ranks: int) -> bool:
+    """Whether so many ranks need no failed device. More ranks than devices share those that work."""
+    broken, all_of_them = len(_broken(fabric, beat)), len(beat.devices)
+    working = all_of_them - broken
+    return not broken or ranks <= working or (ranks > all_of_them and working > 0)
 
 
 def _others(fabric: Fabric, node: str, job: str) -> list[Place]:

@@ -295,7 +295,8 @@ def _astray(fabric: Fabric, known: Rank, beat: Beat) -> Decision:
 
 def _mended(fabric: Fabric, known: Rank) -> Decision:
     """It has by now what it had missed."""
-    open_ones = [i for i in fabric.incidents.values() if i.closed is None and i.subject.startswith(f"{known.id}#")]
+    mine = [i for i in fabric.open_incidents(known.id.job) if i.subject.startswith(f"{known.id}#")]
+    open_ones = [i for i in mine if not i.kind]  # the others are about something else
     closing = tuple(IncidentAmended(id=i.id, outcome="it agrees with its peers again", closed=True) for i in open_ones)
     return Decision(closing, reason=f"{known.id} agrees with its peers again")
 
@@ -350,7 +351,7 @@ def roll_called(fabric: Fabric, now: float) -> Decision:
             why = "absent at the roll-call"
             records = _lost(fabric, known.id, known.incarnation, why, offset=opened)
             decisions.append(Decision(tuple(records), reason=f"{known.id}: {why}"))
-            opened += 1
+            opened += decisions[-1].opened
     return together(decisions)
 
 

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec.structs import replace
-
+from torchloom.core import fitness
 from torchloom.core.decision import NOTHING, Decision, together
-from torchloom.core.fabric import Fabric, Incident
+from torchloom.core.detect.hang import Verdict
+from torchloom.core.fabric import Fabric
+from torchloom.core.hanging import HANGS, look_at_run
 from torchloom.core.placing import place, prepare
-from torchloom.core.presence import PRESENT, JobPhase, Presence
+from torchloom.core.presence import PRESENT, JobPhase
+from torchloom.core.responding import go_on
 from torchloom.core.runs import REPLICA, Run, RunPhase
+from torchloom.core.silence import as_ranks_say, deserted, given_up, lost_node, missed, silent_agents
+from torchloom.core.stopping import ELSEWHERE, Cause, halting, of_the_attempt, stop
 from torchloom.messages import (
     AttemptEnded,
     AttemptHeld,
     AttemptLaunched,
     AttemptRunning,
     AttemptStatus,
-    AttemptStopping,
     Dismiss,
     Halt,
     IncidentAmended,
-    IncidentOpened,
     JobEnded,
     Launch,
     NodeCommand,
-    Place,
-    RankDied,
     RankId,
     RankLeft,
     RankStatus,
@@ -40,11 +40,8 @@ from torchloom.messages import (
 
 SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGABRT": 6, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15}
 """A shell says 128 and this number of a process that such a signal ended."""
-Then = Literal["restart", "fail", "cancel"]
 UNDER_WAY = frozenset({RunPhase.PLACING, RunPhase.STARTING, RunPhase.RUNNING, RunPhase.PAUSED})
 """Phases in which an attempt counts on its nodes."""
-LOOP = 2
-"""Attempts that fail in the same way without a step forward, after which a further one would be no other."""
 FIRST_WAIT = 0.0
 LONGEST_WAIT = 30.0
 """Seconds before the next attempt: none at first, then more while there is no step forward."""
@@ -66,27 +63,22 @@ def heard(fabric: Fabric, node: str) -> Decision:
             tasks.append((node, Dismiss(term=fabric.term, job=status.job, attempt=status.attempt, last=last)))
         else:  # of an attempt that nobody counts on any more
             tasks.append((node, Halt(term=fabric.term, job=status.job, attempt=status.attempt)))
-    missed = _missed(fabric, node)
-    records = (IncidentAmended(id=missed.id, outcome="it speaks again", closed=True),) if missed is not None else ()
-    return Decision(records, tasks=tuple(tasks))
+    known = missed(fabric, node)
+    records = (IncidentAmended(id=known.id, outcome="it speaks again", closed=True),) if known is not None else ()
+    return Decision((*records, *fitness.told(fabric, node)), tasks=tuple(tasks))
 
 
-def _missed(fabric: Fabric, node: str) -> Incident | None:
-    subject = f"{node}#agent"
-    return next((i for i in fabric.incidents.values() if i.closed is None and i.subject == subject), None)
-
-
-def due(fabric: Fabric, job: str, now: float) -> Decision:
+def due(fabric: Fabric, job: str, hang: Verdict | None, now: float) -> Decision:
     run = fabric.runs.active(job)
-    return NOTHING if run is None else advance(fabric, run, now)
+    return NOTHING if run is None else advance(fabric, run, hang, now)
 
 
-def advance(fabric: Fabric, run: Run, now: float) -> Decision:
+def advance(fabric: Fabric, run: Run, hang: Verdict | None, now: float) -> Decision:
     leaving = next((node for node in run.nodes if fabric.watch.leaves(node)), None)
     if leaving is not None and run.phase in UNDER_WAY:
-        return stop(fabric, run, now, f"{leaving} is leaving", blame=False)
+        return stop(fabric, run, now, Cause(f"{leaving} is leaving", blame=False))
     match run.phase:
-        case RunPhase.SUBMITTED | RunPhase.RESTARTING if run.task.attended and _deserted(fabric, run, now):
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING if run.task.attended and deserted(fabric, run, now):
             return end(fabric, run, "failed", "the `loom run` that started it is gone")
         case RunPhase.SUBMITTED:
             return place(fabric, run, now)
@@ -95,7 +87,7 @@ def advance(fabric: Fabric, run: Run, now: float) -> Decision:
         case RunPhase.PLACING:
             return _prepare(fabric, run, now)
         case RunPhase.STARTING | RunPhase.RUNNING | RunPhase.PAUSED:
-            return _watch(fabric, run, now)
+            return _watch(fabric, run, hang, now)
         case RunPhase.STOPPING:
             return _finish(fabric, run, now)
     return NOTHING
@@ -107,21 +99,14 @@ def advance(fabric: Fabric, run: Run, now: float) -> Decision:
 def _prepare(fabric: Fabric, run: Run, now: float) -> Decision:
     """The agent of the first rank says where ranks meet and what they go on from; then all are told to start."""
     first = run.places[0].node
-    if lost := _lost_node(fabric, run, now):
-        return stop(fabric, run, now, lost)
+    if lost := lost_node(fabric, run, now):
+        return stop(fabric, run, now, Cause(lost, decision=ELSEWHERE))
     status = _status(fabric, run, first)
     if status is None or (not status.port and not status.trouble):
         return Decision(tasks=((first, prepare(fabric, run)),))
     if status.trouble:
-        return stop(
-            fabric,
-            run,
-            now,
-            f"{first}: {status.trouble}",
-            culprit=status.trouble,
-            then="fail",
-            code=status.trouble_code,
-        )
+        why = f"{first}: {status.trouble}"
+        return stop(fabric, run, now, Cause(why, culprit=status.trouble, then="fail", code=status.trouble_code))
     record = AttemptLaunched(
         job=run.job,
         attempt=run.attempt,
@@ -146,6 +131,7 @@ def _launch(fabric: Fabric, run: Run, at: AttemptLaunched | Run) -> Launch:
         port=at.port,
         resume=at.resume,
         resume_step=at.resume_step,
+        skip=run.skip,
         ordinal=run.ordinal,
         submitted=run.submitted,
     )
@@ -154,9 +140,9 @@ def _launch(fabric: Fabric, run: Run, at: AttemptLaunched | Run) -> Launch:
 # ── running ──
 
 
-def _watch(fabric: Fabric, run: Run, now: float) -> Decision:
-    if lost := _lost_node(fabric, run, now):
-        return stop(fabric, run, now, lost)
+def _watch(fabric: Fabric, run: Run, hang: Verdict | None, now: float) -> Decision:
+    if lost := lost_node(fabric, run, now):
+        return stop(fabric, run, now, Cause(lost, decision=ELSEWHERE))
     ranks: dict[int, RankStatus] = {}
     tasks: list[tuple[str, NodeCommand]] = []
     for node in run.nodes:
@@ -164,20 +150,20 @@ def _watch(fabric: Fabric, run: Run, now: float) -> Decision:
             return NOTHING  # this weaver has not heard from it yet
         status = _status(fabric, run, node)
         if status is not None and status.trouble:
-            return stop(fabric, run, now, f"{node}: {status.trouble}", culprit=status.trouble, then="fail")
+            return stop(fabric, run, now, Cause(f"{node}: {status.trouble}", culprit=status.trouble, then="fail"))
         if status is None or not status.ranks:
             if run.phase is not RunPhase.STARTING:  # an agent that has forgotten them
-                return stop(fabric, run, now, f"the agent on {node} no longer knows its ranks")
+                return stop(fabric, run, now, Cause(f"the agent on {node} no longer knows its ranks"))
             tasks.append((node, _launch(fabric, run, run)))
         else:
             told = status.ranks
             if not fabric.watch.node_speaks(node, now):  # then they speak for themselves
-                told = tuple(_ended_well(rank) if _finished(fabric, run, rank.rank) else rank for rank in told)
+                told = as_ranks_say(fabric, run, told)
             ranks |= {rank.rank: rank for rank in told}
     failed = [rank for rank in ranks.values() if rank.state == "ended" and (rank.code != 0 or rank.signal)]
     if failed:
         return _failed(fabric, run, failed, now)
-    records: list[Record] = [*_left(fabric, run, ranks), *_silent_agents(fabric, run, now)]
+    records: list[Record] = [*_left(fabric, run, ranks), *silent_agents(fabric, run, now)]
     if len(ranks) == run.world_size and all(rank.state == "ended" for rank in ranks.values()):
         ended = end(
             fabric, run, "done", f"all {run.world_size} ranks ended well" if run.world_size > 1 else "it ended well"
@@ -190,7 +176,13 @@ def _watch(fabric: Fabric, run: Run, now: float) -> Decision:
         records.append(AttemptRunning(job=run.job, attempt=run.attempt, warm=warm, why_cold=why))
         records += _recovered(fabric, run)
     records += _held(fabric, run)
-    return Decision(tuple(records), tasks=tuple(tasks), reason=f"{run.job}: running" if records else "")
+    seen = Decision(tuple(records), tasks=tuple(tasks), reason=f"{run.job}: running" if records else "")
+    if run.phase is not RunPhase.RUNNING or records:
+        return seen
+    if run.response is not None:
+        over = look_at_run(fabric, run, None, now) if hang is None and run.response.kind in HANGS else NOTHING
+        return together([seen, over or go_on(fabric, run, now)])
+    return together([seen, look_at_run(fabric, run, hang, now)])
 
 
 def _failed(fabric: Fabric, run: Run, failed: list[RankStatus], now: float) -> Decision:
@@ -208,7 +200,8 @@ def _failed(fabric: Fabric, run: Run, failed: list[RankStatus], now: float) -> D
     number = SIGNALS.get(first.signal, 0)
     code = 128 + number if first.signal else first.code or 1
     evidence = (first.evidence,) if summary == last else (how, first.evidence)
-    return stop(fabric, run, now, reason, culprit=culprit, evidence=evidence, subject=str(rank), code=code)
+    cause = Cause(reason, culprit=culprit, evidence=evidence, subject=str(rank), code=code, kind="crash")
+    return stop(fabric, run, now, cause)
 
 
 def _left(fabric: Fabric, run: Run, ranks: dict[int, RankStatus]) -> list[Record]:
@@ -223,83 +216,6 @@ def _left(fabric: Fabric, run: Run, ranks: dict[int, RankStatus]) -> list[Record
             if known.incident:
                 found.append(IncidentAmended(id=known.incident, outcome="it had ended well", closed=True))
     return found
-
-
-def _lost_node(fabric: Fabric, run: Run, now: float) -> str:
-    """A node that has to be given up. Ranks may outlive their agent: as long as they are heard, all is well."""
-    for node in run.nodes:
-        if fabric.watch.node_speaks(node, now) or _alive(fabric, run, node):
-            continue
-        if _patience_over(fabric, run, node, now):
-            return f"the agent on {node} is silent"
-    return ""
-
-
-def _silent_agents(fabric: Fabric, run: Run, now: float) -> list[Record]:
-    """Agents that are missed while their ranks go on."""
-    missed = [node for node in run.nodes if not fabric.watch.node_speaks(node, now) and _alive(fabric, run, node)]
-    silent = [node for node in missed if _missed(fabric, node) is None]
-    return [
-        IncidentOpened(
-            id=fabric.next_incident(offset),
-            what=f"the agent on {node} is silent; its ranks go on",
-            subject=f"{node}#agent",
-            job=run.job,
-            decision="nothing; a new agent on that node finds its ranks",
-        )
-        for offset, node in enumerate(silent)
-    ]
-
-
-def _deserted(fabric: Fabric, run: Run, now: float) -> bool:
-    """Its launcher has been away for too long to come back."""
-    seen = fabric.watch.nodes.get(run.task.node or "")
-    if seen is None:
-        return not fabric.watch.node_speaks(run.task.node or "", now)
-    return seen.beat.leaving or now - seen.heard > fabric.settings.node_patience_seconds
-
-
-def _given_up(fabric: Fabric, run: Run, node: str, now: float) -> bool:
-    """Nobody answers there, and if a rank still runs, it has been waited for long enough."""
-    if fabric.watch.node_speaks(node, now):
-        return False
-    return _patience_over(fabric, run, node, now) or not _alive(fabric, run, node)
-
-
-def _patience_over(fabric: Fabric, run: Run, node: str, now: float) -> bool:
-    """A silent agent may speak again, or be started anew and find its ranks; not one whose ranks ended with it."""
-    seen = fabric.watch.nodes.get(node)
-    if seen is None or seen.beat.leaving:
-        return True
-    if seen.beat.tied and any(at.node == node and _was_heard(fabric, run, at) for at in run.places):
-        return True
-    return now - seen.heard > fabric.settings.node_patience_seconds
-
-
-def _was_heard(fabric: Fabric, run: Run, at: Place) -> bool:
-    known = fabric.ranks.get(RankId(run.job, REPLICA, at.rank))
-    return known is not None and known.incarnation == at.incarnation
-
-
-def _alive(fabric: Fabric, run: Run, node: str) -> bool:
-    """Whether all ranks of a node are heard themselves, or have said that they finished."""
-    for at in run.places:
-        known = fabric.ranks.get(RankId(run.job, REPLICA, at.rank))
-        lives = known is not None and known.incarnation == at.incarnation and known.presence is Presence.LIVE
-        if at.node == node and not lives and not _finished(fabric, run, at.rank):
-            return False
-    return True
-
-
-def _finished(fabric: Fabric, run: Run, number: int) -> bool:
-    """Whether a rank of the attempt has said so itself."""
-    known = fabric.ranks.get(RankId(run.job, REPLICA, number))
-    this = any(at.rank == number and known is not None and at.incarnation == known.incarnation for at in run.places)
-    return this and known is not None and known.presence is Presence.LEFT and known.reason == "finished"
-
-
-def _ended_well(status: RankStatus) -> RankStatus:
-    return replace(status, state="ended", code=0, signal="")
 
 
 def _held(fabric: Fabric, run: Run) -> list[Record]:
@@ -325,78 +241,6 @@ def _status(fabric: Fabric, run: Run, node: str) -> AttemptStatus | None:
 # ── stopping ──
 
 
-def stop(
-    fabric: Fabric,
-    run: Run,
-    now: float,
-    reason: str,
-    culprit: str = "",
-    then: Then = "restart",
-    evidence: tuple[str, ...] = (),
-    subject: str = "",
-    code: int = 1,
-    blame: bool = True,
-) -> Decision:
-    """End what is left of the attempt; and tell of it, unless it was wanted. Without `blame` no restart is used up."""
-    step = fabric.furthest(run)
-    if then == "restart" and blame:
-        then, reason = _what_then(run, now, reason, culprit, step)
-    records: list[Record] = [
-        AttemptStopping(
-            job=run.job,
-            attempt=run.attempt,
-            reason=reason,
-            culprit=culprit,
-            step=step,
-            then=then,
-            code=code,
-            counts=blame,
-        )
-    ]
-    if then != "cancel":
-        records += _told(fabric, run, reason, then, evidence, subject)
-    halt = Halt(term=fabric.term, job=run.job, attempt=run.attempt, grace_seconds=run.task.grace_seconds)
-    return Decision(tuple(records), tasks=tuple((node, halt) for node in run.nodes), reason=f"{run.job}: {reason}")
-
-
-def _what_then(run: Run, now: float, reason: str, culprit: str, step: int) -> tuple[Then, str]:
-    """Another try, or none: the budget is used up, or it fails in the same way again without a step forward."""
-    since = now - run.task.window_seconds
-    if sum(at >= since for at in run.stops) >= run.task.max_restarts:
-        allowed = "1 restart was" if run.task.max_restarts == 1 else f"{run.task.max_restarts} restarts were"
-        return "fail", f"{reason}; {allowed} allowed" if run.task.max_restarts else reason
-    alike = [note for note in run.notes[-LOOP:-1] if note.culprit == culprit and note.step >= step]
-    if culprit and len(alike) >= LOOP - 1:
-        return "fail", f"{reason}; the same as before, without a step forward"
-    return "restart", reason
-
-
-def _told(fabric: Fabric, run: Run, reason: str, then: str, evidence: tuple[str, ...], subject: str) -> list[Record]:
-    """One incident for one failure; that of the rank itself, if there is one already."""
-    decision = "all ranks are ended, then started again from the newest valid checkpoint"
-    if then == "fail":
-        decision = "all ranks are ended; the job is given up"
-    elif reason.endswith("is silent"):
-        decision = "started again elsewhere; what may still run there is ended when its agent is back"
-    known = next((rank for rank in fabric.ranks.values() if str(rank.id) == subject), None)
-    records: list[Record] = []
-    if known is not None and known.presence in PRESENT:
-        records.append(RankDied(rank=known.id, incarnation=known.incarnation, reason=reason, confirmed=True))
-    if known is not None and known.incident:
-        records.append(IncidentAmended(id=known.incident, evidence=evidence, decision=decision, reason=reason))
-        return records
-    opened = IncidentOpened(
-        id=fabric.next_incident(),
-        what=f"{run.job}: {reason}",
-        subject=subject or f"{run.job}#run",
-        job=run.job,
-        evidence=evidence,
-        decision=decision,
-        reason=reason,
-    )
-    return [*records, opened]
-
-
 def _finish(fabric: Fabric, run: Run, now: float) -> Decision:
     """Once nothing of the attempt is left: what was decided when it was stopped."""
     left: list[str] = []
@@ -404,10 +248,10 @@ def _finish(fabric: Fabric, run: Run, now: float) -> Decision:
         status = _status(fabric, run, node)
         unknown = node not in fabric.watch.nodes
         busy = status is not None and any(rank.state != "ended" for rank in status.ranks)
-        if (unknown or busy) and not _given_up(fabric, run, node, now):
+        if (unknown or busy) and not given_up(fabric, run, node, now):
             left.append(node)
     if left:
-        halt = Halt(term=fabric.term, job=run.job, attempt=run.attempt, grace_seconds=run.task.grace_seconds)
+        halt = halting(fabric, run, run.deaf)
         return Decision(tasks=tuple((node, halt) for node in left))
     if run.then == "restart":
         wait = _wait(run)
@@ -447,21 +291,16 @@ def _recovered(fabric: Fabric, run: Run) -> list[Record]:
         return []
     where = f"from step {run.resume_step}" if run.resume_step is not None else "from the beginning"
     outcome = f"started again {where} as attempt {run.ordinal}"
-    return [IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in _open(fabric, run.job)]
-
-
-def _open(fabric: Fabric, job: str) -> list[Incident]:
-    return [
-        i
-        for i in fabric.incidents.values()
-        if i.closed is None and i.job == job and (i.subject == f"{job}#run" or i.subject.startswith(f"{job}/"))
-    ]
+    if run.world_size < (wanted := run.task.per_node * run.task.nodes):
+        outcome += f", with {run.world_size} of {wanted} ranks"
+    return [IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in of_the_attempt(fabric, run.job)]
 
 
 def end(fabric: Fabric, run: Run, phase: Literal["done", "failed", "cancelled"], reason: str) -> Decision:
     records: list[Record] = _gone(fabric, run)
     outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[phase]
-    records += [IncidentAmended(id=i.id, outcome=f"the job {phase}", closed=True) for i in _open(fabric, run.job)]
+    over = of_the_attempt(fabric, run.job)
+    records += [IncidentAmended(id=i.id, outcome=f"the job {phase}", closed=True) for i in over]
     records.append(RunEnded(job=run.job, phase=phase, reason=reason, step=fabric.furthest(run)))
     job = fabric.jobs.get(run.job)
     if job is not None and job.phase is JobPhase.RUNNING:

@@ -30,6 +30,9 @@ from torchloom.messages import (
     NodeDrained,
     Place,
     Record,
+    ResponseBegan,
+    ResponseWent,
+    Rollback,
     RunEnded,
     RunSubmitted,
     Task,
@@ -123,6 +126,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The furthest that was heard of, once it is over."""
     stops: tuple[float, ...] = ()
     """When attempts were stopped to be started again: what the budget of restarts is counted by."""
+    deaf: tuple[int, ...] = ()
+    """Ranks that are killed rather than asked to end."""
+    rollback: Rollback | None = None
+    """What the next attempt goes back to."""
+    skip: tuple[int, int] | None = None
+    """Steps whose batches are left out from now on."""
+    response: ResponseBegan | None = None
+    """What is being done about an incident; its `do` is what is left."""
+    responding: float = 0.0
+    """Since when."""
+    responses: tuple[tuple[str, float], ...] = ()
+    """What was responded to, and when: what the limit of a rule is counted by."""
 
     @property
     def over(self) -> bool:
@@ -130,7 +145,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world_size(self) -> int:
-        return self.task.per_node * self.task.nodes
+        """Once it is placed, what there was room for."""
+        return len(self.places) or self.task.per_node * self.task.nodes
 
     @property
     def ordinal(self) -> int:
@@ -192,7 +208,9 @@ class Runs:
                 )
             case AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=resume_step):
                 run = self._turn(job, S.LAUNCHED, at)
-                self.by_job[job] = replace(run, host=host, port=port, resume=resume, resume_step=resume_step)
+                self.by_job[job] = replace(
+                    run, host=host, port=port, resume=resume, resume_step=resume_step, rollback=None
+                )
                 self._note(job, resume_step=resume_step)
             case AttemptRunning(job=job, warm=warm, why_cold=why_cold):
                 self._turn(job, S.ALL_RUNNING, at)
@@ -204,8 +222,27 @@ class Runs:
             ):
                 run = self._turn(job, S.STOP, at)
                 stops = (*run.stops, at)[-KEEP_STOPS:] if then == "restart" and counts else run.stops
-                self.by_job[job] = replace(run, then=then, reason=reason, stops=stops)
+                back = record.rollback
+                skip = back.skip if back is not None and back.skip is not None else run.skip
+                self.by_job[job] = replace(
+                    run,
+                    then=then,
+                    reason=reason,
+                    stops=stops,
+                    deaf=record.deaf,
+                    rollback=back or run.rollback,
+                    skip=skip,
+                    response=None,
+                )
                 self._note(job, stopping=at, reason=reason, culprit=culprit, step=step, code=code)
+            case ResponseBegan(job=job, kind=kind):
+                run = self.by_job[job]
+                responses = (*run.responses, (kind, at))[-KEEP_STOPS:]
+                self.by_job[job] = replace(run, response=record, responding=at, responses=responses)
+            case ResponseWent(job=job, left=left):
+                run = self.by_job[job]
+                rest = replace(run.response, do=left) if run.response is not None and left else None
+                self.by_job[job] = replace(run, response=rest)
             case AttemptEnded(job=job, wait_seconds=wait_seconds):
                 run = self._turn(job, S.ALL_GONE, at)
                 self.by_job[job] = replace(run, wait_until=at + wait_seconds)

@@ -10,6 +10,7 @@ from torchloom.core.fabric import Fabric
 from torchloom.core.placing import too_large
 from torchloom.core.presence import PRESENT, JobPhase
 from torchloom.core.runs import RunPhase
+from torchloom.core.stopping import Cause, stop
 from torchloom.messages import Cancel, Done, Drain, JobBegan, No, NodeDrained, Record, RunSubmitted, Submit, Task
 
 
@@ -51,7 +52,7 @@ def cancel(fabric: Fabric, ask: Cancel, now: float) -> Decision:
         return Decision(ended.records, tasks=ended.tasks, answer=answer, reason=f"{run.job}: {ask.why}")
     if run.phase is RunPhase.STOPPING and run.then == "cancel":
         return Decision(answer=answer)
-    stopping = running.stop(fabric, run, now, ask.why, then="cancel")
+    stopping = stop(fabric, run, now, Cause(ask.why, then="cancel"))
     return Decision(stopping.records, tasks=stopping.tasks, answer=answer, reason=f"{run.job}: {ask.why}")
 
 
@@ -75,6 +76,10 @@ def _wrong(task: Task) -> str:
         return f"{bad!r} cannot be the name of a variable"
     if task.node is not None and task.nodes > 1:
         return f"one node is named, and {task.nodes} are wanted"
+    if task.least is not None and task.least > task.per_node:
+        return f"at least {task.least} ranks on a node, and at most {task.per_node}"
+    if task.min_nodes is not None and task.min_nodes > task.nodes:
+        return f"at least {task.min_nodes} nodes, and at most {task.nodes}"
     try:
         shlex.split(task.resume_arg)
     except ValueError as error:

@@ -11,15 +11,21 @@ from torchloom.messages import JobEnded, JobForgotten, RankForgotten, Record
 
 def tick(fabric: Fabric, now: float, thorough: bool) -> Decision:
     decisions = [ranks.grace_over(fabric, fabric.ranks[rank]) for rank in fabric.watch.expired(now)]
+    opened = 0
     if thorough:
-        quiet = fabric.watch.silent(now, fabric.beat_seconds())
-        decisions += [ranks.silent(fabric, rank, now, offset) for offset, rank in enumerate(quiet)]
+        for rank in fabric.watch.silent(now, fabric.beat_seconds()):
+            missed = ranks.silent(fabric, rank, now, opened)
+            opened += missed.opened  # of a rank that is being ended there is nothing to tell
+            decisions.append(missed)
         there = [job for job in fabric.jobs.values() if job.phase is JobPhase.RUNNING]
         decisions += [_job(fabric, job, now) for job in there if fabric.runs.active(job.name) is None]
         decisions.append(_ended_jobs(fabric))
     for course in fabric.watch.courses.by_request.values():
         order = course.id in fabric.ledger.orders
-        decisions.append(orders.tend(fabric, course, now) if order else changes.tend(fabric, course, now))
+        tended = orders.tend(fabric, course, now) if order else changes.tend(fabric, course, now)
+        if not (opened and tended.opened):  # else at the next tick: no two incidents may have one number
+            opened += tended.opened
+            decisions.append(tended)
     return together(decisions)
 
 

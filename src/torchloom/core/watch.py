@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from torchloom.core.courses import Courses
 from torchloom.core.curves import Curve
+from torchloom.core.detect.case import Case
+from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.overdue import Saves
+from torchloom.core.detect.senses import Senses
+from torchloom.core.detect.straggler import Race
 from torchloom.messages import Beat, Committed, NodeBeat, RankId
 from torchloom.settings import Settings
 
@@ -27,6 +34,7 @@ class Pulse:
 
     incarnation: str
     heard: float
+    senses: Senses
     beat: Beat | None = None
     curve: Curve | None = None
     charted: float = 0.0
@@ -43,6 +51,8 @@ class Pulse:
     """Beats in a row that said so."""
     mended: bool = False
     """The latest beat says that all is well again."""
+    found: tuple[Finding, ...] = ()
+    """What beats have shown and nobody has looked at yet."""
 
     def compare(self, beat: Beat) -> None:
         """What a beat says is in force with what must be."""
@@ -56,6 +66,11 @@ class Pulse:
         else:
             self.astray += 1
         self.missed = missed
+
+
+def _lasting(beat: NodeBeat) -> NodeBeat:
+    """Without what is different every time, and nothing follows from."""
+    return replace(beat, pressure=None, readings=())
 
 
 @dataclass(slots=True)
@@ -83,8 +98,13 @@ class Watch:
     """A roll-call is due."""
     courses: Courses = field(default_factory=Courses)
     """Changes and orders under way."""
+    examined: dict[str, float] = field(default_factory=dict)
+    """When the agent of a node last told whether it is fit."""
     meanwhile: list[tuple[Life, str, bool]] | None = None
     """While a roll-call is being answered: links that opened (True) or closed since it was asked for."""
+    _cases: dict[str, tuple[str, Case]] = field(default_factory=dict)
+    _races: dict[str, Race[RankId]] = field(default_factory=dict)
+    _saves: dict[str, Saves] = field(default_factory=dict)
 
     # ── what is seen ──
 
@@ -95,9 +115,38 @@ class Watch:
             return False
         pulse.beat = beat
         pulse.heard = now
+        if found := pulse.senses.hear(beat, now):
+            pulse.found += found
         if pulse.due or pulse.astray or pulse.mended:
             pulse.compare(beat)
-        return pulse.astray != 2 and not pulse.mended and not pulse.missing  # the first may have been under way
+        return pulse.astray != 2 and not pulse.mended and not pulse.missing and not found  # 1 may be under way
+
+    def take_found(self, rank: RankId) -> tuple[Finding, ...]:
+        """What the beats of a rank have shown since this was last asked."""
+        pulse = self.pulses.get(rank)
+        if pulse is None:
+            return ()
+        found, pulse.found = pulse.found, ()
+        return found
+
+    def case(self, job: str) -> Case:
+        """The hangs of a job, or of one attempt of it."""
+        name = job.partition(" ")[0]
+        known, case = self._cases.get(name, ("", None))
+        if case is None or known != job:
+            case = Case()
+            self._cases[name] = job, case
+        return case
+
+    def race(self, job: str) -> Race[RankId]:
+        return self._races.setdefault(job, Race())
+
+    def saves(self, job: str) -> Saves:
+        return self._saves.setdefault(job, Saves())
+
+    def forget_job(self, job: str) -> None:
+        for known in (self._cases, self._races, self._saves):
+            known.pop(job, None)
 
     def hear_node(self, node: str, beat: NodeBeat, now: float) -> bool:
         """Take in what an agent said; whether it is news. An older life of the agent is not listened to."""
@@ -105,7 +154,9 @@ class Watch:
         if known is not None and beat.incarnation < known.beat.incarnation and now - known.heard < NODE_SILENCE:
             return False
         self.nodes[node] = NodeSeen(beat, now)
-        return known is None or known.beat != beat
+        if beat.fitness is not None and (known is None or known.beat.fitness != beat.fitness):
+            self.examined[node] = now
+        return known is None or _lasting(known.beat) != _lasting(beat)
 
     def node_speaks(self, node: str, now: float) -> bool:
         """Whether an agent is there; after this weaver was away, it has time to say so."""
@@ -126,6 +177,7 @@ class Watch:
             away = now - seen.heard
             if (seen.beat.leaving and away > NODE_SILENCE) or (seen.beat.tied and away > patience):
                 del self.nodes[node]
+                self.examined.pop(node, None)
 
     def link_opened(self, life: Life, link: str) -> None:
         self.links.setdefault(life, set()).add(link)
@@ -162,11 +214,11 @@ class Watch:
     def adopt(self, lives: Iterable[tuple[RankId, str, bool, bool]]) -> None:
         """Begin with ranks known from a snapshot: (rank, incarnation, missing, over)."""
         for rank, incarnation, missing, over in lives:
-            self.pulses[rank] = Pulse(incarnation, 0.0, missing=missing, over=over)
+            self.pulses[rank] = Pulse(incarnation, 0.0, Senses(self.settings), missing=missing, over=over)
 
     def joined(self, rank: RankId, incarnation: str, now: float) -> None:
         before = self.pulses.get(rank)
-        self.pulses[rank] = Pulse(incarnation, now, curve=before.curve if before else None)
+        self.pulses[rank] = Pulse(incarnation, now, Senses(self.settings), curve=before.curve if before else None)
         self.deadlines.pop(rank, None)
 
     def expect(self, rank: RankId, life: str, change: Committed) -> None:
@@ -209,6 +261,8 @@ class Watch:
             seen.heard = now
         self.blind_until = now + self.settings.reunion_seconds
         self.reunion = True
+        for known in (self._cases, self._races, self._saves):
+            known.clear()
         for rank, patient in lost.items():
             self.lost(rank, patient, self.blind_until)
         for course in self.courses.by_request.values():

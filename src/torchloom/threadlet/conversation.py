@@ -46,8 +46,9 @@ from torchloom.threadlet.life import Life
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.orders import Orders
 from torchloom.threadlet.outbox import News
-from torchloom.threadlet.probe import device_mb, rss_mb
+from torchloom.threadlet.probe import device_free_mb, device_mb, free_mb, rss_mb
 from torchloom.threadlet.readings import Reader
+from torchloom.threadlet.signs import Signs
 
 logger = logging.getLogger("torchloom")
 HELLO_AGAIN_SECONDS = 0.5
@@ -90,10 +91,12 @@ class Conversation:
         hello: Callable[[], Hello],
         helm: Helm,
         orders: Orders,
+        signs: Signs,
     ) -> None:
         self._client = client
         self._helm = helm
         self._orders = orders
+        self._signs = signs
         self._offered = 0
         self.more = asyncio.Event()
         """There may be knobs to tell of."""
@@ -279,7 +282,7 @@ class Conversation:
     async def _beat(self) -> None:
         try:
             stretch = self._meter.take()
-            await self._reader.refresh(self._meter.values.copy(), READ_SECONDS)
+            await self._reader.refresh(self._meter.values.copy(), READ_SECONDS, tuple(self._meter.losses))
             known = self._reader.readings
             beat = Beat(
                 incarnation=self._life.incarnation,
@@ -289,12 +292,18 @@ class Conversation:
                 samples_per_second=stretch.samples_per_second,
                 metrics=known.metrics,
                 not_finite=tuple(sorted(known.not_finite)),
+                bad_steps=known.bad_steps,
                 rss_mb=rss_mb(),
                 device_mb=device_mb(),
+                free_mb=free_mb(),
+                device_free_mb=device_free_mb(),
                 dropped=self._meter.dropped + known.dropped,
                 change=self._helm.steering.in_force,
                 paused=self._helm.steering.paused,
                 knobs=self._helm.values() if self._life.rank.rank == 0 else {},
+                still=self._meter.still(),
+                phase=self._signs.phases.now,
+                collectives=self._signs.collectives,
             )
             self._complain(self._meter.complaint or known.complaint)
             await self._client.publish(BEAT.for_rank(self._life.rank), encode(beat))

@@ -91,16 +91,21 @@ class Helm:
         self._inside = True
         try:
             self._attend(step)
-            orphaned: float | None = None
-            while self._holds(step):
-                self._news.wait(0.5)
-                self._news.clear()
-                self._attend(step)
-                orphaned = self._orphaned(orphaned)
+            if self._holds(step):
+                with self._meter.paused():
+                    self._stay(step)
         except Exception as error:  # noqa: BLE001  training goes on
             logger.warning("torchLoom: steering failed at step %d, training goes on: %r", step, error)
         finally:
             self._inside = False
+
+    def _stay(self, step: int) -> None:
+        orphaned: float | None = None
+        while self._holds(step):
+            self._news.wait(0.5)
+            self._news.clear()
+            self._attend(step)
+            orphaned = self._orphaned(orphaned)
 
     def _holds(self, step: int) -> bool:
         """Whether to stay: paused, or a change was promised here while it was paused and a resume overtook it."""

@@ -37,6 +37,7 @@ from torchloom.threadlet.orders import Orders
 from torchloom.threadlet.outbox import News
 from torchloom.threadlet.probe import find_devices
 from torchloom.threadlet.readings import Reader
+from torchloom.threadlet.signs import TICK_SECONDS, Signs
 
 logger = logging.getLogger("torchloom")
 FIRST_PAUSE = 0.05
@@ -55,12 +56,14 @@ class Link:
         helm: Helm,
         settings: Settings,
         devices: tuple[str, ...] | None,
+        signs: Signs,
     ) -> None:
         self.life = Life(names.rank, incarnation, settings.beat_seconds)
         self.up = False
         self._names = names
         self._meter = meter
         self._helm = helm
+        self.signs = signs
         self._orders = Orders(helm)
         self._talk: Conversation | None = None
         self._settings = settings
@@ -135,6 +138,7 @@ class Link:
     def disown(self) -> None:
         """In a forked child: the connection is the parent's, and so is the loop."""
         self.up = False
+        self.signs.disown()
         # The loop must never be finalised here: its epoll is shared, so unregistering would deafen the parent.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         self._loop.forget_after_fork()
@@ -150,14 +154,30 @@ class Link:
         finally:
             self.up = False
             self._tried = True
+            self.signs.say_leaving()  # it does not tick any more
             self._reader.close()
             self._gone.set()
             self._started.set()
 
+    async def _tick_on(self) -> None:
+        """With a connection or without."""
+        while True:
+            self.signs.tick()
+            await asyncio.sleep(TICK_SECONDS)
+
     async def _live(self) -> None:
-        if self._devices is None:  # here, because a driver may take its time to answer
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            self._devices = find_devices(visible, self._names.local_rank, self._names.node)
+        ticking = asyncio.ensure_future(self._tick_on())
+        try:
+            await self._seek()
+        finally:
+            ticking.cancel()
+
+    async def _seek(self) -> None:
+        """Connect, talk, and connect again."""
+        if self._devices is None:  # apart, because a driver may take its time to answer
+            visible, local, node = os.environ.get("CUDA_VISIBLE_DEVICES"), self._names.local_rank, self._names.node
+            found = await self._loop.apart(lambda: find_devices(visible, local, node))
+            self._devices = self._devices or found
         pause = FIRST_PAUSE
         while not self._leaving.is_set():
             over = Over.LOST
@@ -169,6 +189,9 @@ class Link:
                 self._told(f"{getattr(error, 'message', '') or repr(error)}; training goes on without torchLoom")
             else:
                 pause = FIRST_PAUSE
+            if over is Over.SILENCED:
+                self._gone.set()
+                await self._leaving.wait()  # who watches on this machine still sees it
             if over in {Over.SAID, Over.SILENCED}:
                 return
             with contextlib.suppress(TimeoutError):
@@ -189,7 +212,9 @@ class Link:
             logger.info("torchLoom: the link to %s is %s", address, "back" if self._troubled else "up")
             self._troubled = False
             self.life.term = 0  # of the weaver that speaks on this connection; a stale one cannot any more
-            talk = Conversation(client, self.life, self._meter, self._reader, self._hello, self._helm, self._orders)
+            talk = Conversation(
+                client, self.life, self._meter, self._reader, self._hello, self._helm, self._orders, self.signs
+            )
             talk.welcomed = self._started.set
             self._talk = talk
             over = await talk.hold(closed, self._leaving, self._how_it_ends)

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 _making = threading.Lock()
@@ -69,6 +70,10 @@ class LinkLoop(asyncio.SelectorEventLoop):
         """As asyncio's, but on a daemon thread: its pool is joined at exit, however long a name server takes."""
         with contextlib.suppress(socket.gaierror):  # an address in figures needs no thread
             return socket.getaddrinfo(host, port, **(options | {"flags": socket.AI_NUMERICHOST}))
+        return await self.apart(lambda: socket.getaddrinfo(host, port, **options))
+
+    async def apart(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives, however long it takes: on a thread of its own, for which no exit waits."""
         found: asyncio.Future[Any] = self.create_future()
 
         def settle(result: Any, error: Exception | None) -> None:
@@ -82,7 +87,7 @@ class LinkLoop(asyncio.SelectorEventLoop):
         def look() -> None:
             result, trouble = None, None
             try:
-                result = socket.getaddrinfo(host, port, **options)
+                result = work()
             except Exception as error:  # noqa: BLE001  handed to whoever waits
                 trouble = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -7,8 +7,9 @@ import functools
 import os
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
@@ -97,13 +98,48 @@ def rss_mb() -> float:
         return 0.0
 
 
+def free_mb(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """What is left of the machine's memory, or of the cgroup's if that is less."""
+    try:
+        left = float(psutil.virtual_memory().available)
+    except (psutil.Error, OSError):
+        return None
+    for folder in _memory_cgroups(proc, root):
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            left = min(left, int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()))
+    return float(round(max(0.0, left) / _MB, 1))
+
+
+@functools.cache
+def _memory_cgroups(proc: Path, root: Path) -> tuple[Path, ...]:
+    """Of this process, from its own up to the root: each may have a limit. None before cgroups of version 2."""
+    try:
+        lines = (proc / "cgroup").read_text().splitlines()
+    except OSError:
+        return ()
+    path = next((line[3:].strip("/") for line in lines if line.startswith("0::")), None)
+    if path is None:
+        return ()
+    own = root / path
+    return tuple(folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.is_dir())
+
+
 def device_mb() -> float | None:
     """What torch's allocator holds, read from its own counters: no import, no initialisation, no synchronisation."""
+    return _of_devices(lambda cuda, index: cuda.memory_allocated(index))
+
+
+def device_free_mb() -> float | None:
+    """What the driver says is left on this process's devices."""
+    return _of_devices(lambda cuda, index: cuda.mem_get_info(index)[0])
+
+
+def _of_devices(ask: Callable[[Any, int], float]) -> float | None:
     torch = sys.modules.get("torch")
     try:
         if torch is None or not torch.cuda.is_initialized():
             return None
-        total = sum(torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count()))
+        total = sum(ask(torch.cuda, index) for index in range(torch.cuda.device_count()))
     except Exception:  # noqa: BLE001  torch may be half imported, or its CUDA broken; a beat goes out anyway
         return None
     return float(round(total / _MB, 1))

@@ -11,8 +11,9 @@ import contextlib
 import math
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,6 +22,8 @@ from torchloom.threadlet.meter import LOSS
 _PLAIN = (float, int, bool)
 Judged = tuple[str, Any, float | None, str]
 """(name, the value as given, its number if it has one, why not)"""
+Found = list[Judged] | tuple[int, int] | None
+"""What the thread was asked for: values as numbers, or where the loss went bad."""
 
 
 @dataclass
@@ -32,6 +35,8 @@ class Readings:
     not_finite: set[str] = field(default_factory=set)
     dropped: int = 0
     complaint: str = ""
+    bad_steps: tuple[int, int] | None = None
+    """Where the loss went bad, while it is."""
 
     def unread(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if self.seen.get(name, self) is not value}
@@ -56,6 +61,17 @@ class Readings:
     @property
     def metrics(self) -> dict[str, float]:
         return {name: number for name, number in self.numbers.items() if name != LOSS}
+
+
+def went_bad(losses: Sequence[tuple[int, Any]]) -> tuple[int, int] | None:
+    """The first step whose loss is not finite, after the last one whose loss is, among (step, loss) in order."""
+    since = 0
+    for step, loss in losses:
+        number, _ = reading(loss)
+        if number is not None and not math.isfinite(number):
+            return (min(since, step) or step, step)
+        since = step + 1
+    return None
 
 
 def judge(values: Mapping[str, Any]) -> list[Judged]:
@@ -88,26 +104,35 @@ class Reader:
 
     def __init__(self) -> None:
         self.readings = Readings()
-        self._orders: SimpleQueue[tuple[dict[str, Any], asyncio.AbstractEventLoop, asyncio.Future[list[Judged]]] | None]
+        self._orders: SimpleQueue[tuple[Callable[[], Found], asyncio.AbstractEventLoop, asyncio.Future[Found]] | None]
         self._orders = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._awaited: asyncio.Future[list[Judged]] | None = None
+        self._awaited: asyncio.Future[Found] | None = None
 
-    async def refresh(self, values: Mapping[str, Any], seconds: float) -> None:
+    async def refresh(self, values: Mapping[str, Any], seconds: float, losses: Sequence[tuple[int, Any]] = ()) -> None:
         """Read what is new. What takes longer than `seconds` is left for a later beat."""
+        await self._refresh(values, seconds)
+        if LOSS not in self.readings.not_finite:
+            self.readings.bad_steps = None
+        elif self.readings.bad_steps is None and self._awaited is None:
+            await self._read(partial(went_bad, losses), seconds)
+
+    async def _refresh(self, values: Mapping[str, Any], seconds: float) -> None:
         if not await self._collect(seconds):
             return  # still waiting for a device
         unread = self.readings.unread(values)
         slow = {name: value for name, value in unread.items() if type(value) not in _PLAIN}
         self.readings.learn(judge({name: value for name, value in unread.items() if name not in slow}))
-        if not slow:
-            return
+        if slow:
+            await self._read(partial(judge, slow), seconds)
+
+    async def _read(self, work: Callable[[], Found], seconds: float) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._read_on, name="torchloom-reader", daemon=True)
             self._thread.start()
         loop = asyncio.get_running_loop()
         self._awaited = loop.create_future()
-        self._orders.put((slow, loop, self._awaited))
+        self._orders.put((work, loop, self._awaited))
         await self._collect(seconds)
 
     async def _collect(self, seconds: float) -> bool:
@@ -117,7 +142,11 @@ class Reader:
         await asyncio.wait([self._awaited], timeout=seconds)
         if not self._awaited.done():
             return False
-        self.readings.learn(self._awaited.result())
+        found = self._awaited.result()
+        if isinstance(found, list):
+            self.readings.learn(found)
+        else:
+            self.readings.bad_steps = found
         self._awaited = None
         return True
 
@@ -126,6 +155,6 @@ class Reader:
 
     def _read_on(self) -> None:
         while (order := self._orders.get()) is not None:
-            values, loop, awaited = order
+            work, loop, awaited = order
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(awaited.set_result, judge(values))
+                loop.call_soon_threadsafe(awaited.set_result, work())

@@ -16,15 +16,18 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from torchloom.checkpoints import attached
 from torchloom.errors import BadInput, BadSetting
 from torchloom.messages import Resumed, Saved, SaveFailed, Value, check_name
 from torchloom.settings import Settings
 from torchloom.threadlet import counting, hooks
+from torchloom.threadlet.batches import Skipping, batches
 from torchloom.threadlet.ending import Ending, ending_of
 from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.incarnation import first_incarnation
@@ -33,8 +36,11 @@ from torchloom.threadlet.link import Link
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.names import Host, Names, find_names
 from torchloom.threadlet.optimizers import optimizer_knobs
+from torchloom.threadlet.phases import DATA, check_phase
+from torchloom.threadlet.signs import Signs
 
 logger = logging.getLogger("torchloom")
+T = TypeVar("T")
 MAX_DEVICES = 64
 UNATTACHED = "its script does not call torchloom.attach()"
 FINISH_SECONDS = 30.0
@@ -52,6 +58,7 @@ class Threadlet:
         self._helm = helm
         self._steering = helm.steering
         self._link = link
+        self._skipping: Skipping | None = None
         if link is None:
             self._meter = None
 
@@ -74,6 +81,32 @@ class Threadlet:
     def step_number(self) -> int:
         """Steps finished so far."""
         return 0 if self._meter is None else self._meter.step_number
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Say what is done other than training: `with loom.phase("eval"):`. The time inside is no step's.
+
+        It may stand within another. For a loader of your own it is "data": that is waiting for the next batch. Call it
+        on the thread that trains; elsewhere it changes nothing.
+        """
+        check_phase(name)
+        link = self._link
+        return contextlib.nullcontext() if link is None else link.signs.phases.within(name)
+
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """The batches of the loader that you train on: `for batch in loom.batches(loader):`.
+
+        Those that a rollback is to leave out are dropped, on all ranks alike. Waiting for one counts as waiting for
+        data, whatever the loader is.
+        """
+        if self._meter is None:
+            return iter(loader)
+        return batches(
+            loader, lambda: self.phase(DATA), lambda: self.step_number, self._skipping, self._batches_of_a_step
+        )
+
+    def _batches_of_a_step(self) -> int:
+        knob = self._helm.knobs.get("accumulation")
+        return int(knob.value) if knob is not None else 1
 
     # ── what may be changed ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -169,6 +202,7 @@ class Threadlet:
             return
         try:
             with contextlib.suppress(Exception):
+                self._link.signs.say_leaving()
                 attached.finish(FINISH_SECONDS)
         finally:  # also if someone is tired of waiting
             link, self._link, self._meter = self._link, None, None
@@ -176,6 +210,7 @@ class Threadlet:
                 attached.left(self)
                 hooks.leave(self._names.rank)
                 link.goodbye(ending)
+                link.signs.end()
 
     def _own(self, devices: tuple[str, ...] | None) -> bool:
         """The script attaches after its steps were counted: what was counted is forgotten. False if none were."""
@@ -252,8 +287,10 @@ class Counted:
         self._threadlet.step()
 
     def skip(self, steps: int) -> None:
-        if self._threadlet._meter is not None:
-            self._threadlet._meter.resume_at(self._resumed + steps)
+        meter = self._threadlet._meter
+        if meter is not None:
+            meter.resume_at(self._resumed + steps)
+            meter.start(threading.main_thread().ident or 0)  # probably: the next step tells
 
 
 def attach_counted(environ: Mapping[str, str]) -> Counted:
@@ -273,9 +310,11 @@ def _begin(names: Names, settings: Settings, devices: tuple[str, ...] | None, *,
     helm = Helm(incarnation, meter, settings)
     if settings.off or _is_bystander(names):
         return Threadlet(names, meter, helm, None)
+    signs = Signs(meter)
     try:
-        link = Link(names, incarnation, meter, helm, settings, devices)
+        link = Link(names, incarnation, meter, helm, settings, devices, signs)
         threadlet = Threadlet(names, meter, helm, link)
+        threadlet._skipping = Skipping.told(os.environ)
         link.counted = counted
         if counted:
             helm.refusal = UNATTACHED
@@ -284,6 +323,7 @@ def _begin(names: Names, settings: Settings, devices: tuple[str, ...] | None, *,
         link.start()
     except Exception as error:  # noqa: BLE001  no thread, no descriptor left: training starts anyway
         logger.warning("torchLoom: cannot attach, training goes on without it: %r", error)
+        signs.end()
         return Threadlet(names, meter, helm, None)
     hooks.enter(names.rank, threadlet)
     return threadlet

@@ -35,7 +35,8 @@ def answer(found: Survey, told: CheckpointsView | None, now: float, screen: Scre
 
 def checkpoints(found: Survey, now: float, screen: Screen) -> list[str]:
     """Names are shown where the step does not tell them."""
-    named = any(entry.name != folder_name(entry.step) for entry in found.finished)
+    shown = [entry for entry in found.entries if entry.status not in {"writing", "abandoned"}]
+    named = any(entry.name != folder_name(entry.step) for entry in shown)
     columns = [
         Column("STEP", right=True), *([Column("NAME", shrinks=True)] if named else []), Column("SIZE", right=True),
         Column("AGE", right=True), Column("TOOK", right=True), Column("KIND"), Column("STATE", shrinks=True),
@@ -65,6 +66,8 @@ def state(entry: Entry) -> Cell:
             return Cell(f"being written, {size(entry.size)} so far", "cyan")
         case "abandoned":
             return Cell("left by a process that is gone", "yellow")
+        case "rolled back":
+            return Cell(f"rolled back{f' ({entry.why})' if entry.why else ''}", "yellow")
         case "reported":
             return Cell(f"reported by {entry.node or 'a rank'}")
     return Cell(entry.status)

@@ -15,6 +15,8 @@ from torchloom.messages import (
     ChangeSettled,
     CheckpointFailed,
     CheckpointSaved,
+    DeviceBlamed,
+    DeviceCleared,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
     DeviceSeated,
@@ -37,6 +39,7 @@ from torchloom.messages import (
     RankLeft,
     RankLost,
     Record,
+    ResponseBegan,
     TermBegan,
 )
 from torchloom.views.answers import names
@@ -145,6 +148,10 @@ def sentences(record: Record) -> list[str]:
             who = f"by {operator}" if operator else "by hand"
             where = f", node {node}" if node else ""
             return [f"Registered device: {device} for replica_id: {replica.replica} (job {replica.job}{where}, {who})"]
+        case DeviceBlamed(device=device, by=by, cause=cause):
+            return [f"Device {device} is said to be broken ({by}): {cause}"]
+        case DeviceCleared(device=device, by=by):
+            return [f"Device {device} is not said to be broken any more by {by}"]
         case DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas):
             hit = f"replicas on it: {', '.join(map(str, replicas))}" if replicas else "no replica is on it"
             return [f"Device {device} failed: {cause} (said by {source}); {hit}"]
@@ -210,7 +217,7 @@ def _style(record: Record) -> str:
     match record:
         case RankDied() | DeviceMarkedFailed() | IncidentOpened():
             return "red"
-        case RankLost() | ChangeDecided(commit=False) | CheckpointFailed() | AttemptStopping():
+        case RankLost() | ChangeDecided(commit=False) | CheckpointFailed() | AttemptStopping() | ResponseBegan():
             return "yellow"
         case RankFound() | DeviceMarkedRecovered():
             return "green"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchloom.messages import DeviceView, IncidentView, JobView, RankView
+from torchloom.messages import DeviceView, IncidentView, JobView, RankView, Reading
 from torchloom.views.numbers import ABSENT, number
 from torchloom.views.tables import Cell, Column, Row, Screen, table
-from torchloom.views.times import ago, clock, duration
+from torchloom.views.times import ago, clock, coarse
+from torchloom.views.words import brief, short
 
 _STYLES = {
     "live": "green", "running": "green", "healthy": "green", "ok": "green", "finished": "dim", "left": "dim",
@@ -77,7 +78,7 @@ def devices(views: Sequence[DeviceView], now: float, screen: Screen) -> list[str
         Column("DEVICE", shrinks=True), Column("NODE", shrinks=True), Column("HEALTH"), Column("SINCE"),
         Column("CAUSE", shrinks=True), Column("REPLICAS", shrinks=True),
     ]  # fmt: skip
-    rows: list[Row] = [
+    rows: list[list[str | Cell]] = [
         [
             device.device,
             device.node or ABSENT,
@@ -88,25 +89,43 @@ def devices(views: Sequence[DeviceView], now: float, screen: Screen) -> list[str
         ]
         for device in views
     ]
+    if any(device.reading is not None for device in views):
+        columns[3:3] = [Column("USE", right=True), Column("MEMORY", right=True), Column("TEMP", right=True)]
+        for row, device in zip(rows, views, strict=True):
+            row[3:3] = _readings(device.reading)
     return table(columns, rows, screen)
 
 
+def _readings(reading: Reading | None) -> list[str | Cell]:
+    """Use, memory and temperature, as far as the device tells them."""
+    if reading is None:
+        return [ABSENT, ABSENT, ABSENT]
+    use, held, total, heat = reading.utilisation, reading.memory_mb, reading.memory_total_mb, reading.temperature
+    slow = "yellow" if reading.throttled else ""
+    return [
+        ABSENT if use is None else f"{use:.0f} %",
+        ABSENT if held is None or total is None else f"{held / 1024:.1f}/{total / 1024:.0f} GB",
+        ABSENT if heat is None else Cell(f"{heat:.0f} °C", slow),
+    ]
+
+
 def incidents(views: Sequence[IncidentView], now: float, screen: Screen) -> list[str]:
+    """One line for each; `loom why` tells the rest."""
     columns = [
-        Column("ID"), Column("OPENED"), Column("STATE"), Column("ABOUT", shrinks=True), Column("WHAT", shrinks=True),
-        Column("DECISION", shrinks=True), Column("OUTCOME", shrinks=True),
+        Column("ID"), Column("AGE", right=True), Column("KIND"), Column("ABOUT", shrinks=True), Column("STATE"),
+        Column("WHAT", shrinks=True), Column("DECISION", shrinks=True),
     ]  # fmt: skip
     rows: list[Row] = [
         [
             incident.id,
-            clock(incident.opened, now),
+            coarse(now - incident.opened),
+            incident.kind or ABSENT,
+            incident.job or incident.subject.partition("#")[0],
             Cell("open", "red")
             if incident.closed is None
-            else Cell(f"closed after {duration(incident.closed - incident.opened)}", "dim"),
-            incident.subject,
-            incident.what,
-            incident.decision or ABSENT,
-            incident.outcome or ABSENT,
+            else Cell(f"over in {coarse(incident.closed - incident.opened)}", "dim"),
+            short(incident),
+            brief(incident.decision) or ABSENT,
         ]
         for incident in views
     ]

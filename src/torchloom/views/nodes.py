@@ -47,4 +47,6 @@ def state(view: NodeView, now: float) -> Cell:
         return Cell("leaving", "yellow")
     if view.drained:
         return Cell("drained", "yellow")
+    if view.beat.fitness is not None and view.beat.fitness.unfit:
+        return Cell("not fit", "red")
     return Cell("one job's", "dim") if view.beat.tied else Cell("ready", "green")

@@ -10,6 +10,8 @@ from torchloom.messages import (
     AttemptRunning,
     AttemptStopping,
     NodeDrained,
+    ResponseBegan,
+    ResponseWent,
     RunEnded,
     RunSubmitted,
 )
@@ -21,6 +23,8 @@ RunRecord = (
     | AttemptRunning
     | AttemptHeld
     | AttemptStopping
+    | ResponseBegan
+    | ResponseWent
     | AttemptEnded
     | RunEnded
     | NodeDrained
@@ -49,6 +53,11 @@ def run_sentence(record: RunRecord) -> str:
         case AttemptStopping(job=job, reason=reason, then=then):
             after = {"restart": "then started again", "fail": "and given up", "cancel": "as asked"}[then]
             return f"Job {job} is ended, {after}: {reason}"
+        case ResponseBegan(job=job, incident=incident, do=do, reason=reason):
+            why = f" ({reason})" if reason else ""
+            return f"The policy of {job} acts on {incident}{why}: {', then '.join(do)}"
+        case ResponseWent(job=job, left=left):
+            return f"The policy of {job} goes on: {', then '.join(left)}" if left else f"The policy of {job} has acted"
         case AttemptEnded(job=job, wait_seconds=wait):
             return f"No process of {job} is left" + (f"; it starts again in {wait:g} s" if wait else "")
         case RunEnded(job=job, phase=phase, reason=reason):

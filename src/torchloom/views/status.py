@@ -46,6 +46,10 @@ def plane(view: PlaneView, screen: Screen) -> list[str]:
     if not view.advisories:
         warning = "the server does not tell of deaths: a dead rank is noticed by its silence only"
         lines.append(screen.paint(cut(warning, screen.width), "yellow"))
+    if view.ingress.startswith("http"):
+        lines.append(screen.paint(cut(f"alerts are taken at {clean(view.ingress)}", screen.width), "dim"))
+    elif view.ingress:
+        lines.append(screen.paint(cut(clean(view.ingress), screen.width), "yellow"))
     if view.refused:
         total = sum(view.refused.values())
         reasons = ", ".join(f"{clean(reason)} {count:,}" for reason, count in sorted(view.refused.items()))

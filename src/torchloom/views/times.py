@@ -20,6 +20,11 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def coarse(seconds: float) -> str:
+    """The largest unit alone, for narrow columns: `42 s`, `5 min`, `3 d`."""
+    return f"{seconds:.0f} s" if 1 <= seconds < _MINUTE - 0.5 else " ".join(duration(seconds).split()[:2])
+
+
 def ago(at: float, now: float) -> str:
     return f"{duration(now - at)} ago"
 

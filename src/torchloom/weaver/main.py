@@ -23,6 +23,7 @@ from torchloom.settings import Settings
 from torchloom.subjects import LOOK, Role
 from torchloom.weaver.ear import Ear
 from torchloom.weaver.health import Clock
+from torchloom.weaver.ingress import Ingress
 from torchloom.weaver.service import Weaver
 from torchloom.weaver.store import Store
 
@@ -113,7 +114,12 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
     weaver = Weaver(client, store, fabric, ear, name, clock)
     weaver.mint = rank_minter(settings)
     holder.append(weaver)
+    if settings.ingress:
+        weaver.ingress = Ingress(settings, client, fabric, weaver.health)
     await weaver.take_over()
+    if weaver.ingress is not None:
+        stack.push_async_callback(weaver.ingress.close)
+        await weaver.ingress.open()
     return weaver
 
 

@@ -39,18 +39,11 @@ from torchloom.core.events import (
     VerdictKnown,
 )
 from torchloom.core.fabric import Fabric
-from torchloom.core.picture import checkpoints, curves, knobs, picture, runs
+from torchloom.core.observing import hang_of_run, look_at_jobs
 from torchloom.core.runs import REPLICA
 from torchloom.messages import (
-    Answer,
-    Done,
     InboxRead,
     Launch,
-    LookCheckpoints,
-    LookCurves,
-    LookFabric,
-    LookKnobs,
-    LookRuns,
     No,
     NodeCommand,
     PlaneView,
@@ -58,16 +51,18 @@ from torchloom.messages import (
     Record,
     decode_ask,
     decode_beat,
-    decode_look,
     decode_node_beat,
     decode_reply,
     encode,
 )
-from torchloom.subjects import ASK, BEAT, COMMAND, FACT, LOOK, NODE, REPLY, REPORT, TASK
+from torchloom.subjects import ASK, BEAT, CLOCK, COMMAND, FACT, LOOK, NODE, REPLY, REPORT, TASK
 from torchloom.weaver.curves import CurveKeeper
 from torchloom.weaver.ear import Ear
 from torchloom.weaver.health import Clock, Health, quietly
+from torchloom.weaver.hearing import Hearing
 from torchloom.weaver.inbox import Inbox, parse_rank
+from torchloom.weaver.ingress import Ingress
+from torchloom.weaver.looks import Looks
 from torchloom.weaver.store import Store
 
 log = logging.getLogger("torchloom.weaver")
@@ -75,8 +70,6 @@ log = logging.getLogger("torchloom.weaver")
 TICK_SECONDS = 0.25
 THOROUGH = 4
 """Every so many ticks everyone is looked at."""
-HEARING_SECONDS = 1.0
-"""In which a server that works answers a ping."""
 BATCH = 1000
 """Events decided together at most."""
 STUCK = "nothing has been decided"
@@ -108,6 +101,8 @@ class Weaver:
         self.health = Health(clock)
         self.curves = CurveKeeper(store, fabric.watch, fabric.settings, clock)
         self.inbox = Inbox(client, self.health, self._put_letter)
+        self.hearing = Hearing(client)
+        self.looks = Looks(client, fabric, self.health, self.plane, clock)
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._subjects: dict[str, RankId | None] = {}
         self._snapshot_at = self.began
@@ -121,6 +116,8 @@ class Weaver:
         """The fabric holds decisions that the log does not hold yet."""
         self.mint: Callable[[RankId], str] | None = None
         """Makes the credentials of one rank, where this control plane has the keys."""
+        self.ingress: Ingress | None = None
+        """Where alerts come in, if they may."""
         store.complain = self.health.complain
 
     # ── the loop ──
@@ -192,9 +189,9 @@ class Weaver:
         for node, told in decision.tasks:
             await self._send(TASK.to(node=node), encode(self._with_credentials(node, told)))
         for reply, answer in decision.replies:
-            await self._send(reply, self._fitting(answer))
+            await self.looks.answer(reply, answer)
         if waiting.reply and decision.answer is not None:
-            await self._send(waiting.reply, self._fitting(decision.answer))
+            await self.looks.answer(waiting.reply, decision.answer)
         elif isinstance(decision.answer, No):
             self.health.refuse(decision.answer.why)
         for verdict in decision.verdicts:
@@ -220,7 +217,7 @@ class Weaver:
     async def _listen(self) -> None:
         heard = (
             (BEAT, self._on_beat), (REPLY, self._on_reply), (NODE, self._on_node),
-            (ASK, self._on_ask), (LOOK, self._on_look),
+            (ASK, self._on_ask), (LOOK, self.looks.on_look), (CLOCK, self.looks.on_clock),
         )  # fmt: skip
         for subject, take in heard:
             await self.client.subscribe(subject.pattern(), cb=take)
@@ -242,7 +239,7 @@ class Weaver:
         if rank is None:
             self.health.refuse("beat: not a rank's subject")
         elif not self.fabric.watch.hear(rank, beat, self.clock()):
-            self._enqueue(Waiting(Heard(rank, beat)))
+            self._enqueue(Waiting(Heard(rank, beat, self.fabric.watch.take_found(rank))))
 
     async def _on_reply(self, message: Msg) -> None:
         try:
@@ -266,7 +263,7 @@ class Weaver:
         if self.fabric.watch.hear_node(node, beat, self.clock()):
             self._enqueue(Waiting(NodeHeard(node)))
             for job in self.fabric.runs.due(node):
-                self._enqueue(Waiting(RunDue(job)))
+                self._enqueue(Waiting(RunDue(job, hang_of_run(self.fabric, job, self.clock()))))
 
     def _with_credentials(self, node: str, task: NodeCommand) -> NodeCommand:
         """Ranks that are to be started get their own, with which each can speak only as itself."""
@@ -299,55 +296,17 @@ class Weaver:
         try:
             ask = decode_ask(message.data)
         except msgspec.MsgspecError as error:
-            self.health.refuse(f"ask: {error}")
-            await self._send_answer(message, No(why=f"not understood: {error}", hint="is this `loom` newer?"))
+            await self.looks.not_understood(message, "ask", error)
             return
         request = getattr(ask, "request", "")
         if request in self._in_hand:
             return  # it is being decided on; an answer now could be untrue
         if self.store.refusing:
-            await self._send_answer(
-                message, No(why=f"{self.health.trouble}; nothing was changed", hint="is the disk full?")
-            )
+            refused = No(why=f"{self.health.trouble}; nothing was changed", hint="is the disk full?")
+            await self.looks.answer(message.reply, refused)
             return
         if self._enqueue(Waiting(Asked(ask, message.reply), reply=message.reply)) and request:
             self._in_hand.add(request)
-
-    async def _on_look(self, message: Msg) -> None:
-        try:
-            look = decode_look(message.data)
-        except msgspec.MsgspecError as error:
-            self.health.refuse(f"look: {error}")
-            await self._send_answer(message, No(why=f"not understood: {error}", hint="is this `loom` newer?"))
-            return
-        answer: Answer
-        match look:
-            case LookFabric():
-                answer = picture(self.fabric, self.plane(), look)
-            case LookCurves():
-                answer = curves(self.fabric, look)
-            case LookKnobs():
-                answer = knobs(self.fabric, look)
-            case LookCheckpoints():
-                answer = checkpoints(self.fabric, look)
-            case LookRuns():
-                answer = runs(self.fabric, look, self.clock())
-        await self._send_answer(message, answer)
-
-    async def _send_answer(self, message: Msg, answer: Answer) -> None:
-        if message.reply:
-            await self._send(message.reply, self._fitting(answer))
-
-    def _fitting(self, answer: Answer) -> bytes:
-        """An answer as one message; what ranks had to say is shortened if it is too much."""
-        data, most = encode(answer), self.client.max_payload
-        if len(data) > most and isinstance(answer, Done) and answer.results:
-            share = max(200, most // (4 * len(answer.results)))
-            results = tuple((rank, f"{text[:share]}\n(shortened)") for rank, text in answer.results)
-            data = encode(replace(answer, results=results))
-        if len(data) > most:
-            data = encode(No(why=f"the answer has {len(data)} bytes, too many for one message", hint="ask for less"))
-        return data
 
     def on_link(self, event: LinkOpened | LinkClosed) -> None:
         """The server announced a connect or a disconnect."""
@@ -362,6 +321,7 @@ class Weaver:
     async def on_back(self) -> None:
         """A connection to the server is back after a break: whatever happened meanwhile was not announced."""
         log.info("connected again; the roll is called in %g s", self.settings.reunion_seconds)
+        self.hearing.begin_anew()
         self.fabric.restart_watch(self.clock())
         self.inbox.ring()
 
@@ -376,7 +336,7 @@ class Weaver:
                 log.warning("asleep for %.1f s; every timer begins anew", now - before)
                 self.fabric.restart_watch(now)
             before = now
-            if not await self._hears():
+            if not self.hearing.hears():
                 deaf = True
                 continue  # whoever is silent now may only be unheard
             if deaf:
@@ -388,19 +348,12 @@ class Weaver:
             if self._queue.empty():
                 count += 1
                 self.fabric.watch.forget_nodes(now)
-                self._queue.put_nowait(Waiting(Tick(thorough=count % THOROUGH == 0)))
+                thorough = count % THOROUGH == 0
+                self._queue.put_nowait(Waiting(Tick(thorough=thorough)))
                 for job in self.fabric.runs.due():
-                    self._queue.put_nowait(Waiting(RunDue(job)))
-
-    async def _hears(self) -> bool:
-        """Whether the server answers over the link we have; one that hangs keeps it open and says nothing."""
-        if not self.client.is_connected:
-            return True  # that is known, and its end will be announced
-        try:
-            await self.client.flush(timeout=HEARING_SECONDS)
-        except (nats.errors.Error, OSError, TimeoutError):
-            return not self.client.is_connected
-        return True
+                    self._queue.put_nowait(Waiting(RunDue(job, hang_of_run(self.fabric, job, now))))
+                for event in look_at_jobs(self.fabric, now) if thorough else ():
+                    self._queue.put_nowait(Waiting(event))
 
     async def _call_roll(self) -> None:
         watch = self.fabric.watch
@@ -451,4 +404,5 @@ class Weaver:
             advisories=self.ear is not None,
             refused=dict(self.health.refused),
             trouble=self.health.trouble or self._standstill(),
+            ingress=self.ingress.where if self.ingress else "",
         )

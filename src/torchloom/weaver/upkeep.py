@@ -203,10 +203,12 @@ class Upkeep:
         for child in self.children:
             self._start(child)
         address = find(self.settings, Role.VIEWER)
-        self._wait_for_weaver()
-        self.say(f"up at {address}, state in {self.folder.path}")
+        plane = self._wait_for_weaver()
+        ingress = plane.ingress if plane else ""
+        alerts = f", alerts at {ingress}" if ingress.startswith("http") else f", {ingress}" if ingress else ""
+        self.say(f"up at {address}{alerts}, state in {self.folder.path}")
 
-    def _wait_for_weaver(self) -> None:
+    def _wait_for_weaver(self) -> PlaneView | None:
         deadline = time.monotonic() + READY_SECONDS
         weaver = self.children[-1]
         while time.monotonic() < deadline and not self.stopping:
@@ -215,11 +217,13 @@ class Upkeep:
                     f"the weaver ended at once: {_last_line(self.folder.logs / 'weaver.log')}",
                     hint=f"the whole story is in {self.folder.logs / 'weaver.log'}",
                 )
-            if asyncio.run(look_at_weaver(self.settings)):
-                return
+            plane = asyncio.run(look_at_weaver(self.settings))
+            if plane is not None:
+                return plane
             time.sleep(0.02)
         if not self.stopping:
             raise BadState(f"the weaver did not answer within {READY_SECONDS:.0f} s")
+        return None
 
     def _mend(self) -> None:
         """Start again what has died, after a pause that grows while it keeps dying."""

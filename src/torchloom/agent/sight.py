@@ -1,0 +1,129 @@
+"""Watching a rank from outside: what its page says and what the kernel says, several times a second.
+
+Only time in which the watcher itself was awake counts: a look adds at most twice the pause between two looks, so that
+an agent that slept, or a machine that was suspended, never makes a rank look dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from torchloom.messages import RankStatus
+from torchloom.page import COLLECTING, PAUSED, STEP, TICK, View, view
+
+LOOK_SECONDS = 0.2
+FIND_LOOKS = 5
+"""Between two searches for the page of a rank that has none yet."""
+STOPPED = "tT"
+"""As /proc spells a process that was stopped, or is being traced."""
+HELD_SECONDS = 0.5
+"""Shorter pauses of the rank's other threads are of no interest."""
+IDLE_SHARE = 0.2
+"""Of a processor: a process that uses less waits."""
+
+
+@dataclass
+class Sight:
+    """One rank, as long as it lives."""
+
+    pid: int
+    proc: Path = Path("/proc")
+    page: View | None = None
+    step: int = 0
+    still: float = 0.0
+    frozen: float = 0.0
+    held: float = 0.0
+    computes: bool = False
+    phase: str = ""
+    _looks: int = 0
+    _tick: int = 0
+    _cpu_before: float = 0.0
+    """Processor seconds it had wanted when its other threads were first seen not to move."""
+
+    def look(self, seconds: float) -> None:
+        """Look again, `seconds` after the last time."""
+        counts = min(seconds, 2 * LOOK_SECONDS)
+        state, _ = process_state(self.pid, self.proc)
+        if self.page is None and self._looks % FIND_LOOKS == 0:
+            self.page = view(self.pid, self.proc)
+        self._looks += 1
+        stopped = state in STOPPED and state != ""
+        self.frozen = self.frozen + counts if stopped else 0.0
+        if self.page is not None:
+            self._read(self.page, counts, stopped)
+
+    def _read(self, page: View, counts: float, stopped: bool) -> None:
+        marks = page.marks
+        step, tick = marks[STEP], marks[TICK]
+        self.phase = page.phase
+        self.still = 0.0 if step != self.step or marks[PAUSED] else self.still + counts
+        self.step = step
+        if tick != self._tick or stopped or self.phase == "leaving":
+            self.held, self.computes = 0.0, False
+        elif not self.held:
+            self.held, self._cpu_before = counts, processor_seconds(self.pid, self.proc)
+        else:
+            wanted = processor_seconds(self.pid, self.proc) - self._cpu_before
+            self.computes = bool(marks[COLLECTING]) or wanted > IDLE_SHARE * self.held
+            self.held += counts
+        self._tick = tick
+
+    @property
+    def alarming(self) -> bool:
+        """Whether the weaver should hear of it more often than usual."""
+        return self.frozen > 0 or self.held > HELD_SECONDS
+
+    def end(self) -> None:
+        """The process is gone; its page has the last step."""
+        if self.page is not None:
+            self.step = self.page.marks[STEP]
+            self.page = None  # not closed: someone may be looking at it
+
+    def tell(self, status: RankStatus) -> RankStatus:
+        """What is known of a rank, with what was seen of it."""
+        if status.state == "ended":
+            return replace(status, step=self.step)
+        held = self.held if self.held > HELD_SECONDS else 0.0
+        return replace(
+            status,
+            step=self.step,
+            still=round(self.still, 2),
+            frozen=round(self.frozen, 2),
+            held=round(held, 2),
+            computes=bool(held) and self.computes,
+            phase=self.phase,
+        )
+
+
+def process_state(pid: int, proc: Path = Path("/proc")) -> tuple[str, float]:
+    """The kernel's letter for what a process does, and the processor seconds it has used; empty if it is gone."""
+    try:
+        # The name may hold anything, even brackets: what counts comes after the last of them.
+        after = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return after[0], (int(after[11]) + int(after[12])) / 100.0  # clock ticks are 100 a second for every process
+    except (OSError, IndexError, ValueError):
+        return "", 0.0
+
+
+def processor_seconds(pid: int, proc: Path = Path("/proc")) -> float:
+    """What the threads of a process have used of processors, and have waited for one: a busy machine gives them little.
+
+    The processor seconds alone, where the kernel does not tell the rest.
+    """
+    used, wanted = process_state(pid, proc)[1], 0.0
+    with contextlib.suppress(OSError, ValueError):
+        for thread in (proc / str(pid) / "task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
+                ran, waited = (thread / "schedstat").read_text().split()[:2]
+                wanted += (int(ran) + int(waited)) / 1e9
+    return max(used, wanted)
+
+
+def told(statuses: Mapping[int, RankStatus], sights: Mapping[int, Sight]) -> tuple[RankStatus, ...]:
+    """Statuses in the order of ranks, with what was seen where someone looks."""
+    return tuple(sights[r].tell(s) if r in sights else s for r, s in sorted(statuses.items()))

@@ -1,0 +1,111 @@
+"""Verbs that explain: why something went wrong, and what is done when something does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchloom.cli import names
+from torchloom.guess import unknown
+
+if TYPE_CHECKING:
+    from torchloom.bus.asking import Asking
+    from torchloom.cli.call import Call
+    from torchloom.cli.verbs import Verbs
+    from torchloom.messages import FabricView, Goodput, IncidentView, RunView
+
+
+def add(verbs: Verbs) -> None:
+    verb = verbs.add(
+        "why", why, "tell what went wrong with a job, what was done about it, and what it cost",
+        "Of a job: its newest incident (one that is open, if there is any), the others in a line each, and where its "
+        "time\nwent. Of an incident: that one. `loom incidents` lists them.\n\n  loom why mnist\n  loom why i7",
+        listing=True,
+    )  # fmt: skip
+    names.with_names(
+        verb.add_argument("name", metavar="JOB|INCIDENT", help="a job, or an incident such as i7"), names.complete_why
+    )
+
+    verb = verbs.add(
+        "policy", policy, "show what is done when something goes wrong with a job",
+        "Without a job: the default. `loom run --on` and [policy] in a job file change it.\n\n"
+        "  loom policy\n  loom policy mnist -o json", listing=True,
+    )  # fmt: skip
+    names.with_names(
+        verb.add_argument("job", metavar="JOB", nargs="?", help="a job that torchLoom started"), names.complete_run
+    )
+
+
+def why(call: Call) -> int:
+    from torchloom.agent.telling import told
+    from torchloom.bus.asking import Asking
+    from torchloom.subjects import Role
+    from torchloom.views import why as view_why
+
+    async def look() -> tuple[FabricView, str, list[IncidentView], RunView | None]:
+        async with Asking(call.settings, Role.VIEWER) as weaver:
+            return await _look(weaver, call.args.name)
+
+    view, job, found, run = call.wait(look())
+    now = view.plane.now
+    spent = run.goodput if run is not None else None
+    if call.json:
+        call.print_json(_document(job, found, spent))
+    elif job:
+        doing = told(run) if run is not None else next((f"{j.job} is {j.phase}" for j in view.jobs if j.job == job), "")
+        call.print(view_why.job(job, found, doing, spent, now, call.screen))
+    else:
+        call.print(view_why.incident(found[0], now, call.screen))
+    return 0
+
+
+def _document(job: str, found: list[IncidentView], spent: Goodput | None) -> dict[str, object]:
+    return {"job": job, "incident": found[0] if found else None, "others": found[1:], "goodput": spent}
+
+
+async def _look(weaver: Asking, name: str) -> tuple[FabricView, str, list[IncidentView], RunView | None]:
+    """The picture, the job if one is meant, its incidents with the one to be told first, and its run."""
+    from torchloom.views.why import newest_first
+
+    view = await weaver.fabric(most=0)
+    runs = (await weaver.runs()).runs
+    jobs = sorted({job.job for job in view.jobs} | {run.job for run in runs})
+    if name not in jobs:
+        found = await _whole(weaver, name)
+        if found is None:
+            raise unknown("job or incident", name, [*jobs, *(incident.id for incident in view.incidents)])
+        return view, "", [found], None
+    mine = [i for i in (await weaver.fabric(name, most=0)).incidents if name in {i.job, i.stopped}]
+    told = newest_first(mine)
+    if told:
+        told[0] = await _whole(weaver, told[0].id) or told[0]
+    return view, name, told, next((run for run in runs if run.job == name), None)
+
+
+async def _whole(weaver: Asking, id: str) -> IncidentView | None:
+    """Everything that is known of an incident, however old."""
+    from torchloom.messages import NAME, FabricView, LookFabric
+
+    if not NAME.fullmatch(id):
+        return None
+    view = await weaver.look(LookFabric(limit=0, incident=id))
+    found = view.incidents if isinstance(view, FabricView) else ()
+    return next((incident for incident in found if incident.id == id), None)
+
+
+def policy(call: Call) -> int:
+    from torchloom.bus.asking import Asking
+    from torchloom.cli.submitting import run_of
+    from torchloom.subjects import Role
+    from torchloom.views import policy as view_policy
+
+    async def look() -> RunView:
+        async with Asking(call.settings, Role.VIEWER) as weaver:
+            return await run_of(weaver, call.args.job)
+
+    task = call.wait(look()).task if call.args.job else None
+    rows = view_policy.policy(task, call.settings)
+    if call.json:
+        call.print_json({"job": call.args.job, "dry_run": task is not None and task.dry_run, "rules": rows})
+    else:
+        call.print(view_policy.lines(rows, task, call.screen))
+    return 0

@@ -1,0 +1,33 @@
+"""The brake: when very many ranks seem to be gone at once, and nobody has seen one end, it is rather the observer.
+
+A switch that fails, a server that hangs or a machine that was suspended looks like the death of half a cluster. Acting
+on it would make it so.
+"""
+
+from __future__ import annotations
+
+from torchloom.core.fabric import Fabric
+from torchloom.core.presence import PRESENT, Presence
+
+AT_LEAST = 20
+SHARE = 0.3
+AT_ONCE = 30.0
+"""Seconds: those lost longer ago have nothing to do with each other."""
+
+
+def braked(fabric: Fabric, now: float) -> str:
+    """Why nothing may be done just now; empty if it may."""
+    present = [rank for rank in fabric.ranks.values() if rank.presence in PRESENT or _missed(rank.presence)]
+    recent = [rank for rank in present if _missed(rank.presence) and now - rank.since < AT_ONCE]
+    counted = [rank for rank in present if rank.presence in PRESENT or rank in recent]
+    if len(counted) < AT_LEAST or len(recent) <= SHARE * len(counted):
+        return ""
+    return (
+        f"{len(recent)} of {len(counted)} ranks were lost at once and nobody saw one end,"
+        " which is rather the network or torchLoom itself"
+    )
+
+
+def _missed(presence: Presence) -> bool:
+    """Lost, or dead only by presumption."""
+    return presence in {Presence.LOST, Presence.DEAD}

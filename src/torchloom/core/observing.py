@@ -1,0 +1,126 @@
+"""What the watch makes of what it has seen, job by job. The service asks before it has anything decided.
+
+Learning changes what is learnt, so it is no part of `decide`: what comes out of it is put into the events that are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchloom.core.detect.hang import Stand, Verdict
+from torchloom.core.events import Event, Found, JobDue
+from torchloom.core.fabric import Fabric
+from torchloom.core.presence import JobPhase, Presence
+from torchloom.core.runs import REPLICA, Run, RunPhase
+from torchloom.core.watch import Pulse
+from torchloom.messages import RankId, RankStatus
+from torchloom.settings import Settings
+
+
+def hang_of_run(fabric: Fabric, job: str, now: float) -> Verdict | None:
+    """Whether ranks of a run make no step, with what their agents see of them."""
+    run = fabric.runs.active(job)
+    if run is None or run.phase is not RunPhase.RUNNING:
+        return None
+    stands = [
+        stand
+        for node, status in _statuses(fabric, run)
+        if (stand := _seen(fabric, run, status, fabric.watch.node_speaks(node, now))) is not None
+    ]
+    found = fabric.watch.case(f"{job} {run.attempt}").look(stands, fabric.settings, now, fabric.beat_seconds())
+    for number in found.culprits if found is not None and found.kind == "frozen" else ():
+        pulse = fabric.watch.pulses.get(RankId(job, REPLICA, number))
+        if pulse is not None:
+            pulse.senses.pace.excuse()  # what somebody stopped is no measure of its steps
+    return found
+
+
+def look_at_jobs(fabric: Fabric, now: float) -> Iterator[Event]:
+    """Once in a while: ranks that are slower than their peers, checkpoints that do not come, hangs of others' jobs."""
+    for job in fabric.jobs.values():
+        if job.phase is not JobPhase.RUNNING:
+            continue
+        ranks = [(rank, fabric.watch.pulses[rank]) for rank in fabric.ranks_of_job.get(job.name, ())]
+        live = [(rank, pulse) for rank, pulse in ranks if not pulse.over and not pulse.missing and pulse.beat]
+        own = {rank: pulse.senses.own for rank, pulse in live}
+        for rank, finding in fabric.watch.race(job.name).look(own, fabric.settings):
+            yield Found(rank, (finding,))
+        run = fabric.runs.active(job.name)
+        if run is not None:
+            _limit_memory(fabric, run)
+        late = fabric.watch.saves(job.name).look(now, fabric.settings)
+        if late is not None and live and (run is None or run.phase is RunPhase.RUNNING):
+            yield Found(min(rank for rank, _ in live), (late,))
+        if run is None:
+            active = [(rank, pulse) for rank, pulse in live if pulse.beat is not None and not pulse.beat.paused]
+            stands = [_told(rank, pulse, fabric.settings) for rank, pulse in active]
+            one = len({rank.replica for rank, _ in live}) == 1  # ranks of several replicas have the same numbers
+            case = fabric.watch.case(job.name)
+            yield JobDue(job.name, case.look(stands, fabric.settings, now, fabric.beat_seconds()) if one else None)
+
+
+def _limit_memory(fabric: Fabric, run: Run) -> None:
+    """What each rank may grow to: what its machine has, without what its peers there hold."""
+    held: dict[str, float] = {}
+    here: list[tuple[str, Pulse, float]] = []
+    for place in run.places:
+        pulse = fabric.watch.pulses.get(RankId(run.job, REPLICA, place.rank))
+        if pulse is not None and pulse.beat is not None and pulse.incarnation == place.incarnation:
+            held[place.node] = held.get(place.node, 0.0) + pulse.beat.rss_mb
+            here.append((place.node, pulse, pulse.beat.rss_mb))
+    for node, pulse, own in here:
+        if (seen := fabric.watch.nodes.get(node)) is not None:
+            pulse.senses.limit_mb = seen.beat.memory_mb - held[node] + own
+
+
+def _statuses(fabric: Fabric, run: Run) -> Iterator[tuple[str, RankStatus]]:
+    for node in run.nodes:
+        seen = fabric.watch.nodes.get(node)
+        for status in seen.beat.attempts if seen is not None else ():
+            if status.job == run.job and status.attempt == run.attempt:
+                yield from ((node, rank) for rank in status.ranks if rank.state == "running")
+
+
+def _seen(fabric: Fabric, run: Run, status: RankStatus, speaks: bool) -> Stand | None:
+    """By its agent, which may have fallen silent since, and in its own beats."""
+    rank = RankId(run.job, REPLICA, status.rank)
+    pulse = fabric.watch.pulses.get(rank)
+    if pulse is None or pulse.beat is None or pulse.incarnation != status.incarnation:
+        # Nothing is known of its steps; but whoever it is can be stopped.
+        return Stand(
+            rank=status.rank, step=status.step, still=0.0, frozen=status.frozen, started=False, limit=float("inf")
+        )
+    if pulse.beat.paused:
+        return None
+    known = fabric.ranks.get(rank)
+    return _told(rank, pulse, fabric.settings)._replace(
+        step=max(pulse.beat.step, status.step),
+        still=status.still if status.step >= pulse.beat.step else pulse.beat.still,
+        frozen=status.frozen,
+        held=status.held,
+        computes=status.computes,
+        # Where its agent sees it, what it said last may be long over: one that holds its interpreter says nothing new.
+        phase=_phase(status.phase if status.step else status.phase or pulse.beat.phase),
+        # Presumed, because it is silent; but an agent that speaks sees it run.
+        dead=known is not None and known.presence is Presence.DEAD and not speaks,
+    )
+
+
+def _told(rank: RankId, pulse: Pulse, settings: Settings) -> Stand:
+    assert pulse.beat is not None
+    return Stand(
+        rank=rank.rank,
+        step=pulse.beat.step,
+        still=pulse.beat.still,
+        phase=_phase(pulse.beat.phase),
+        collectives=pulse.beat.collectives,
+        limit=pulse.senses.pace.limit(settings),
+        started=pulse.senses.pace.started,
+        pause=pulse.senses.pace.pause,
+        usual=pulse.senses.pace.p99,
+    )
+
+
+def _phase(name: str) -> str:
+    """Waiting for data is part of training: a loader that never gives another batch is a hang."""
+    return "" if name == "data" else name

@@ -1,0 +1,57 @@
+"""What is done when something is wrong: a table, per job changed by its own rules.
+
+What may be only a suspicion is reported and nothing more, unless the job's owner says otherwise. What stops a training
+for good (a crash, a rank that is frozen or hangs, a device that failed) leads to a restart from the newest checkpoint
+that verifies. The stacks of all ranks are taken of everyone that hangs, whatever the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from torchloom.messages import EventKind, Rule, Task
+
+DEFAULTS: Mapping[EventKind, Rule] = {
+    rule.on: rule
+    for rule in (
+        Rule(on="crash", do=("restart",)),
+        Rule(on="hang", do=("restart",)),
+        Rule(on="frozen", do=("restart",)),
+        Rule(on="held", do=("restart",)),
+        Rule(on="straggler", do=("report",)),
+        Rule(on="not_finite", do=("report",)),
+        Rule(on="loss_spike", do=("report",)),
+        Rule(on="gradient", do=("report",)),
+        Rule(on="starved", do=("report",)),
+        Rule(on="slowdown", do=("report",)),
+        Rule(on="memory", do=("report",)),
+        Rule(on="overdue", do=("report",)),
+        Rule(on="device", do=("evict",)),
+        Rule(on="device_warning", do=("report",)),
+    )
+}
+assert set(DEFAULTS) == set(get_args(EventKind))
+MEANING: Mapping[str, str] = {
+    "report": "it is reported",
+    "stacks": "the stacks of all ranks are taken",
+    "checkpoint": "a checkpoint is asked for",
+    "pause": "all ranks are paused",
+    "drain": "its device gets no more ranks",
+    "restart": "all ranks are ended, then started again from the newest valid checkpoint",
+    "evict": "its device gets no more ranks, and all ranks are started again on what is left",
+    "rollback": "all ranks are ended, then started again from a checkpoint before it",
+}
+ENDING = frozenset({"restart", "evict", "rollback"})
+"""Responses after which nothing of the attempt is left."""
+
+
+def rule_for(task: Task | None, kind: EventKind) -> Rule:
+    """The job's own rule for this, or the default."""
+    own = next((rule for rule in reversed(task.policy) if rule.on == kind), None) if task is not None else None
+    return own or DEFAULTS[kind]
+
+
+def told(rule: Rule) -> str:
+    """What a rule does, as a sentence without its end."""
+    return ", then ".join(MEANING[response] for response in rule.do)

@@ -1,0 +1,1 @@
+"""What torchLoom understands of others: each module one system, and nothing else needs it."""

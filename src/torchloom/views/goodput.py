@@ -1,0 +1,30 @@
+"""Where the time of a job went, in a line or two."""
+
+from __future__ import annotations
+
+from torchloom.messages import Goodput
+from torchloom.views.times import duration
+
+_CAUSES = {
+    "waiting": "waiting for room",
+    "redone": "steps that had to be done again",
+    "moving": "moving off a node that left",
+    "ending": "ending",
+    "node": "lost nodes",
+    "not_finite": "numbers that were not finite",
+    "loss_spike": "jumps of the loss",
+    "device_warning": "device warnings",
+}
+_LEAST_SECONDS = 0.05
+
+
+def goodput(view: Goodput) -> str:
+    """`92 % of 1 h 3 min was productive; lost: hang 3 min 2 s, starting 12 s`."""
+    text = f"{share(view)} of {duration(view.elapsed)} was productive"
+    causes = sorted(view.lost.items(), key=lambda item: -item[1])
+    lost = [f"{_CAUSES.get(cause, cause)} {duration(seconds)}" for cause, seconds in causes if seconds > _LEAST_SECONDS]
+    return f"{text}; lost: {', '.join(lost)}" if lost else text
+
+
+def share(view: Goodput) -> str:
+    return f"{view.productive / view.elapsed:.0%}".replace("%", " %") if view.elapsed > 0 else "0 %"

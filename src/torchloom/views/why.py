@@ -1,0 +1,149 @@
+"""Why: an incident told to a person. What happened and when, who is to blame, how that is known, what was decided and
+done about it, how it ended, and what it cost."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from torchloom.core.history import DECIDED
+from torchloom.messages import Goodput, IncidentView
+from torchloom.views.goodput import goodput
+from torchloom.views.listings import incidents
+from torchloom.views.tables import Screen, clean, cut
+from torchloom.views.times import ago, clock, duration
+from torchloom.views.words import in_words_of_rules, short
+
+_LABEL = 10
+_LINES = 20
+"""Of one piece of evidence: the last it said matters most."""
+_OTHERS = 10
+_DOING = 150
+_ODD = "<- the odd one out"
+_QUANTITY = re.compile(r"(?<=\d) (?=(?:s|min|h|d|ms|MB|GB|%)\b|%)")
+"""The space between a number and its unit, where no line is broken."""
+_STANDSTILL = frozenset({"hang", "frozen", "held"})
+
+
+def incident(view: IncidentView, now: float, screen: Screen) -> list[str]:
+    """One incident, as a short story."""
+    said = _Story(screen)
+    said.title(view)
+    said.part("when", [_when(view, now)])
+    said.part("blame", [_blame(view)])
+    said.part("evidence", _evidence(view.evidence))
+    said.part("decided", [view.decision])
+    said.part("because", [view.reason] if view.reason not in {*view.what.partition(": "), short(view)} else [])
+    done = [(at, in_words_of_rules(text)) for at, text in view.history if text != f"{DECIDED}{view.decision}"]
+    said.part("done", [f"{clock(at, now)}  {text}" for at, text in done], hanging=len(clock(now, now)) + 2)
+    said.part("outcome", [view.outcome or ("it is not over" if view.closed is None else "")])
+    said.part("cost", [_cost(view)])
+    return said.lines
+
+
+def job(
+    name: str, views: Sequence[IncidentView], doing: str, spent: Goodput | None, now: float, screen: Screen
+) -> list[str]:
+    """What a job does, its newest incident (one that is open, if there is any), the others, and where its time went."""
+    said = _Story(screen)
+    said.part("job", [cut(doing, _DOING)])  # the reason of an end is told again below
+    said.part("goodput", [goodput(spent)] if spent is not None else [])
+    told = newest_first(views)
+    if not told:
+        return [*said.lines, *([""] if said.lines else []), f"nothing went wrong with {clean(name)}"]
+    lines = [*said.lines, "", *incident(told[0], now, screen)]
+    others = told[1:]
+    if others:
+        lines += ["", *incidents(others[:_OTHERS], now, screen)]
+    if len(others) > _OTHERS:
+        lines.append(screen.paint(f"… and {len(others) - _OTHERS} more (`loom incidents --job {name}`)", "dim"))
+    return lines
+
+
+def newest_first(views: Iterable[IncidentView]) -> list[IncidentView]:
+    """In the order of how much they matter: open ones first, then by age."""
+    return sorted(views, key=lambda view: (view.closed is not None, -view.opened))
+
+
+class _Story:
+    """Paragraphs with a word in front that says what each is about, within the width of the screen."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.lines: list[str] = []
+
+    def title(self, view: IncidentView) -> None:
+        about = view.job or view.subject.partition("#")[0]
+        state = "open" if view.closed is None else f"over after {duration(view.closed - view.opened)}"
+        head = " · ".join(clean(word) for word in (view.id, view.kind, about, state) if word)
+        self.lines.append(self.screen.paint(head, "dim" if view.closed is not None else "red"))
+        for line in self._wrapped(clean(short(view)), 0, 0):
+            self.lines.append(self.screen.paint(line, "bold"))
+
+    def part(self, label: str, texts: Iterable[str], hanging: int = 0) -> None:
+        """Nothing at all if there is nothing to say."""
+        first = True
+        for text in texts:
+            if not text:
+                continue
+            odd = _ODD in text
+            indent = len(text) - len(text.lstrip(" "))
+            for line in self._wrapped(clean(text), _LABEL, hanging or indent + 2):
+                head = self.screen.paint(label.ljust(_LABEL), "dim") if first else " " * _LABEL
+                self.lines.append(head + self.screen.paint(line, "yellow" if odd else ""))
+                first = False
+
+    def _wrapped(self, text: str, taken: int, hanging: int) -> list[str]:
+        if self.screen.width is None:
+            return [text]
+        width = max(20, self.screen.width - taken)
+        text = _QUANTITY.sub("\N{NO-BREAK SPACE}", text)
+        lines = textwrap.wrap(text, width, subsequent_indent=" " * hanging, break_on_hyphens=False)
+        return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines or [text]]
+
+
+def _when(view: IncidentView, now: float) -> str:
+    began = f"{clock(view.opened, now)}, {ago(view.opened, now)}"
+    if view.closed is None:
+        return began
+    return f"{began}; over at {clock(view.closed, now)}, after {duration(view.closed - view.opened)}"
+
+
+def _blame(view: IncidentView) -> str:
+    """Whom or what it began with."""
+    subject, _, about = view.subject.partition("#")
+    parts = subject.split("/")
+    if len(parts) == 3:
+        return f"rank {parts[2]} of {parts[0]}" + (f", replica {parts[1]}" if parts[1] != "main" else "")
+    if about == "run":
+        return "no rank in particular"
+    if about == "agent":
+        return f"the agent on {subject}"
+    if view.kind in _STANDSTILL and "none stands out" in view.what:
+        return "no rank stands out"
+    if view.kind in _STANDSTILL:
+        return "several ranks, named above"
+    if not view.job:
+        return f"device {subject}" if view.kind else subject
+    return "the job as a whole" if subject == view.job else subject
+
+
+def _evidence(texts: Sequence[str]) -> list[str]:
+    lines: list[str] = []
+    for text in texts:
+        said = text.expandtabs(4).rstrip().split("\n")
+        if len(said) > _LINES:
+            lines.append(f"… {len(said) - _LINES} lines before (-o json has them)")
+        lines += said[-_LINES:]
+    return lines
+
+
+def _cost(view: IncidentView) -> str:
+    said = []
+    if view.lost_seconds is not None:
+        said.append(f"{duration(view.lost_seconds)} from its first sign until all ranks ran again")
+    if view.lost_steps is not None:
+        steps = "no step" if not view.lost_steps else f"{view.lost_steps:,} step{'s' if view.lost_steps != 1 else ''}"
+        said.append(f"{steps} to be done again")
+    return ", ".join(said)

@@ -1,0 +1,116 @@
+"""One HTTP request of one connection, read and answered. h11 knows the protocol; here are the limits.
+
+Whoever is slow is cut off, whoever sends too much is told so, and whoever still sends when he is answered is listened
+to a little longer: a connection closed under him would cost him the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import h11
+
+BODY_BYTES = 1024 * 1024
+SLOW_SECONDS = 10.0
+"""In which a request has to be there, and its answer taken."""
+LINGER_SECONDS = 1.0
+_CHUNK = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    text: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Refusal(Exception):
+    """The request is not wanted, whatever its body says."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.text)
+        self.answer = answer
+
+
+Admit = Callable[[h11.Request], None]
+"""Looks at the head of a request, and raises Refusal if the rest need not be read."""
+Respond = Callable[[h11.Request, bytes], Awaitable[Answer]]
+
+
+async def converse(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    admit: Admit,
+    respond: Respond,
+    slow_seconds: float = SLOW_SECONDS,
+) -> None:
+    line = h11.Connection(h11.SERVER)
+    try:
+        async with asyncio.timeout(slow_seconds):
+            request, body = await _request(line, reader, writer, admit)
+    except Refusal as refusal:
+        answer = refusal.answer
+    except TimeoutError:
+        answer = Answer(408, f"the request was not there within {slow_seconds:g} s")
+    except h11.RemoteProtocolError as error:
+        answer = Answer(error.error_status_hint, f"this is not HTTP: {error}")
+    else:
+        answer = await respond(request, body)
+    async with asyncio.timeout(slow_seconds):
+        await _send(line, writer, answer)
+    if line.their_state is not h11.DONE:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while await reader.read(_CHUNK):
+                    pass
+
+
+async def _request(
+    line: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, admit: Admit
+) -> tuple[h11.Request, bytes]:
+    request: h11.Request | None = None
+    body = bytearray()
+    while True:
+        event = line.next_event()
+        if event is h11.NEED_DATA:
+            if line.they_are_waiting_for_100_continue:
+                writer.write(line.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+            line.receive_data(await reader.read(_CHUNK))
+        elif isinstance(event, h11.Request):
+            admit(event)
+            if int(dict(event.headers).get(b"content-length", b"0")) > BODY_BYTES:
+                raise _too_large()
+            request = event
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > BODY_BYTES:
+                raise _too_large()
+        elif isinstance(event, h11.EndOfMessage) and request is not None:
+            return request, bytes(body)
+        else:
+            raise ConnectionResetError("he went away")
+
+
+async def _send(line: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> None:
+    if line.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+        return  # what came was no HTTP at all
+    body = f"{answer.text}\n".encode()
+    headers = [
+        ("Content-Type", "text/plain; charset=utf-8"),
+        ("Content-Length", str(len(body))),
+        ("Connection", "close"),
+        *answer.headers,
+    ]
+    response = h11.Response(status_code=answer.status, headers=headers)
+    for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+        writer.write(line.send(event) or b"")
+    await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()
+
+
+def _too_large() -> Refusal:
+    return Refusal(Answer(413, f"more than {BODY_BYTES:,} bytes; set max_alerts in Alertmanager's webhook"))

@@ -1,0 +1,222 @@
+"""The weaver's door for a monitoring system: an HTTP endpoint that takes Alertmanager's webhook.
+
+    POST /alertmanager   with `Authorization: Bearer TOKEN`: 200 once every fact is on the server's disk
+    GET  /healthz        200 `ok`
+
+Alertmanager tries again what is answered with 5xx and drops what is answered with 4xx. So 503 is the answer whenever a
+fact could not be stored, whatever the reason, and 4xx only for what will never be understood. What is stored goes the
+way of every other fact: through the inbox, to `decide`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+
+import h11
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+
+from torchloom.bus.folder import Folder
+from torchloom.bus.tasks import end_all
+from torchloom.core.fabric import Fabric
+from torchloom.core.hosts import Hosts, blamed_by
+from torchloom.errors import BadInput, BadState, TorchLoomError
+from torchloom.integrations import alertmanager
+from torchloom.integrations.alertmanager import Alarm
+from torchloom.messages import DeviceFailed, DeviceRecovered, DeviceWarned, encode
+from torchloom.settings import Settings
+from torchloom.subjects import FACT
+from torchloom.weaver.door import PATH, certificate, ensure_token, last_place, port_of, remember_place
+from torchloom.weaver.health import Health
+from torchloom.weaver.http import SLOW_SECONDS, Answer, Refusal, converse
+
+log = logging.getLogger("torchloom.weaver")
+
+MOST_FACTS = 10_000
+"""Of one post: an alert about a machine is one fact for each of its devices."""
+MOST_CONNECTIONS = 32
+STORE_SECONDS = 10.0
+"""In which the facts of a post have to be on disk."""
+AT_ONCE = 64
+"""Facts under way to the disk."""
+AGAIN_SECONDS = 1.0
+"""Between attempts to listen on a port that is taken, such as by the weaver before us."""
+TURNS_KEPT = 20_000
+METHODS = {PATH: "POST", "/healthz": "GET"}
+Told = tuple[Alarm, DeviceFailed | DeviceRecovered | DeviceWarned]
+
+
+class Ingress:
+    def __init__(self, settings: Settings, client: Client, fabric: Fabric, health: Health) -> None:
+        if not 0 <= settings.ingress_port <= 65535:
+            raise BadInput(f"TORCHLOOM_INGRESS_PORT: {settings.ingress_port} is not a port")
+        self._settings = settings
+        self._folder = Folder(settings.state_folder)
+        self._client = client
+        self._js = client.jetstream(timeout=STORE_SECONDS / 2)
+        self._fabric = fabric
+        self._health = health
+        self._certificate = certificate(settings)
+        self._token = b""
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections = 0
+        self._turns: dict[str, tuple[bool, str]] = {}
+        self.slow_seconds = SLOW_SECONDS
+        self.where = ""
+        """The address, or why there is none."""
+
+    # ── opening and closing ──
+
+    async def open(self) -> None:
+        """Listen. A weaver goes on without an ingress, and says so; a port that is taken is tried again."""
+        try:
+            self._token = ensure_token(self._settings).encode()
+        except TorchLoomError as error:
+            self._say_why_not(error.message)
+            return
+        if not await self._listen():
+            self._keep(asyncio.create_task(self._listen_later()))
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await end_all(list(self._tasks))
+
+    async def _listen_later(self) -> None:
+        listening = False
+        while not listening:
+            await asyncio.sleep(AGAIN_SECONDS)
+            listening = await self._listen()
+
+    async def _listen(self) -> bool:
+        host, before = self._settings.ingress_host, last_place(self._folder)
+        port = self._settings.ingress_port or port_of(before)
+        patience = None if self._certificate is None else SLOW_SECONDS
+        try:
+            self._server = await asyncio.start_server(
+                self._accept, host, port, ssl=self._certificate, ssl_handshake_timeout=patience
+            )
+        except OSError as error:
+            self._say_why_not(f"{host}:{port}: {error.strerror or error}")
+            return False
+        port = self._server.sockets[0].getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        self.where = f"{'https' if self._certificate else 'http'}://{shown}:{port}{PATH}"
+        if self.where != before:
+            with contextlib.suppress(BadState):  # another port next time, then
+                remember_place(self._folder, self.where)
+        log.info("alerts are taken at %s", self.where)
+        return True
+
+    def _say_why_not(self, why: str) -> None:
+        where = f"no alerts are taken: {why}"
+        if where != self.where:
+            log.warning("%s", where)
+        self.where = where
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ── one request ──
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._keep(task)
+        self._connections += 1
+        try:
+            with contextlib.suppress(OSError, h11.ProtocolError):  # he went away; a timeout is an OSError too
+                await converse(reader, writer, self._admit, self._respond, self.slow_seconds)
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    def _admit(self, request: h11.Request) -> None:
+        if self._connections > MOST_CONNECTIONS:
+            raise Refusal(Answer(503, "too many connections; try again"))
+        path = _path(request)
+        method = METHODS.get(path)
+        if method is None:
+            raise Refusal(Answer(404, f"there is nothing here; alerts go to {PATH}"))
+        if request.method.decode() != method:
+            raise Refusal(Answer(405, f"{path} takes {method}", (("Allow", method),)))
+        if path != PATH:
+            return
+        kind, _, token = dict(request.headers).get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._token):
+            self._health.refuse("alert: without the token, or with another one")
+            text = "the token is missing or wrong; `loom token ingress` prints it"
+            raise Refusal(Answer(401, text, (("WWW-Authenticate", "Bearer"),)))
+
+    async def _respond(self, request: h11.Request, body: bytes) -> Answer:
+        if _path(request) != PATH:
+            return Answer(200, "ok")
+        try:
+            facts = self._facts(alertmanager.read(body))
+        except BadInput as error:
+            self._health.refuse(f"alert: {error.message}")
+            return Answer(400, error.message)
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                await self._store(facts)
+        except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
+            why = str(error) or type(error).__name__
+            log.warning("alerts could not be stored: %s", why)
+            return Answer(503, f"not stored ({why}); try again")
+        return Answer(200, f"stored: {len(facts)} {'fact' if len(facts) == 1 else 'facts'} about devices")
+
+    # ── what alerts say ──
+
+    def _facts(self, alarms: list[Alarm]) -> list[Told]:
+        """One for each device that an alert means; when it is over, also for those that it has on its conscience."""
+        hosts = Hosts(self._fabric)
+        had = blamed_by(self._fabric, [alarm.id for alarm in alarms if not alarm.firing])
+        facts: list[Told] = []
+        for alarm in alarms:
+            devices = (alarm.uuid,) if alarm.uuid else hosts.named(alarm.part) or hosts.devices(alarm.hosts)
+            devices = tuple(dict.fromkeys((*devices, *had.get(alarm.id, ()))))
+            if not devices and alarm.firing:
+                self._health.refuse(f"alert {alarm.name}: it names no device and no machine that is known")
+            facts += [(alarm, alarm.about(device)) for device in devices]
+            if len(facts) > MOST_FACTS:
+                raise BadInput(f"alerts about more than {MOST_FACTS:,} devices at once")
+        return facts
+
+    async def _store(self, facts: list[Told]) -> None:
+        """What is over first, then what fires. What Alertmanager repeats, the server knows by its id."""
+        if facts and not self._client.is_connected:
+            raise nats.errors.ConnectionClosedError
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def publish(alarm: Alarm, fact: DeviceFailed | DeviceRecovered | DeviceWarned) -> None:
+            subject, key = FACT.to(source=f"alertmanager:{alarm.id}"), f"{self._key(alarm)}/{fact.device}"
+            async with room:
+                await self._js.publish(subject, encode(fact), headers={"Nats-Msg-Id": key})
+
+        for firing in (False, True):
+            await asyncio.gather(*(publish(*told) for told in facts if told[0].firing is firing))
+
+    def _key(self, alarm: Alarm) -> str:
+        """The same while an alert is repeated, another when it fires again after it was over.
+
+        Without the turn, an alert that fires, is over and fires again within the server's memory for ids would be taken
+        for its own repetition. What a weaver before us stored is stored again, and `decide` finds nothing new in it.
+        """
+        firing, turn = self._turns.get(alarm.id, (alarm.firing, ""))
+        if not turn or firing is not alarm.firing:
+            if len(self._turns) >= TURNS_KEPT:
+                self._turns.clear()
+            turn = secrets.token_hex(4)
+            self._turns[alarm.id] = (alarm.firing, turn)
+        return f"{alarm.key}-{turn}"
+
+
+def _path(request: h11.Request) -> str:
+    return request.target.partition(b"?")[0].decode()

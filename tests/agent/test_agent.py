@@ -1,0 +1,98 @@
+"""An agent does what a weaver says, here one that is played; server, keepers and ranks are real."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+from nats.aio.client import Client
+
+from tests.agent.stand import until
+from tests.flow.plane import plane
+from torchloom.agent.agent import Agent
+from torchloom.agent.node import this_node
+from torchloom.bus.client import connect, find
+from torchloom.messages import Dismiss, Launch, NodeCommand, Place, RankStatus, Task, encode
+from torchloom.subjects import NODE, TASK, Role
+from torchloom.threadlet.incarnation import new_incarnation
+
+
+class Told:
+    """An agent, and the one who tells it what to do."""
+
+    def __init__(self, agent: Agent, weaver: Client, folder: Path) -> None:
+        self.agent = agent
+        self.weaver = weaver
+        self.folder = folder
+
+    async def tell(self, *commands: NodeCommand) -> None:
+        for command in commands:
+            await self.weaver.publish(TASK.to(node="n1"), encode(command))
+
+    def launch(self, attempt: int) -> Launch:
+        place = Place(rank=0, local=0, node="n1", incarnation=new_incarnation())
+        task = Task(argv=("-c", "pass"), cwd=str(self.folder), standby=False)
+        return Launch(term=1, job="mnist", attempt=attempt, task=task, places=(place,), host="127.0.0.1", port=1)
+
+    def rank(self, attempt: int) -> RankStatus | None:
+        statuses = [status for status in self.agent.beat().attempts if status.attempt == attempt]
+        assert not any(status.trouble for status in statuses), statuses
+        return statuses[0].ranks[0] if statuses else None
+
+    def done(self, attempt: int) -> bool:
+        rank = self.rank(attempt)
+        return rank is not None and rank.state == "ended" and rank.code == 0
+
+
+@contextlib.asynccontextmanager
+async def told(folder: Path) -> AsyncIterator[Told]:
+    async with plane(folder / "state", weaver=False) as up:
+        client = await connect(find(up.settings, Role.AGENT), name="agent n1")
+        weaver = await connect(find(up.settings, Role.WEAVER), name="weaver")
+        agent = Agent(client, this_node("n1"), folder / "jobs", tied=True, preload=())
+        beats = await weaver.subscribe(NODE.to(node="n1"))
+        await weaver.flush()
+        running = asyncio.create_task(agent.run())
+        try:
+            await beats.next_msg(timeout=10)  # it hears what it is told before it says anything
+            yield Told(agent, weaver, folder)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await agent.close(kill=True)
+            await client.close()
+            await weaver.close()
+
+
+async def test_a_job_waits_until_the_keeper_of_the_one_of_its_name_before_has_left(tmp_path: Path) -> None:
+    async with told(tmp_path) as here:
+        await here.tell(here.launch(1))
+        await until(lambda: here.done(1))
+        link = here.agent.jobs["mnist"].cold
+        assert link is not None
+        keeper = psutil.Process(link.state.pid)
+        keeper.suspend()
+        await here.tell(Dismiss(term=1, job="mnist", attempt=1, last=True), here.launch(2))
+        await until(lambda: here.rank(2) is not None)
+        assert here.rank(1) is None
+        await asyncio.sleep(0.3)
+        waiting = here.rank(2)
+        assert waiting is not None
+        assert waiting.state == "starting"
+        keeper.resume()
+        await until(lambda: here.done(2))
+        assert not keeper.is_running()
+
+
+async def test_nothing_of_a_keeper_is_left_when_its_job_is_over(tmp_path: Path) -> None:
+    async with told(tmp_path) as here:
+        await here.tell(here.launch(1))
+        await until(lambda: here.done(1))
+        assert (tmp_path / "jobs" / "mnist" / "keeper").is_dir()
+        await here.tell(Dismiss(term=1, job="mnist", attempt=1, last=True))
+        await until(lambda: not (tmp_path / "jobs" / "mnist" / "keeper").exists())
+        assert here.agent.jobs == {}
+        assert list((tmp_path / "jobs" / "mnist" / "logs").glob("*/attempt-1/rank-0.out"))

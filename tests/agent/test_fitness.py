@@ -1,0 +1,98 @@
+"""What is looked at to see whether a machine is fit, on this one and on ones that are not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.agent.nvml.fake import A, B, FakeDriver
+from torchloom.agent import fitness, trials
+from torchloom.agent.fitness import Subject, answering, clock, computed, disk, examine, reasons
+from torchloom.agent.gpus import Seen
+from torchloom.messages import Check, FitnessView
+
+
+def test_this_machine_is_fit(tmp_path: Path) -> None:
+    found = examine(Subject(state=tmp_path, checkpoints=tmp_path / "still" / "to be made", skew=0.01))
+    assert reasons(found) == ()
+    assert [check.what for check in found.checks][-2:] == ["clock", "computing"]
+    assert found.pace is not None
+    assert found.pace > 0
+    assert found.on in {"torch", "numpy"}
+
+
+def test_a_folder_without_room_or_that_cannot_be_written_to_is_told_with_what_to_do(tmp_path: Path) -> None:
+    assert disk("state folder", tmp_path, 1).fit
+    full = disk("state folder", tmp_path, 10**12)
+    assert not full.fit
+    assert "make room" in full.remedy
+    here = disk("shared memory", fitness.SHARED, 10**12)
+    assert "--shm-size" in here.remedy
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o500)
+        assert not disk("state folder", tmp_path, 1).fit
+    assert not disk("checkpoint folder", Path("/proc/1/nothing"), 1).fit
+
+
+def test_a_clock_may_be_a_little_wrong() -> None:
+    assert clock(0.01).found == "as the weaver's"
+    assert clock(-4.9).fit
+    late = clock(-5.1)
+    assert (late.fit, late.found) == (False, "5.1 s behind the weaver's")
+    assert "ahead of" in clock(7.0).found
+    assert clock("nobody told").fit
+
+
+def test_a_device_that_the_driver_has_lost_or_says_nothing_of_is_not_fit() -> None:
+    assert not answering("GPU-a", Seen("GPU-a", lost="GPU has fallen off the bus")).fit
+    assert not answering("GPU-a", Seen("GPU-a")).fit
+    assert not answering("GPU-a", None).fit
+
+
+def test_devices_are_read_through_the_driver(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitness, "READ_SECONDS", 1.0)
+    checks = list(fitness._devices((A, B, "GPU-unknown"), None))
+    assert [check.fit for check in checks] == [True, True, False]
+    assert "the driver says nothing of it" in checks[2].found
+
+
+@pytest.mark.parametrize(
+    ("found", "fit", "told"),
+    [
+        ({"trouble": "no answer within 90 s"}, False, "no answer"),
+        ({"on": "torch", "cuda": False, "seconds": 0.1, "right": True}, True, "does not find the device"),
+        ({"on": "H100", "cuda": True, "seconds": 0.1, "right": False}, False, "came out wrong"),
+        ({"on": "H100", "cuda": True, "seconds": 0.1, "right": True}, True, "100.00 ms with H100"),
+        ({"on": ""}, True, "neither torch nor numpy"),
+    ],
+)
+def test_what_a_computation_on_a_device_tells(found: dict[str, object], fit: bool, told: str) -> None:
+    check, seconds = computed("GPU-a", found)
+    assert check.fit == fit
+    assert told in check.found
+    assert (seconds is not None) == ("100.00 ms" in told)
+
+
+def test_a_trial_that_hangs_is_killed_and_one_that_dies_says_how() -> None:
+    assert trials.run(("compute",), 0.05) == {"trouble": "no answer within 0 s"}
+    found = trials.run(("nonsense",), 60.0)
+    assert found["trouble"].startswith("exit code 1: KeyError")
+
+
+def test_two_processes_exchange_numbers_and_time_it() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torchloom.agent.preparing import free_port
+
+    port = str(free_port("127.0.0.1"))
+    with ThreadPoolExecutor(2) as both:
+        words = [("exchange", "127.0.0.1", port, str(rank)) for rank in range(2)]
+        found = list(both.map(lambda one: trials.run(one, 60.0), words))
+    assert all(half.get("right") and half["mb_per_second"] > 0 for half in found), found
+
+
+def test_reasons_name_what_was_looked_at() -> None:
+    view = FitnessView(checks=(Check(what="memory", found="none", fit=False), Check(what="clock", found="right")))
+    assert reasons(view) == ("memory: none",)

@@ -1,0 +1,72 @@
+"""What an agent finds for the ranks to go on from, and what it says where there is nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.checkpoints.test_search import make
+from torchloom.agent.environment import Ways, rank_environment
+from torchloom.agent.preparing import prepare
+from torchloom.messages import Launch, Place, Prepare, Rollback, Task
+
+
+def order(folder: Path, rollback: Rollback | None = None, attempt: int = 2, **task: str) -> Prepare:
+    given = {"checkpoint_dir": str(folder)} | task
+    wanted = Task(argv=("train.py",), **given)  # type: ignore[arg-type]
+    return Prepare(term=1, job="mnist", attempt=attempt, task=wanted, submitted=5.0, rollback=rollback)
+
+
+def test_without_a_rollback_it_is_the_newest(tmp_path: Path) -> None:
+    make(tmp_path, 90)
+    make(tmp_path, 100)
+    prepared = prepare(order(tmp_path), "127.0.0.1")
+    assert (prepared.resume, prepared.resume_step) == (str(tmp_path / "step-100"), 100)
+    assert prepared.port
+
+
+def test_a_rollback_told_twice_and_again_to_the_next_attempt_is_one(tmp_path: Path) -> None:
+    for step in (70, 80, 90, 100):
+        make(tmp_path, step)
+    back = Rollback(before=100, back=2, incident="i7")
+    for attempt in (2, 2, 3):
+        assert prepare(order(tmp_path, back, attempt), "127.0.0.1").resume_step == 80
+    assert prepare(order(tmp_path), "127.0.0.1").resume_step == 80
+    assert prepare(order(tmp_path, Rollback(before=100, back=2, incident="i8"), 4), "127.0.0.1").resume_step == 70
+
+
+def test_with_no_checkpoint_yet_a_rollback_is_a_beginning(tmp_path: Path) -> None:
+    prepared = prepare(order(tmp_path / "later", Rollback(before=5)), "127.0.0.1")
+    assert (prepared.trouble, prepared.resume, prepared.resume_step) == ("", "", None)
+    torch.save({}, tmp_path / "step_10.pt")
+    prepared = prepare(order(tmp_path, Rollback(before=5)), "127.0.0.1")
+    assert (prepared.trouble, prepared.resume_step) == ("", None)
+    assert prepare(order(tmp_path), "127.0.0.1").resume_step is None
+
+
+def test_where_a_checkpoint_must_be_and_is_not_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    make(tmp_path, 100)
+    prepared = prepare(order(tmp_path, Rollback(before=50, saved=True)), "127.0.0.1")
+    assert "a checkpoint before step 50 was saved" in prepared.trouble
+    assert prepared.code == 8
+    assert (tmp_path / "step-100").exists()
+    gone = prepare(order(tmp_path / "gone", Rollback(before=50, saved=True)), "127.0.0.1")
+    assert "is gone" in gone.trouble
+
+
+def test_a_job_that_named_no_folder_goes_back_where_its_ranks_save(tmp_path: Path) -> None:
+    make(tmp_path, 90)
+    make(tmp_path, 100)
+    told = Rollback(before=100, folder=str(tmp_path), incident="i1")
+    assert prepare(order(tmp_path, told, checkpoint_dir=""), "127.0.0.1").resume_step == 90
+    unknown = prepare(order(tmp_path, Rollback(before=100), checkpoint_dir=""), "127.0.0.1")
+    assert "--checkpoint-dir" in unknown.trouble
+
+
+def test_ranks_are_told_which_batches_to_leave_out() -> None:
+    place = Place(rank=0, local=0, node="n1", incarnation="1" * 24)
+    launch = Launch(
+        term=1, job="mnist", attempt=2, task=Task(argv=("a.py",)), places=(place,), host="n1", port=1, skip=(101, 103)
+    )  # fmt: skip
+    assert rank_environment({}, launch, place, Ways(""))["TORCHLOOM_SKIP"] == "101-103"

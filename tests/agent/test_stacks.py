@@ -1,0 +1,100 @@
+"""Where a rank is: told by itself, forced out of it, read from outside; and nobody is harmed by the question."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.agent.test_sight import RANK, held
+from torchloom.agent.sight import Sight
+from torchloom.agent.stacks import catches, spy, take
+from torchloom.messages import RankStacks
+from torchloom.page import SIGNAL
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+needs_spy = pytest.mark.skipif(spy() is None or os.getuid() != 0, reason="py-spy reads another process only as root")
+
+
+def stacks(sight: Sight) -> RankStacks:
+    return asyncio.run(take(0, sight, asyncio.Semaphore(1)))
+
+
+def test_a_rank_at_its_ease_shows_its_stacks_itself_as_often_as_it_is_asked() -> None:
+    with held() as rank:
+        rank.say("step 1")
+        rank.until(lambda sight: sight.page is not None)
+        for _ in range(3):
+            found = stacks(rank.sight)
+            assert found.how == "itself"
+            assert found.text.count("<module>") == 1
+        assert rank.say("step 2") == "done"
+
+
+def test_a_rank_whose_interpreter_is_held_is_made_to_show_them() -> None:
+    with held() as rank:
+        rank.say("step 1")
+        rank.until(lambda sight: sight.page is not None)
+        assert rank.say("hold") == "holding"
+        rank.until(lambda sight: sight.held > 0.5)
+        found = stacks(rank.sight)
+        assert found.how == "signal"
+        line = 1 + next(at for at, text in enumerate(RANK.splitlines()) if "PyDLL" in text)
+        assert f'File "<string>", line {line} in <module>' in found.text
+        assert rank.process.poll() is None  # it goes on holding, and lives
+
+
+@needs_spy
+def test_a_stopped_rank_is_read_from_outside_and_stays_stopped() -> None:
+    with held() as rank:
+        rank.say("step 1")
+        rank.until(lambda sight: sight.page is not None)
+        os.kill(rank.process.pid, signal.SIGSTOP)
+        rank.until(lambda sight: sight.frozen > 0.2)
+        found = stacks(rank.sight)
+        assert found.how == "py-spy"
+        assert "<module>" in found.text
+        assert found.state == "stopped"
+        rank.until(lambda sight: sight.frozen > 0.5)
+        os.kill(rank.process.pid, signal.SIGCONT)
+        assert rank.say("step 2") == "done"
+
+
+def test_a_process_that_does_not_catch_the_signal_is_never_sent_it() -> None:
+    with held() as rank:
+        rank.say("step 1")
+        rank.until(lambda sight: sight.page is not None)
+        page = rank.sight.page
+        assert page is not None
+        number = page.marks[SIGNAL]
+        assert number
+        assert catches(rank.process.pid, number)
+        process = subprocess.Popen(["sleep", "60"])
+        try:
+            assert not catches(process.pid, number)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_of_a_process_that_is_no_interpreter_nothing_can_be_told_but_its_state() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        found = stacks(Sight(process.pid))
+        assert found.how == "none"
+        assert found.state.partition("; ")[0] in {"sleeping", "running"}
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_of_a_process_that_is_gone_that_is_told() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    found = stacks(Sight(process.pid))
+    assert found.how == "none"
+    assert found.state.startswith("gone; ")

@@ -1,0 +1,186 @@
+"""`loom why` and `loom policy` against a real server, and the options that say what is done about trouble."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Loom
+from tests.cli.responder import Responder
+from tests.views.made import NOW, fabric, incident, job
+from torchloom.cli import names
+from torchloom.cli.launching import _task
+from torchloom.cli.parser import parse
+from torchloom.cli.rules import with_rules
+from torchloom.core.policy import DEFAULTS
+from torchloom.errors import BadInput
+from torchloom.messages import Goodput, LookFabric, Rule, RunsView, RunView, Submit, Task
+
+SPENT = Goodput(elapsed=100, productive=90, lost={"crash": 10})
+
+
+def a_run(name: str = "mnist", **task: Any) -> RunView:
+    return RunView(
+        job=name, phase="running", since=NOW, submitted=NOW - 100, goodput=SPENT, task=Task(argv=("a.py",), **task)
+    )
+
+
+@pytest.fixture
+def troubled(weaver: Responder) -> Responder:
+    weaver.view = fabric(
+        jobs=(job("mnist"), job("bert")),
+        incidents=(
+            incident("i4", job="bert", what="bert: rank 0 failed", closed=NOW),
+            incident("i3", closed=NOW - 10, opened=NOW - 20, what="mnist: rank 1 failed: killed by SIGKILL"),
+            incident("i2", what="mnist: rank 0 hangs", kind="hang", opened=NOW - 60),
+            incident("i1", job="", subject="GPU-1", what="device GPU-1 failed", stopped="mnist", closed=NOW),
+            incident("i0", job="", subject="GPU-2", what="device GPU-2 failed", closed=NOW),
+        ),
+    )
+    weaver.runs = RunsView(runs=(a_run(),))
+    return weaver
+
+
+def document(at: Loom, *words: str) -> Any:
+    ran = at(*words, "-o", "json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+def test_why_of_a_job(troubled: Responder, at: Loom) -> None:
+    lines = at("why", "mnist").out.splitlines()
+    assert lines[0] == "job       mnist is running"
+    assert lines[1] == "goodput   90 % of 1 min 40 s was productive; lost: crash 10 s"
+    assert lines[3:5] == ["i2 · hang · mnist · open", "rank 0 hangs"]  # the one that is open
+    assert [line.split()[0] for line in lines[-2:]] == ["i3", "i1"]  # and nothing of others
+    assert LookFabric(limit=0, incident="i2") in troubled.looked  # told whole
+
+
+def test_why_of_a_job_as_json(troubled: Responder, at: Loom) -> None:
+    found = document(at, "why", "mnist")
+    assert set(found) == {"job", "incident", "others", "goodput"}
+    assert (found["job"], found["incident"]["id"]) == ("mnist", "i2")
+    assert [other["id"] for other in found["others"]] == ["i3", "i1"]
+    assert found["goodput"] == {"elapsed": 100, "productive": 90, "lost": {"crash": 10}}
+
+
+def test_why_of_an_incident(troubled: Responder, at: Loom) -> None:
+    assert at("why", "i3").out.startswith("i3 · mnist · over after 10 s\nrank 1 failed: killed by SIGKILL\n")
+    found = document(at, "why", "i3")
+    assert (found["incident"]["id"], found["others"], found["goodput"]) == ("i3", [], None)
+    assert found["incident"]["history"] == []
+
+
+def test_why_of_a_job_that_has_not_begun_to_train(troubled: Responder, at: Loom) -> None:
+    troubled.runs = RunsView(runs=(a_run("new"),))
+    assert at("why", "new").out.endswith("\nnothing went wrong with new\n")
+
+
+@pytest.mark.parametrize(("name", "near"), [("mnits", "mnist"), ("i33", "i3"), ("a.b*", "")])
+def test_why_of_what_is_not_known(troubled: Responder, at: Loom, name: str, near: str) -> None:
+    ran = at("why", name)
+    assert (ran.code, ran.out) == (4, "")
+    assert f"there is no job or incident {name!r}" in ran.err
+    assert near in ran.err
+
+
+def test_a_listing_of_one_job_has_what_it_was_ended_for(troubled: Responder, at: Loom) -> None:
+    assert [i["id"] for i in document(at, "incidents", "--job", "mnist")] == ["i3", "i2", "i1"]
+    assert [i["id"] for i in document(at, "incidents", "--job", "mnist", "--open")] == ["i2"]
+    assert set(document(at, "incidents")[0]) == set(incident().__struct_fields__)
+
+
+def test_status_of_one_job(troubled: Responder, at: Loom) -> None:
+    shown = at("status", "mnist").out
+    assert "bert" not in shown
+    assert shown.endswith("goodput: 90 % of 1 min 40 s was productive; lost: crash 10 s\n")
+    found = document(at, "status", "mnist")
+    assert [j["job"] for j in found["jobs"]] == ["mnist"]
+    assert found["run"]["goodput"]["productive"] == 90
+    assert document(at, "status", "bert")["run"] is None
+    ran = at("status", "mnits")
+    assert (ran.code, "did you mean mnist" in ran.err) == (4, True)
+
+
+# ── policy ──
+
+
+def test_the_default_policy_needs_no_control_plane(loom: Loom) -> None:
+    lines = loom("policy").out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(DEFAULTS)
+    assert lines[2].split()[:5] == ["hang", "+".join(DEFAULTS["hang"].do), "180", "s", "-"]
+    assert "LIMIT" not in lines[0]
+    assert not any(" yes " in line for line in lines)
+
+
+def test_the_policy_of_a_job(troubled: Responder, at: Loom) -> None:
+    own = Rule(on="hang", do=("checkpoint", "rollback"), after=30, limit=2, back=3, skip=True)
+    troubled.runs = RunsView(runs=(a_run(policy=(own,), dry_run=True),))
+    shown = at("policy", "mnist").out
+    (line,) = [line for line in shown.splitlines() if line.startswith("hang")]
+    assert line.split()[:8] == ["hang", "checkpoint+rollback", "back=3", "skip", "30", "s", "2", "yes"]
+    assert shown.splitlines()[-1].startswith("a dry run")
+    found = document(at, "policy", "mnist")
+    assert (found["job"], found["dry_run"]) == ("mnist", True)
+    (rule,) = [rule for rule in found["rules"] if rule["own"]]
+    assert rule["rule"] == "hang=checkpoint+rollback@30,limit=2,back=3,skip"
+    assert rule["told"][0] == "a checkpoint is asked for"
+    ran = at("policy", "mnits")
+    assert (ran.code, "did you mean mnist" in ran.err) == (4, True)
+
+
+def test_what_is_to_be_done_is_told_to_loom_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    call = parse(
+        ["run", "--on", "hang=report", "--on=crash=report", "--on", "hang=restart@9", "--dry-run-policy", "--check",
+         "train.py", "--on", "x"]
+    )  # fmt: skip
+    task = with_rules(_task(call), call.args)
+    assert task.policy == (Rule(on="hang", do=("restart",), after=9), Rule(on="crash", do=("report",)))
+    assert (task.dry_run, task.check) == (True, True)
+    assert task.argv == ("train.py", "--on", "x")
+    plain = parse(["run", "train.py"])
+    assert with_rules(_task(plain), plain.args) == _task(plain)
+
+
+def test_a_rule_that_cannot_be_meant_is_told_before_anything_starts(tmp_path: Any, loom: Loom) -> None:
+    (tmp_path / "train.py").write_text("")
+    ran = loom("run", "--on", "hang=restrat", str(tmp_path / "train.py"))
+    assert ran.code == BadInput.exit_code
+    assert "response 'restrat' is unknown" in ran.err
+    assert "did you mean restart" in ran.err
+
+
+def test_an_option_of_submit_takes_the_place_of_the_file_s_rule(weaver: Responder, at: Loom, tmp_path: Any) -> None:
+    file = tmp_path / "mnist.toml"
+    file.write_text('script = "a.py"\n[policy]\nhang = "report"\ncrash = "report"\n')
+    assert at("submit", str(file), "--on", "hang=restart@5", "--dry-run-policy").code == 0
+    (ask,) = weaver.asked
+    assert isinstance(ask, Submit)
+    assert ask.task.policy == (Rule(on="hang", do=("restart",), after=5), Rule(on="crash", do=("report",)))
+    assert ask.task.dry_run
+
+
+@pytest.mark.parametrize(
+    ("prefix", "offered"),
+    [
+        ("ha", ["hang="]),
+        ("h", ["hang=", "held="]),
+        ("hang=r", ["hang=report", "hang=restart", "hang=rollback"]),
+        ("hang=stacks+re", ["hang=stacks+report", "hang=stacks+restart"]),
+        ("zzz", []),
+    ],
+)
+def test_rules_are_completed(prefix: str, offered: list[str]) -> None:
+    assert names.complete_rule(prefix) == offered
+
+
+def test_jobs_and_incidents_are_completed(troubled: Responder, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from argparse import Namespace
+
+    typed = Namespace(state=settings.state)
+    assert names.complete_why("", parsed_args=typed) == ["mnist", "bert", "i4", "i3", "i2", "i1", "i0"]
+    assert names.complete_why("i2", parsed_args=typed) == ["i2"]

@@ -1,0 +1,135 @@
+"""Jobs that ask for a check: which nodes are looked at, which are left out, and what is said of them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tests.core.site import JOB, Site, incidents
+from torchloom.core.fitness import AGAIN_SECONDS, FRESH_SECONDS, PATIENCE_SECONDS, slow
+from torchloom.core.picture import runs
+from torchloom.messages import Fitness, LookRuns
+
+
+def waiting(site: Site) -> str:
+    return runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now).runs[0].waiting
+
+
+def examined(site: Site) -> list[int]:
+    return [agent.examined for agent in site.agents.values()]
+
+
+def test_without_being_asked_for_nothing_is_looked_at() -> None:
+    site = Site("n1")
+    site.agents["n1"].unfit = ("memory: none",)
+    site.submit()
+    site.settle(2)
+    assert (site.phase, examined(site)) == ("running", [0])
+
+
+def test_a_node_that_is_not_fit_is_left_out_and_named() -> None:
+    site = Site("n1", "n2")
+    site.agents["n1"].unfit = ("memory: 3 of 4 MB free",)
+    site.agents["n1"].cores = 9
+    site.hear()
+    site.submit(check=True)
+    site.settle(2)
+    assert (site.phase, site.run.nodes) == ("running", ("n2",))
+    assert incidents(site) == ["node n1 is not fit: memory: 3 of 4 MB free"]
+    told = next(iter(site.loom.fabric.incidents.values()))
+    assert (told.subject, told.decision) == ("n1#fitness", "jobs that ask for a check get no ranks there")
+
+
+def test_with_nowhere_to_go_it_waits_says_why_and_goes_on_once_that_is_mended() -> None:
+    site = Site("n1")
+    site.agents["n1"].unfit = ("clock: 9.0 s behind the weaver's",)
+    site.submit(check=True)
+    site.settle(5)
+    assert site.phase == "submitted"
+    assert waiting(site) == "a node with room for 2 (n1: not fit, clock: 9.0 s behind the weaver's)"
+    assert examined(site) == [1]
+    site.agents["n1"].unfit = ()
+    site.settle(AGAIN_SECONDS + 1)
+    assert site.phase == "running"
+    assert [i.outcome for i in site.loom.fabric.incidents.values()] == ["it is fit again"]
+
+
+def test_what_was_found_holds_for_a_while() -> None:
+    site = Site("n1")
+    site.submit(check=True)
+    site.settle(1)
+    site.agents["n1"].end(0, signal="SIGKILL")
+    site.settle(1)
+    assert examined(site) == [1]
+    site.loom.now += FRESH_SECONDS
+    site.settle(1)
+    site.agents["n1"].end(0, signal="SIGKILL")
+    site.settle(2)
+    assert (site.phase, examined(site)) == ("running", [2])
+
+
+def test_nodes_that_have_not_said_are_waited_for_but_not_for_ever() -> None:
+    site = Site("n1", "n2", "n3")
+    site.agents["n2"].deaf = site.agents["n1"].deaf = True
+    site.submit(check=True)
+    site.settle(1)
+    site.loom.now += PATIENCE_SECONDS - 4
+    site.settle(1)
+    assert site.phase == "submitted"
+    assert waiting(site).startswith("a node with room for 2 (n1: being checked; n2: being checked; n3: 4 of 4 free")
+    site.settle(3)
+    assert (site.phase, site.run.nodes) == ("running", ("n3",))
+
+
+def test_one_that_looks_just_now_has_not_said() -> None:
+    site = Site("n1")
+    site.agents["n1"].fitness = Fitness(number=3, running=True)
+    site.agents["n1"].deaf = True
+    site.hear()
+    site.submit(check=True)
+    site.settle(2)
+    assert site.phase == "submitted"
+    fitness = site.agents["n1"].fitness
+    assert fitness is not None
+    site.agents["n1"].deaf = False
+    site.agents["n1"].fitness = replace(fitness, number=4, running=False)
+    site.settle(2)
+    assert site.phase == "running"
+
+
+def test_the_slow_one_among_its_peers_is_left_out() -> None:
+    site = Site("n1", "n2", "n3")
+    for node, pace in {"n1": 0.021, "n2": 0.010, "n3": 0.009}.items():
+        site.agents[node].pace = pace
+    site.submit(check=True, nodes=3, min_nodes=2)
+    site.settle(40)
+    assert (site.phase, site.run.nodes) == ("running", ("n2", "n3"))
+    assert incidents(site) == [
+        "node n1 is not fit: computing: 2.1 times as slow as the median of 3 nodes with torch"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("paces", "found"),
+    [
+        ({"a": ("torch", 1.0), "b": ("torch", 9.0)}, []),  # of two nobody can tell who is slow
+        ({"a": ("torch", 1.0), "b": ("torch", 1.1), "c": ("torch", 1.9)}, []),
+        ({"a": ("torch", 1.0), "b": ("torch", 1.1), "c": ("torch", 2.3)}, ["c"]),
+        ({"a": ("torch", 1.0), "b": ("torch", 1.1), "c": ("numpy", 9.0), "d": ("torch", 1.0)}, []),
+        ({"a": ("torch", 0.0), "b": ("torch", 0.0), "c": ("torch", 1.0)}, []),
+        ({}, []),
+    ],
+)
+def test_who_is_slow_beside_others_on_the_same(paces: dict[str, tuple[str, float]], found: list[str]) -> None:
+    assert list(slow(paces)) == found
+
+
+def test_what_was_found_for_the_folder_of_one_job_does_not_keep_another_from_starting() -> None:
+    site = Site("n1")
+    site.agents["n1"].unfit = ("checkpoint folder: full",)
+    site.submit(9, job="other", check=True, checkpoint_dir="/full", per_node=1)
+    site.settle(2)
+    site.agents["n1"].unfit = ()
+    site.submit(check=True, cwd="/home/me", checkpoint_dir="runs")
+    site.settle(2)
+    assert site.phase == "running"

@@ -1,0 +1,230 @@
+"""Where the time of a run went: hand-made histories whose sums are known, and the sum that always is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.loom import life
+from tests.core.site import JOB, Site
+from torchloom.core.fabric import Fabric
+from torchloom.core.goodput import KEEP_STRETCHES, Account, Stretch, tally
+from torchloom.messages import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptHeld,
+    AttemptLaunched,
+    AttemptRunning,
+    AttemptStopping,
+    Goodput,
+    IncidentAmended,
+    IncidentOpened,
+    JobForgotten,
+    JobResumed,
+    Place,
+    RankId,
+    Record,
+    RunEnded,
+    RunSubmitted,
+    Task,
+)
+from torchloom.settings import Settings
+
+PLACES = (Place(rank=0, local=0, node="n1", incarnation=life(1)),)
+SUBMITTED = RunSubmitted(job=JOB, task=Task(argv=("a.py",)), request="r")
+RUNNING = AttemptRunning(job=JOB, attempt=1)
+
+
+def begun(attempt: int = 1) -> AttemptBegan:
+    return AttemptBegan(job=JOB, attempt=attempt, places=PLACES)
+
+
+def launched(attempt: int = 1, step: int | None = None) -> AttemptLaunched:
+    return AttemptLaunched(job=JOB, attempt=attempt, host="n1", port=1, resume_step=step)
+
+
+def stopping(step: int, incident: str = "", attempt: int = 1, **more: object) -> AttemptStopping:
+    return AttemptStopping(job=JOB, attempt=attempt, reason="r", step=step, incident=incident, **more)  # type: ignore[arg-type]
+
+
+def opened(kind: str, id: str = "i1", subject: str = f"{JOB}/main/0") -> IncidentOpened:
+    return IncidentOpened(id=id, what="w", subject=subject, job=JOB, kind=kind)
+
+
+def ended(attempt: int = 1, wait: float = 0.0) -> AttemptEnded:
+    return AttemptEnded(job=JOB, attempt=attempt, wait_seconds=wait)
+
+
+def told(*history: tuple[float, Record], now: float) -> Goodput:
+    fabric = Fabric(Settings())
+    for at, record in history:
+        fabric.fold((record,), at)
+    again = Fabric(Settings(), fabric.state())  # it is all in the state
+    found = again.goodput.of(JOB, now)
+    assert found is not None
+    assert found.productive + sum(found.lost.values()) == pytest.approx(found.elapsed)
+    return found
+
+
+START: list[tuple[float, Record]] = [(0, SUBMITTED), (10, begun()), (12, launched()), (15, RUNNING)]
+AGAIN: list[tuple[float, Record]] = [(125, ended()), (125, begun(2)), (126, launched(2, 100)), (130, RUNNING)]
+
+
+def test_waiting_and_starting_are_lost_and_running_is_not() -> None:
+    assert told((0, SUBMITTED), now=7) == Goodput(elapsed=7, productive=0, lost={"waiting": 7})
+    found = told(*START, now=115)
+    assert found == Goodput(elapsed=115, productive=100, lost={"waiting": 10, "starting": 5})
+
+
+def test_a_crash_costs_until_all_run_again_and_the_steps_since_the_checkpoint() -> None:
+    stop: list[tuple[float, Record]] = [(115, stopping(step=200)), (115, opened("crash"))]
+    found = told(*START, *stop, *AGAIN, now=150)
+    # 200 steps in 100 s, of which 100 are in the checkpoint; 15 s from the crash until all ran; 20 s since.
+    assert found.lost == {"waiting": 10, "starting": 5, "crash": 15, "redone": 50}
+    assert found.productive == 50 + 20
+
+
+def test_a_rank_that_was_lost_before_it_was_known_to_be_dead_made_no_steps_meanwhile() -> None:
+    sign: list[tuple[float, Record]] = [(112, opened("")), (115, stopping(200, "i1"))]
+    found = told(*START, *sign, *AGAIN, now=130)
+    assert found.lost["crash"] == 3 + 15
+    assert found.lost["redone"] == pytest.approx(97 / 2)
+
+
+def test_a_hang_costs_from_its_first_sign() -> None:
+    sign: list[tuple[float, Record]] = [(55, opened("hang")), (115, stopping(100, "i1"))]
+    found = told(*START, *sign, *AGAIN, now=130)
+    assert found.lost == {"waiting": 10, "starting": 5, "hang": 75}
+    assert found.productive == 40
+
+
+def test_a_hang_that_goes_on_by_itself_costs_what_it_lasted() -> None:
+    found = told(*START, (55, opened("held")), (65, IncidentAmended(id="i1", closed=True)), now=115)
+    assert (found.productive, found.lost["held"]) == (90, 10)
+
+
+def test_what_is_only_reported_costs_nothing() -> None:
+    assert told(*START, (55, opened("loss_spike")), now=115).productive == 100
+
+
+def test_a_rollback_loses_what_was_done_since_the_checkpoint_before() -> None:
+    sign: list[tuple[float, Record]] = [(100, opened("not_finite")), (115, stopping(400, "i1"))]
+    found = told(*START, *sign, *AGAIN, now=130)
+    assert found.lost["not_finite"] == 15
+    assert found.lost["redone"] == 75  # of 400 steps in 100 s, 100 are left
+
+
+def test_a_job_that_begins_anew_has_lost_everything() -> None:
+    stop: list[tuple[float, Record]] = [(115, stopping(0)), (115, opened("crash"))]
+    again: list[tuple[float, Record]] = [(116, ended()), (116, begun(2)), (117, launched(2)), (118, RUNNING)]
+    assert told(*START, *stop, *again, now=120).productive == 2
+
+
+def test_an_attempt_that_says_itself_where_it_goes_on_has_lost_less() -> None:
+    stop: list[tuple[float, Record]] = [(115, stopping(200)), (115, opened("crash"))]
+    again: list[tuple[float, Record]] = [(116, ended()), (116, begun(2)), (117, launched(2)), (118, RUNNING)]
+    resumed = JobResumed(rank=RankId(JOB, "main", 0), step=150, path="p")
+    found = told(*START, *stop, *again, (119, resumed), (119, resumed), now=120)
+    assert found.lost["redone"] == pytest.approx(25)
+    assert found.productive == pytest.approx(77)
+
+
+def test_the_pause_before_a_restart_belongs_to_its_cause_and_what_follows_is_waiting_for_room() -> None:
+    stop: list[tuple[float, Record]] = [(115, stopping(0)), (115, opened("crash")), (116, ended(wait=4))]
+    assert told(*START, *stop, now=118).lost["crash"] == 3
+    found = told(*START, *stop, (150, begun(2)), now=152)
+    assert (found.lost["crash"], found.lost["waiting"]) == (5 + 2, 10 + 30)
+
+
+def test_a_lost_node_one_that_leaves_and_an_evicted_device_are_told_apart() -> None:
+    lost = opened("", subject=f"{JOB}#run")
+    assert told(*START, (115, stopping(0)), (115, lost), now=120).lost["node"] == 5
+    assert told(*START, (115, stopping(0, counts=False)), (115, lost), now=120).lost["moving"] == 5
+    device = IncidentOpened(id="i1", what="w", subject="GPU-1", kind="device")
+    assert told(*START, (110, device), (115, stopping(0, "i1", counts=False)), now=120).lost["device"] == 5
+
+
+def test_a_pause_and_the_end_that_was_asked_for_are_told() -> None:
+    held: list[tuple[float, Record]] = [
+        (45, AttemptHeld(job=JOB, attempt=1)), (55, AttemptHeld(job=JOB, attempt=1, held=False)),
+    ]  # fmt: skip
+    end: list[tuple[float, Record]] = [
+        (115, stopping(9, then="cancel")), (118, RunEnded(job=JOB, phase="cancelled", step=9)),
+    ]  # fmt: skip
+    found = told(*START, *held, *end, now=1000)
+    assert found == Goodput(elapsed=118, productive=90, lost={"ending": 3, "paused": 10, "starting": 5, "waiting": 10})
+
+
+def test_a_new_run_begins_a_new_account_and_a_forgotten_job_has_none() -> None:
+    done: tuple[float, Record] = (115, RunEnded(job=JOB, phase="done", step=9))
+    assert told(*START, done, (200, SUBMITTED), now=201) == Goodput(elapsed=1, productive=0, lost={"waiting": 1})
+    fabric = Fabric(Settings())
+    for at, record in (*START, done, (200.0, JobForgotten(job=JOB))):
+        fabric.fold((record,), at)
+    assert fabric.goodput.of(JOB, 300) is None
+
+
+@given(
+    st.integers(0, 50), st.integers(0, 50), st.floats(0, 1e6), st.integers(0, 120),
+)  # fmt: skip
+def test_less_is_left_of_a_stretch_the_earlier_one_goes_on(first: int, more: int, seconds: float, step: int) -> None:
+    stretch = Stretch(first, first + more, seconds)
+    assert 0 <= stretch.up_to(step).seconds <= stretch.up_to(step + 1).seconds <= seconds
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["tick", "beat", "pause", "kill0", "kill1", "restart", "late", "back", "hang"]),
+            st.floats(0, 30),
+        ),
+        max_size=40,
+    )
+)
+def test_productive_and_lost_seconds_are_all_there_is(moves: list[tuple[str, float]]) -> None:
+    site = Site()
+    site.submit(max_restarts=1000)
+    submitted = site.loom.now
+    for step, (move, seconds) in enumerate(moves):
+        agent = site.agents["n1"]
+        site.loom.now += seconds
+        match move:
+            case "beat":
+                site.hear()
+            case "tick":
+                site.settle(0.25)
+            case "restart":
+                site.restart_weaver()
+            case "back":
+                site.loom.now -= min(seconds, 0.1)
+            case "pause" if site.phase in {"running", "paused"}:
+                held = site.phase == "running"
+                site.loom.fabric.fold((AttemptHeld(job=JOB, attempt=site.run.attempt, held=held),), site.loom.now)
+            case "hang":
+                hang = opened("hang", id=site.loom.fabric.next_incident(), subject=f"{JOB}#hang")
+                site.loom.fabric.fold((hang,), site.loom.now)
+            case "kill0" | "kill1" if agent.attempts and agent.attempts[max(agent.attempts)].ranks:
+                agent.resume = (f"/step-{step}", step)
+                agent.end(int(move[-1]), signal="SIGKILL")
+        found = site.loom.fabric.goodput.of(JOB, site.loom.now)
+        assert found is not None
+        assert found.elapsed == pytest.approx(site.loom.now - submitted, abs=0.2)
+        assert found.productive + sum(found.lost.values()) == pytest.approx(found.elapsed)
+        assert found.productive >= 0
+        assert all(seconds >= 0 for seconds in found.lost.values())
+
+
+def test_of_many_attempts_the_sum_is_kept() -> None:
+    fabric = Fabric(Settings())
+    fabric.fold((SUBMITTED,), 0.0)
+    at = 0.0
+    for attempt in range(1, 3 * KEEP_STRETCHES):
+        step = 10 * attempt
+        fabric.fold((begun(attempt), launched(attempt, step - 10), AttemptRunning(job=JOB, attempt=attempt)), at)
+        fabric.fold((stopping(step, attempt=attempt), ended(attempt)), at + 1)
+        at += 1
+    account: Account = fabric.goodput.by_job[JOB]
+    assert len(account.stretches) == KEEP_STRETCHES
+    assert tally(account, at).productive == pytest.approx(at)

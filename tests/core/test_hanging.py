@@ -1,0 +1,291 @@
+"""Ranks that make no step: one incident with stacks, patience, then what the policy says; nothing for a false alarm."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from tests.core.loom import life
+from tests.core.site import JOB, Site, incidents
+from torchloom.core.decision import Decision
+from torchloom.core.events import FactTold, Heard
+from torchloom.core.observing import look_at_jobs
+from torchloom.core.runs import REPLICA
+from torchloom.messages import (
+    AttemptStopping,
+    Beat,
+    Halt,
+    IncidentAmended,
+    Inspect,
+    Inspected,
+    Order,
+    RankId,
+    RankStacks,
+    ResponseBegan,
+    Rule,
+    StepTimes,
+)
+
+WELL: dict[str, object] = {"still": 0.0, "frozen": 0.0, "held": 0.0, "computes": False, "phase": ""}
+TIMES = StepTimes(count=50, p50=0.02, p99=0.025, longest=0.03)
+
+
+class Training(Site):
+    """Two ranks that train, and what their agent sees of them."""
+
+    def __init__(self, at: tuple[str, ...] = ("n1",), **task: object) -> None:
+        super().__init__(*at)
+        self.step = 0
+        self.seen: dict[int, dict[str, object]] = {}
+        """By rank: what the agent sees that is not as usual."""
+        self.told: list[tuple[str, object]] = []
+        self.submit(**task)
+        self.settle()
+        self.join()
+        self.train(30)
+
+    def tell(self, decision: Decision) -> bool:
+        if hasattr(self, "told"):
+            self.told += decision.tasks
+        return super().tell(decision)
+
+    def train(self, seconds: int) -> None:
+        """All goes well for so long."""
+        for _ in range(seconds):
+            self.step += 50
+            self.beat_step(self.step, TIMES)
+            self.look()
+
+    def beat_step(self, step: int, times: StepTimes | None, still: float = 0.0, phase: str = "") -> None:
+        for place in self.run.places:
+            beat = Beat(incarnation=place.incarnation, step=step, times=times, still=still, phase=phase)
+            self.loom.happen(Heard(RankId(JOB, REPLICA, place.rank), beat))
+
+    def look(self) -> None:
+        """The agents say what they see; a second passes."""
+        for agent in self.agents.values():
+            for key, status in agent.attempts.items():
+                ranks = tuple(
+                    replace(rank, **(WELL | {"step": self.step} | self.seen.get(rank.rank, {})))
+                    if rank.state == "running"
+                    else rank
+                    for rank in status.ranks
+                )
+                agent.attempts[key] = replace(status, ranks=ranks)
+        self.hear()
+        self.loom.now += 1.0
+
+    def stand(self, seconds: int, rank: int, **seen: float | bool) -> None:
+        """Nobody makes a step; of one rank the agent sees this, for longer and longer."""
+        for passed in range(1, seconds + 1):
+            self.beat_step(self.step, None, still=float(passed))
+            growing = {name: float(passed) if value is True else value for name, value in seen.items()}
+            self.seen = {r.rank: {"still": float(passed)} for r in self.run.places}
+            self.seen[rank] = {"still": float(passed)} | growing
+            self.look()
+        self.seen = {}
+
+    def records(self, kind: type) -> list[object]:
+        return [record for _, records in self.loom.log for record in records if isinstance(record, kind)]
+
+
+def inspect_orders(site: Training) -> list[tuple[str, object]]:
+    return [(node, command) for node, command in site.told if isinstance(command, Inspect)]
+
+
+# ── what is found ──
+
+
+def test_a_frozen_rank_is_told_once_looked_at_and_then_all_start_again() -> None:
+    site = Training()
+    site.stand(1, rank=1, frozen=True)
+    assert incidents(site) == [f"{JOB}: rank 1 is frozen: its process is stopped"]
+    assert [node for node, _ in inspect_orders(site)] == ["n1"]
+    assert site.phase == "running"  # not on the first suspicion
+    site.stand(3, rank=1, frozen=True)
+    (stopping,) = site.records(AttemptStopping)
+    assert isinstance(stopping, AttemptStopping)
+    assert stopping.deaf == (1,)
+    halts = [command for _, command in site.told if isinstance(command, Halt)]
+    assert halts[0].kill == (1,)
+    assert site.run.attempt == 2
+    assert len(incidents(site)) == 1
+
+
+def test_a_held_interpreter_that_computes_is_given_more_time_than_one_that_does_not() -> None:
+    computing, idle = Training(), Training()
+    computing.stand(10, rank=0, held=True, computes=1.0)
+    idle.stand(10, rank=0, held=True)
+    assert incidents(computing) == incidents(idle) == [f"{JOB}: rank 0 hangs: its interpreter is held"]
+    assert (computing.run.attempt, idle.run.attempt) == (1, 2)
+
+
+def test_a_rank_that_stops_for_a_moment_and_goes_on_is_no_reason_to_do_anything() -> None:
+    site = Training()
+    site.stand(1, rank=1, frozen=True)
+    site.train(3)
+    (incident,) = site.loom.fabric.incidents.values()
+    assert incident.closed is not None
+    assert incident.outcome.startswith("it went on by itself")
+    assert site.run.attempt == 1
+    assert site.phase == "running"
+
+
+def test_an_evaluation_that_says_so_is_no_hang() -> None:
+    site = Training()
+    for passed in range(1, 300):
+        site.beat_step(site.step, None, still=float(passed), phase="eval")
+        site.seen = {rank: {"still": float(passed), "phase": "eval"} for rank in (0, 1)}
+        site.look()
+    assert incidents(site) == []
+
+
+def test_a_pause_that_nobody_announced_is_told_but_training_is_not_ended_for_minutes() -> None:
+    site = Training()
+    site.stand(120, rank=0)
+    assert len(incidents(site)) == 1
+    assert site.run.attempt == 1
+    site.stand(100, rank=0)  # counted from the beginning again
+    assert site.run.attempt == 1
+    site.stand(300, rank=0)
+    assert site.run.attempt == 2
+
+
+def test_a_weaver_that_was_away_does_not_blame_anyone_for_what_it_missed() -> None:
+    site = Training()
+    site.loom.now += 1000
+    site.loom.fabric.restart_watch(site.loom.now)
+    site.look()
+    assert incidents(site) == []
+
+
+# ── evidence ──
+
+WAITS = 'Current thread 0x1 (most recent call first):\n  File "distributed_c10d.py", line 2810 in all_reduce\n'
+SLEEPS = 'Current thread 0x1 (most recent call first):\n  File "model.py", line 88 in forward\n'
+
+
+def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> None:
+    site = Training()
+    site.stand(1, rank=1, frozen=True)
+    (incident,) = site.loom.fabric.incidents
+    ranks = (
+        RankStacks(rank=0, how="itself", text=WAITS),
+        RankStacks(rank=1, how="py-spy", text=SLEEPS, state="stopped", said="oops"),
+    )
+    said = Inspected(job=JOB, node="n1", incident=incident, ranks=ranks, host="load 1")
+    site.loom.happen(FactTold(said))
+    site.loom.happen(FactTold(said))
+    evidence = site.loom.fabric.incidents[incident].evidence
+    text = "\n".join(evidence)
+    assert text.count("where the ranks were on n1") == 1
+    assert "model.py:88" in text
+    assert "all_reduce" in text
+    assert "rank 1: stopped; its stacks were read from outside" in text
+    assert "n1: load 1" in evidence
+    assert "the last that rank 1 wrote to stderr:\n  oops" in evidence
+    assert any(line.startswith("rank 1 was last heard") and "step 1500" in line for line in evidence)
+
+
+def test_stacks_for_an_incident_that_nobody_knows_are_left_alone() -> None:
+    site = Training()
+    decision = site.loom.happen(FactTold(Inspected(job=JOB, node="n1", incident="i99")))
+    assert not decision
+
+
+def test_an_agent_that_did_not_answer_is_asked_again_and_one_that_did_is_not() -> None:
+    site = Training(("n1", "n2"), per_node=1, nodes=2)
+    site.stand(1, rank=1, frozen=True)
+    (incident,) = site.loom.fabric.incidents
+    site.loom.happen(FactTold(Inspected(job=JOB, node="n1", incident=incident)))
+    site.told.clear()
+    site.stand(1, rank=1, frozen=1.5)
+    assert {node for node, _ in inspect_orders(site)} == {"n2"}
+
+
+# ── policy ──
+
+
+def test_a_job_whose_policy_is_to_report_is_not_touched() -> None:
+    site = Training(policy=(Rule(on="frozen", do=("report",)),))
+    site.stand(30, rank=1, frozen=True)
+    assert len(incidents(site)) == 1
+    assert site.run.attempt == 1
+
+
+def test_a_dry_run_says_once_what_it_would_do() -> None:
+    site = Training(dry_run=True)
+    site.stand(30, rank=1, frozen=True)
+    assert site.run.attempt == 1
+    assert site.records(ResponseBegan) == []
+    (incident,) = site.loom.fabric.incidents.values()
+    assert incident.decision.startswith("nothing: this is a dry run")
+    amended = [r for r in site.records(IncidentAmended) if "dry run" in r.decision]  # type: ignore[attr-defined]
+    assert len(amended) == 1
+
+
+def test_a_rule_may_be_more_patient_or_less() -> None:
+    patient = Training(policy=(Rule(on="frozen", do=("restart",), after=20.0),))
+    patient.stand(15, rank=1, frozen=True)
+    assert patient.run.attempt == 1
+    patient.stand(25, rank=1, frozen=True)
+    assert patient.run.attempt == 2
+    hasty = Training(policy=(Rule(on="hang", do=("restart",), after=5.0),))
+    hasty.stand(10, rank=1)
+    assert hasty.run.attempt == 2
+
+
+def test_a_limit_ends_what_a_rule_does() -> None:
+    site = Training(policy=(Rule(on="frozen", do=("restart",), limit=1),), max_restarts=100)
+    site.stand(4, rank=1, frozen=True)
+    assert site.run.attempt == 2
+    site.settle()
+    site.join()
+    site.train(30)
+    site.stand(20, rank=1, frozen=True)
+    assert site.run.attempt == 2
+    assert "its limit" in list(site.loom.fabric.incidents.values())[-1].decision
+
+
+def test_restarts_for_hangs_count_against_the_budget() -> None:
+    site = Training(max_restarts=0)
+    site.stand(4, rank=1, frozen=True)
+    site.settle()
+    assert site.phase == "failed"
+
+
+def test_what_was_decided_survives_a_restart_of_the_weaver() -> None:
+    site = Training()
+    site.stand(4, rank=1, frozen=True)
+    again = site.loom.restarted()
+    assert again.fabric.state() == site.loom.fabric.state()
+
+
+# ── jobs that others started ──
+
+
+def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_where_they_are() -> None:
+    site = Site()
+    loom = site.loom
+    ranks = [RankId("theirs", "r", n) for n in range(2)]
+    for number, rank in enumerate(ranks):
+        loom.join(rank, number + 1, world_size=2)
+    step = 0
+    for _ in range(30):
+        step += 50
+        for number, rank in enumerate(ranks):
+            loom.happen(Heard(rank, Beat(incarnation=life(number + 1), step=step, times=TIMES)))
+        loom.now += 1
+    sent = len(loom.sent)
+    for passed in range(1, 10):
+        for number, rank in enumerate(ranks):
+            beat = Beat(incarnation=life(number + 1), step=step, still=float(passed), collectives=100 - number)
+            loom.happen(Heard(rank, beat))
+        for event in list(look_at_jobs(loom.fabric, loom.now)):
+            loom.happen(event)
+        loom.now += 1
+    (incident,) = loom.fabric.incidents.values()
+    assert incident.subject == "theirs/r/1#hang"
+    assert incident.decision.startswith("reported")
+    orders = [command for _, command in loom.sent[sent:] if isinstance(command, Order)]
+    assert {order.verb for order in orders} == {"stacks"}
+    assert len({order.id for order in orders}) == 1

@@ -1,0 +1,212 @@
+"""The story of an incident stands in the log: what was done about it, and what it cost."""
+
+from __future__ import annotations
+
+from tests.core.loom import Loom
+from tests.core.site import JOB, Site
+from torchloom.core.fabric import Fabric, Incident
+from torchloom.core.history import KEPT, MOST, noted
+from torchloom.core.picture import CLOSED_SHOWN, EVIDENCE_SHOWN, picture
+from torchloom.messages import (
+    AttemptStopping,
+    IncidentAmended,
+    IncidentOpened,
+    JobResumed,
+    LookFabric,
+    PlaneView,
+    RankId,
+    ResponseBegan,
+    ResponseWent,
+)
+from torchloom.settings import Settings
+
+PLANE = PlaneView(weaver="w", term=1, began=0, now=0, log_seq=1, version="0")
+
+
+def killed() -> Site:
+    site = Site()
+    site.submit()
+    site.settle()
+    site.agents["n1"].resume = ("/runs/step-30", 30)
+    site.loom.now += 50
+    site.agents["n1"].end(1, signal="SIGKILL")
+    site.settle()
+    return site
+
+
+def texts(incident: Incident) -> list[str]:
+    return [text for _, text in incident.history]
+
+
+def test_a_crash_tells_what_was_done_and_what_it_cost() -> None:
+    site = killed()
+    (incident,) = site.loom.fabric.incidents.values()
+    decided, ended, prepared, goes_on, over = texts(incident)
+    assert decided.startswith("decided: all ranks are ended, then started again")
+    assert ended == "all ranks of attempt 1 are ended"
+    assert prepared == "attempt 2 is prepared on n1"
+    assert goes_on == "it goes on from step 30 (/runs/step-30)"
+    assert over == "over: started again from step 30 as attempt 2"
+    assert (incident.stopped, incident.lost_steps) == ((JOB, 1), 0)
+    assert incident.lost_seconds == incident.history[-1][0] - incident.opened
+
+
+def test_the_story_survives_the_weaver() -> None:
+    site = killed()
+    again = Loom()
+    for at, records in site.loom.log:
+        again.fabric.fold(records, at)
+    assert again.fabric.state().incidents == site.loom.fabric.state().incidents
+    assert Fabric(Settings(), site.loom.fabric.state()).incidents == site.loom.fabric.incidents
+
+
+def test_the_next_run_of_a_job_is_not_told_by_the_incident_that_ended_the_last() -> None:
+    site = Site()
+    site.submit(max_restarts=0)
+    site.settle()
+    site.agents["n1"].end(1, signal="SIGKILL")
+    site.settle()
+    assert site.phase == "failed"
+    (before,) = site.loom.fabric.incidents.values()
+    site.submit(2)
+    site.settle()
+    assert site.phase == "running"
+    assert site.loom.fabric.incidents[before.id] == before
+    assert (before.lost_steps, before.lost_seconds) == (None, None)
+
+
+def test_responses_are_told_one_after_the_other() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    fabric, now = site.loom.fabric, site.loom.now
+    opened = IncidentOpened(id="i1", what="w", subject=f"{JOB}/main/1#hang", job=JOB, decision="wait", kind="hang")
+    began = ResponseBegan(job=JOB, incident="i1", kind="hang", do=("stacks", "checkpoint", "restart"))
+    fabric.fold((opened,), now + 1)
+    fabric.fold((began, IncidentAmended(id="i1", decision="act")), now + 2)
+    fabric.fold((ResponseWent(job=JOB, left=("checkpoint", "restart")),), now + 3)
+    fabric.fold((IncidentAmended(id="i1", evidence=("where the ranks were:\n  a", "n1: busy")),), now + 4)
+    fabric.fold((IncidentAmended(id="i1", evidence=("how it ended", "and its last words")),), now + 4)
+    fabric.fold((IncidentAmended(id="i1", evidence=("no checkpoint came",)),), now + 4)
+    fabric.fold((AttemptStopping(job=JOB, attempt=1, reason="r", step=1204, incident="i1"),), now + 5)
+    assert texts(fabric.incidents["i1"]) == [
+        "decided: wait",
+        "begins: stacks, then checkpoint, then restart",
+        "done: stacks",
+        "no checkpoint came",
+        "all ranks of attempt 1 are ended at step 1,204",
+    ]
+
+
+def test_steps_are_lost_since_the_checkpoint_or_where_the_script_itself_says_it_goes_on() -> None:
+    site = killed()
+    fabric, now = site.loom.fabric, site.loom.now
+    opened = IncidentOpened(id="i9", what="w", subject=f"{JOB}/main/1", job=JOB, kind="crash")
+    fabric.fold((AttemptStopping(job=JOB, attempt=2, reason="r", step=100), opened), now)
+    assert fabric.incidents["i9"].step == 100
+    site.settle()
+    assert fabric.incidents["i9"].lost_steps == 70
+    fabric.fold((JobResumed(rank=RankId(JOB, "main", 0), step=90, path="p"),), now)
+    assert fabric.incidents["i9"].lost_steps == 10
+
+
+def test_what_is_decided_while_an_attempt_is_being_ended_for_something_else_is_another_story() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    fabric, now = site.loom.fabric, site.loom.now
+    mine = IncidentOpened(id="i1", what="w", subject=f"{JOB}/main/1", job=JOB)
+    fabric.fold((AttemptStopping(job=JOB, attempt=1, reason="r", step=1), mine), now)
+    fabric.fold((IncidentOpened(id="i2", what="w", subject=f"{JOB}/main/0", job=JOB),), now)
+    fabric.fold((IncidentOpened(id="i3", what="w", subject=f"{JOB}/main/0", job=JOB),), now + 1)
+    assert [i.stopped for i in fabric.incidents.values()] == [(JOB, 1), None, None]
+
+
+def test_what_is_told_after_an_attempt_was_ended_is_not_why() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    fabric, now = site.loom.fabric, site.loom.now
+    fabric.fold((AttemptStopping(job=JOB, attempt=1, reason="r", step=1),), now)
+    fabric.fold((IncidentOpened(id="i1", what="w", subject=f"{JOB}/main/0", job=JOB),), now + 1)
+    assert fabric.incidents["i1"].stopped is None
+
+
+def test_a_rank_that_was_lost_and_turns_out_to_be_dead_has_crashed() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    fabric, now = site.loom.fabric, site.loom.now
+    fabric.fold((IncidentOpened(id="i1", what="it is lost", subject=f"{JOB}/main/0", job=JOB),), now)
+    stopping = AttemptStopping(job=JOB, attempt=1, reason="r", step=1)
+    fabric.fold((stopping, IncidentAmended(id="i1", decision="restart")), now + 1)
+    assert (fabric.incidents["i1"].kind, fabric.incidents["i1"].stopped) == ("crash", (JOB, 1))
+    fabric.fold((IncidentOpened(id="i2", what="w", subject=f"{JOB}#run", job=JOB),), now + 1)
+    assert fabric.incidents["i2"].kind == ""
+
+
+def test_a_device_that_failed_tells_of_the_job_that_was_moved() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    fabric, now = site.loom.fabric, site.loom.now
+    device = IncidentOpened(id="i1", what="w", subject="GPU-1", kind="device")
+    stopping = AttemptStopping(job=JOB, attempt=1, reason="r", step=7, incident="i1", counts=False)
+    fabric.fold((device, stopping), now)
+    view = picture(fabric, PLANE, LookFabric(job=JOB))
+    assert [(i.id, i.stopped) for i in view.incidents] == [("i1", JOB)]
+
+
+def test_a_story_is_short_and_does_not_say_the_same_twice() -> None:
+    incident = Incident(id="i1", opened=0, what="w", subject="s")
+    for number in range(3 * KEPT):
+        incident = noted(noted(incident, number, f"{number}"), number, f"{number}")
+    assert texts(incident) == ["0", *(str(number) for number in range(2 * KEPT + 1, 3 * KEPT))]
+    assert len(noted(incident, 1, "x" * 1000).history[-1][1]) == MOST
+
+
+# ── what of it is in a picture ──
+
+
+def many(count: int, evidence: str, job: str = JOB) -> Fabric:
+    fabric = Fabric(Settings())
+    for number in range(count):
+        fabric.fold(
+            (
+                IncidentOpened(id=f"{job}-{number}", what="w", subject="s", job=job, evidence=(evidence,)),
+                IncidentAmended(id=f"{job}-{number}", outcome="o", closed=True),
+            ),
+            float(number),
+        )
+    return fabric
+
+
+def test_a_picture_tells_the_newest_whole_and_as_many_as_fit() -> None:
+    evidence = "x" * (EVIDENCE_SHOWN // 10)
+    view = picture(many(40, evidence), PLANE, LookFabric(limit=0))
+    lengths = [len(incident.evidence[0]) for incident in view.incidents]
+    assert len(lengths) == 40
+    assert lengths[0] == len(evidence)
+    assert sum(lengths) < 2 * EVIDENCE_SHOWN
+
+
+def test_one_incident_is_told_whole_however_old() -> None:
+    fabric = many(CLOSED_SHOWN * 3, "x" * 10_000)
+    assert f"{JOB}-1" not in [i.id for i in picture(fabric, PLANE, LookFabric()).incidents]
+    (found,) = picture(fabric, PLANE, LookFabric(incident=f"{JOB}-1")).incidents
+    assert len(found.evidence[0]) == 10_000
+    assert picture(fabric, PLANE, LookFabric(incident="none")).incidents == ()
+
+
+def test_the_incidents_of_a_job_are_not_crowded_out_by_those_of_others() -> None:
+    fabric = many(3, "mine", job="quiet")
+    for number in range(CLOSED_SHOWN * 2):
+        noisy = IncidentOpened(id=f"n{number}", what="w", subject="s", job="noisy")
+        fabric.fold((noisy, IncidentAmended(id=f"n{number}", closed=True)), 100.0 + number)
+    assert len(picture(fabric, PLANE, LookFabric(job="quiet")).incidents) == 3
+
+
+def test_records_of_a_job_that_is_not_known_are_no_one_s_story() -> None:
+    fabric = Fabric(Settings())
+    fabric.fold((JobResumed(rank=RankId("x", "main", 0), step=1, path="p"),), 1.0)
+    assert fabric.incidents == {}

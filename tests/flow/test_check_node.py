@@ -1,0 +1,54 @@
+"""`loom check-node` and jobs that ask for a check, with real agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.flow.agents import LOOM, cluster
+
+
+def test_without_a_control_plane_this_machine_is_looked_at(tmp_path: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TORCHLOOM_")}
+    env["TORCHLOOM_STATE"] = str(tmp_path)
+    done = subprocess.run(
+        [*LOOM, "check-node", "--checkpoint-dir", "/proc/nothing"], env=env, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 1
+    assert "checkpoint folder" in done.stdout
+    assert "  → " in done.stdout
+    assert "clock" not in done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_nodes_are_looked_at_and_the_network_between_them(tmp_path: Path) -> None:
+    with cluster(tmp_path) as site:
+        site.start_agent("n1")
+        site.start_agent("n2")
+        done = site.loom("check-node", "n1", "n2", "-o", "json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(done.stdout)
+        checks = {node["node"]: {check["what"]: check for check in node["checks"]} for node in found["nodes"]}
+        assert checks["n1"]["clock"]["found"] == checks["n2"]["clock"]["found"] == "as the weaver's"
+        assert "MB/s (gloo)" in checks["n2"]["network to n1"]["found"]
+        assert site.loom("check-node", "n3").returncode == 4
+
+
+@pytest.mark.timeout(300)
+def test_a_job_waits_where_no_node_is_fit_and_says_why(tmp_path: Path) -> None:
+    with cluster(tmp_path) as site:
+        site.start_agent("n1")
+        site.submit(check=True, nproc_per_node=1, checkpoint_dir="/proc/nothing")
+        site.until(
+            lambda: "not fit, checkpoint folder" in site.loom("wait", "mnist", "--timeout", "1").stderr, "why", 90
+        )
+        told = json.loads(site.loom("incidents", "-o", "json").stdout)
+        assert {i["subject"] for i in told} >= {"n1#fitness"}
+        assert "not fit" in site.loom("nodes").stdout
+        assert site.loom("cancel", "mnist", "--yes").returncode == 0
+        site.submit(check=True, nproc_per_node=1, checkpoint_dir="kept")
+        site.until(lambda: site.trains(1), "a rank", 100)
