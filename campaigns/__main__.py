@@ -7,9 +7,11 @@ import random
 import sys
 import time
 
-from campaigns import control, protocol, recovery, spine
+from campaigns import control, hangs, protocol, recovery, spine
 
-CAMPAIGNS = {"spine": spine.run, "protocol": protocol.run, "control": control.run, "recovery": recovery.run}
+CAMPAIGNS = {
+    "spine": spine.run, "protocol": protocol.run, "control": control.run, "recovery": recovery.run, "hangs": hangs.run,
+}  # fmt: skip
 
 
 def main() -> int:

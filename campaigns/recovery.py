@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.flow.faults import GLOO, Run, Up, trained
+from tests.flow.faults import Run, Up
+from tests.flow.scripts import GLOO, trained
 
 FAULTS = 20
 PATIENCE = 90.0
@@ -84,17 +85,13 @@ def kill_nats_in_recovery(run: Run, blow: Blow) -> None:
 
 def kill_keepers(run: Run, _: Blow) -> None:
     """The one that has the ranks, and the standby."""
-    for keeper in run.children("torchloom.agent.keeper"):
-        with contextlib.suppress(psutil.Error):
-            keeper.kill()
+    _kill(run.children("torchloom.agent.keeper"))
 
 
 def kill_standby_in_recovery(run: Run, blow: Blow) -> None:
     run.kill(blow.rank)
     time.sleep(blow.apart)
-    for keeper in run.children("--preload"):
-        with contextlib.suppress(psutil.Error):
-            keeper.kill()
+    _kill(run.children("--preload"))
 
 
 def kill_in_recovery(run: Run, blow: Blow) -> None:
@@ -103,8 +100,7 @@ def kill_in_recovery(run: Run, blow: Blow) -> None:
     time.sleep(blow.apart)
     for keeper in run.children("torchloom.agent.keeper"):
         with contextlib.suppress(psutil.Error):
-            for rank in keeper.children():
-                rank.kill()
+            _kill(keeper.children())
 
 
 def damage_the_newest(run: Run, blow: Blow) -> None:
@@ -121,8 +117,14 @@ def _kill_plane(run: Run, name: str) -> None:
     assert run.up
     child = run.up.child(name)
     if child is not None:  # or it is being started again
+        _kill([child])
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    """Those that are still there."""
+    for process in processes:
         with contextlib.suppress(psutil.Error):
-            child.kill()
+            process.kill()
 
 
 KINDS: dict[str, Callable[[Run, Blow], None]] = {

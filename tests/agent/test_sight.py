@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.sight import LOOK_SECONDS, Sight, process_state, processor_seconds
+from torchloom.agent.sight import LOOK_SECONDS, Sight, process_state, processor_seconds, waits_for_a_page
 from torchloom.messages import RankStatus
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
@@ -172,6 +172,17 @@ def test_a_name_with_brackets_does_not_confuse(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text("7 (a) T (b) S 1 1 1 0 -1 4194304 0 0 0 0 150 50 0 0 20 0 1 0 5 0 0\n")
     assert process_state(7, tmp_path) == ("S", 2.0)
+
+
+def test_whoever_waits_for_a_page_of_memory_or_a_disk_is_not_idle(tmp_path: Path) -> None:
+    for number, state in enumerate("SSDS"):
+        folder = tmp_path / "7" / "task" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(f"{number} (a b) D) {state} 1 1\n")
+    assert waits_for_a_page(7, tmp_path)
+    (tmp_path / "7" / "task" / "2" / "stat").write_text("9 (x) S 1 1\n")
+    assert not waits_for_a_page(7, tmp_path)
+    assert not waits_for_a_page(8, tmp_path)
 
 
 def test_a_process_without_a_page_is_only_seen_to_be_stopped() -> None:

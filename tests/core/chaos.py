@@ -356,18 +356,14 @@ class Chaos:
         agent = self._agent_of(body) if body is not None else None
         if body is None or agent is None:
             return
-        how: dict[str, object] = self.chance.choice(({"signal": "SIGKILL"}, {"code": 1}, {"code": 0}))
-        agent.end(body.id.rank, **how, attempt=self.fabric.runs.by_job[body.id.job].attempt, job=body.id.job)  # type: ignore[arg-type]
+        code, by = self.chance.choice(((None, "SIGKILL"), (1, ""), (0, "")))
+        attempt = self.fabric.runs.by_job[body.id.job].attempt
+        agent.end(body.id.rank, code=code, signal=by, attempt=attempt, job=body.id.job)
         if self.chance.random() < 0.5:
             self.happen(LinkClosed(body.id, body.life, "link", "Client Closed"))
         if self.chance.random() < 0.5:
-            given = {"exit_code": how.get("code"), "signal": how.get("signal", "")}
             exited = RankExited(
-                job=body.id.job,
-                replica=REPLICA,
-                rank=body.id.rank,
-                incarnation=body.life,
-                **given,  # type: ignore[arg-type]
+                job=body.id.job, replica=REPLICA, rank=body.id.rank, incarnation=body.life, exit_code=code, signal=by
             )
             self.happen(FactTold(exited))
         self.bodies.pop(body.id, None)

@@ -177,7 +177,8 @@ def test_memory_that_creeps_up_towards_what_the_machine_has_is_told_of_the_rank_
         site.step += 50
         for place in site.run.places:
             mb = 500.0 + 60.0 * second * place.rank
-            beat = Beat(incarnation=place.incarnation, step=site.step, times=TIMES, rss_mb=mb)
+            left = 8_000.0 - 60.0 * second
+            beat = Beat(incarnation=place.incarnation, step=site.step, times=TIMES, rss_mb=mb, free_mb=left)
             site.loom.happen(Heard(RankId(JOB, REPLICA, place.rank), beat))
         for event in list(look_at_jobs(site.loom.fabric, site.loom.now)):
             site.loom.happen(event)

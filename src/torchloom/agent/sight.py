@@ -69,7 +69,8 @@ class Sight:
             self.held, self._cpu_before = counts, processor_seconds(self.pid, self.proc)
         else:
             wanted = processor_seconds(self.pid, self.proc) - self._cpu_before
-            self.computes = bool(marks[COLLECTING]) or wanted > IDLE_SHARE * self.held
+            would = wanted > IDLE_SHARE * self.held or waits_for_a_page(self.pid, self.proc)
+            self.computes = bool(marks[COLLECTING]) or would
             self.held += counts
         self._tick = tick
 
@@ -122,6 +123,16 @@ def processor_seconds(pid: int, proc: Path = Path("/proc")) -> float:
                 ran, waited = (thread / "schedstat").read_text().split()[:2]
                 wanted += (int(ran) + int(waited)) / 1e9
     return max(used, wanted)
+
+
+def waits_for_a_page(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a thread of it waits for memory or a disk, not to be interrupted: the machine may be swapping."""
+    with contextlib.suppress(OSError):
+        for thread in (proc / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError, IndexError):
+                if (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "D":
+                    return True
+    return False
 
 
 def told(statuses: Mapping[int, RankStatus], sights: Mapping[int, Sight]) -> tuple[RankStatus, ...]:

@@ -46,8 +46,6 @@ def look_at_jobs(fabric: Fabric, now: float) -> Iterator[Event]:
         for rank, finding in fabric.watch.race(job.name).look(own, fabric.settings):
             yield Found(rank, (finding,))
         run = fabric.runs.active(job.name)
-        if run is not None:
-            _limit_memory(fabric, run)
         late = fabric.watch.saves(job.name).look(now, fabric.settings)
         if late is not None and live and (run is None or run.phase is RunPhase.RUNNING):
             yield Found(min(rank for rank, _ in live), (late,))
@@ -57,20 +55,6 @@ def look_at_jobs(fabric: Fabric, now: float) -> Iterator[Event]:
             one = len({rank.replica for rank, _ in live}) == 1  # ranks of several replicas have the same numbers
             case = fabric.watch.case(job.name)
             yield JobDue(job.name, case.look(stands, fabric.settings, now, fabric.beat_seconds()) if one else None)
-
-
-def _limit_memory(fabric: Fabric, run: Run) -> None:
-    """What each rank may grow to: what its machine has, without what its peers there hold."""
-    held: dict[str, float] = {}
-    here: list[tuple[str, Pulse, float]] = []
-    for place in run.places:
-        pulse = fabric.watch.pulses.get(RankId(run.job, REPLICA, place.rank))
-        if pulse is not None and pulse.beat is not None and pulse.incarnation == place.incarnation:
-            held[place.node] = held.get(place.node, 0.0) + pulse.beat.rss_mb
-            here.append((place.node, pulse, pulse.beat.rss_mb))
-    for node, pulse, own in here:
-        if (seen := fabric.watch.nodes.get(node)) is not None:
-            pulse.senses.limit_mb = seen.beat.memory_mb - held[node] + own
 
 
 def _statuses(fabric: Fabric, run: Run) -> Iterator[tuple[str, RankStatus]]:
