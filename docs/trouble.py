@@ -48,7 +48,8 @@ DETECTED: Mapping[EventKind, Found] = {
     ),
     "straggler": Found(
         "What a rank needs for its own work, without waiting for its peers, is compared with the median of theirs, "
-        "over most of the latest beats.",
+        "over most of the latest beats. Where ranks compute on GPUs, waiting is queued there like the rest and is not "
+        "known: stragglers are then not told.",
         ("straggler_factor", "straggler_beats"),
     ),
     "not_finite": Found("A loss or metric that was reported is NaN or infinite. It is over after some finite ones."),
@@ -130,8 +131,8 @@ EXAMPLES = (
     ("not_finite=rollback,back=2,skip", "go on from the second checkpoint before it, and leave out the batches since"),
     ("loss_spike=rollback,limit=2", "at most twice within the job's window of restarts, then only report"),
     ("memory=checkpoint+restart", "save while there is memory left, then start afresh"),
-    ("straggler=drain", "give the device of a slow rank to no further attempt"),
-    ("device_warning=checkpoint+evict", "leave a device that is not well before it fails"),
+    ("straggler=stacks", "see where all ranks are when one of them is slow"),
+    ("device=report", "leave the job where it is when its device is said to be broken"),
 )
 JOB_FILE = """\
 script = "train.py"
@@ -181,8 +182,24 @@ def policies() -> list[str]:
         ),
         "",
         "They are done one after the other. After `checkpoint` the next waits until it is written, at most a minute. "
+        "After a crash there is nothing left to ask or to look at: its rule says whether the job is started again. "
         "`restart`, `evict` and `rollback` end all ranks, so nothing can follow them. Only a job that torchLoom "
         "started is acted on; trouble in any other is reported.",
+        "",
+        "## What a stopped rank costs",
+        "",
+        f"By default a rank that has been stopped for {settings.frozen_act_seconds:g} s is given up, and all ranks "
+        "start again from the newest valid checkpoint. Where no checkpoint is known of (none was told of, and there is "
+        f"no `--checkpoint-dir`), the job would begin anew: then it has {settings.hang_act_seconds:g} s. A debugger "
+        "that attaches stops a process, and so do SIGSTOP and Ctrl-Z. So:",
+        "",
+        "- have checkpoints: `torchloom.Checkpoints` in the script, or `--checkpoint-dir` where the script writes its "
+        "own;",
+        "- or give the one who looks time: `--on frozen=restart@600`, and `--on frozen=report` to let it stand.",
+        "",
+        f"All ranks of a job stopped at once, if it has more than one, may be on purpose: they have "
+        f"{settings.hang_act_seconds:g} s, unless a rule says otherwise. `loom pause JOB` holds training for as long "
+        "as you like, and nothing is made of it.",
         "",
         "## Writing rules",
         "",
@@ -205,7 +222,8 @@ def policies() -> list[str]:
         "",
         *fenced("toml", JOB_FILE.splitlines()),
         "",
-        "A rule takes the place of the default for its event, and an option that of the file's rule.",
+        "A rule takes the place of the default for its event, and an option that of the file's rule. Two options for "
+        "one event are refused: which one is meant cannot be known.",
         "",
         "## Trying it first",
         "",
@@ -217,12 +235,19 @@ def policies() -> list[str]:
         "",
         "`evict` is for a device that is broken while the job could go on elsewhere. The device of the rank that is to "
         "blame is marked as failed, so that nothing is placed there; all ranks end, and the job is started again on "
-        "what is left, from its newest valid checkpoint. The number of ranks stays what it was.",
+        "what is left, from its newest valid checkpoint. The number of ranks stays what it was, unless it was given as "
+        "[MIN:MAX](check-node.md#starting-with-fewer).",
         "",
         "If there is not enough room without that device, the job waits. `loom status`, `loom why` and `loom wait` say "
         "for what, and `loom why` counts the time as *waiting for room*. It goes on by itself as soon as there is "
         "room: when someone says `loom recover DEVICE`, when another job ends, or when a further node joins with `loom "
         "agent`. An eviction uses up no restart.",
+        "",
+        "What a rule for trouble of a rank takes out of use is the device that torchLoom gave to that rank. One that "
+        "computes on the CPU was given none, nor was one of `loom run` on one machine, where the script chooses: there "
+        "`drain` takes nothing away, and `evict` is a restart. `loom drain NODE` keeps a machine free of ranks. A CPU "
+        "that is said to have failed (`loom fail CPU-…`) keeps its node free of them where there are no GPUs, until it "
+        "has recovered. Warnings about a device are only reported, whatever a rule says.",
         "",
         "## The brake",
         "",

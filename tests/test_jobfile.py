@@ -76,7 +76,7 @@ def test_a_file_says_what_is_done_when_something_goes_wrong(tmp_path: Path) -> N
         ('script = "a.py"\n[policy]\nhang = "restrat"', "hang: response 'restrat' is unknown", "restart"),
         ('script = "a.py"\n[policy]\nhang = true', "[policy] hang is a rule", 'hang = "report"'),
         ('script = "a.py"\n[policy]\ndry_run = "yes"', "[policy] dry_run is true or false", ""),
-        ('script = "a.py"\n[policy]\nhang = 3', "got `int` - at `$.policy", ""),
+        ('script = "a.py"\n[policy]\nhang = 3', "[policy] hang is a rule, as text", 'hang = "stacks+restart@3"'),
         ("", "names neither script nor module", 'script = "train.py"'),
         ('script = "a.py"\nmodule = "a"', "names both script and module", "script"),
         ('script = "a.py"\nnode_count = 2', "there is no setting 'node_count'", ""),

@@ -20,8 +20,10 @@ def sensible(draw: st.DrawFn) -> Rule:
     calm = [response for response in RESPONSES if response not in ENDING]
     do = draw(st.lists(st.sampled_from(calm), unique=True, max_size=4))
     last = draw(st.sampled_from([None, *sorted(ENDING)])) if do else draw(st.sampled_from(sorted(ENDING)))
-    rolls = last == "rollback"
     on = draw(st.sampled_from(get_args(EventKind)))
+    if on == "crash":  # there is nothing left to be done anything with
+        do, last = [], draw(st.sampled_from(["report", "restart"]))
+    rolls = last == "rollback"
     return Rule(
         on=on,
         do=(*do, *([last] if last else [])),  # type: ignore[arg-type]
@@ -74,6 +76,7 @@ def test_what_the_documents_show() -> None:
         ("hang=restart,limit=-1", "limit in", ""),
         ("straggler=evict@30", "acted on at once", "a time is for hang"),
         ("crash=restart,limit=3", "budget of restarts", "--max-restarts"),
+        ("crash=pause", "its ranks are gone", "crash=restart"),
         ("hang=restart,limit=1.5", "must be a whole number", ""),
         ("hang=restart,limit=", "must be a number", ""),
         ("hang=restart,limit=99999999", "limit", "EVENT=RESPONSE"),
@@ -92,11 +95,13 @@ def test_what_is_wrong_is_told(text: str, told: str, hint: str) -> None:
     assert hint in error.value.hint
 
 
-def test_a_later_rule_for_an_event_takes_the_place_of_an_earlier_one() -> None:
-    assert rules(["hang=report", "crash=report", "hang=restart"]) == (
+def test_there_is_one_rule_for_an_event() -> None:
+    assert rules(["hang=restart", "crash=report"]) == (
         Rule(on="hang", do=("restart",)),
         Rule(on="crash", do=("report",)),
     )
+    with pytest.raises(BadInput, match="two rules for hang: hang=report and hang=restart@9"):
+        rules(["hang=report", "crash=report", "hang=restart@9"])
 
 
 def test_all_events_and_responses_can_be_named() -> None:

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from torchloom.errors import BadInput
 from torchloom.guess import did_you_mean
 from torchloom.messages import Rule, Task, check_name
-from torchloom.rules import EVENTS, rule
+from torchloom.rules import EVENTS, LASTING, rule
 from torchloom.threadlet.names import sanitised
 
 _SWITCHES = ("dry_run", "check")
@@ -64,7 +64,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     grace: float = 10.0
     check: bool = False
     env: dict[str, str] = {}
-    policy: dict[str, str | bool] = {}
+    policy: dict[str, object] = {}
 
 
 def read(path: Path) -> tuple[str, Task]:
@@ -100,7 +100,7 @@ def parse(content: dict[str, Any], path: Path) -> tuple[str, Task]:
     return name, _task(wish, cwd, path)
 
 
-def _rules(policy: dict[str, str | bool], path: Path) -> tuple[Rule, ...]:
+def _rules(policy: dict[str, object], path: Path) -> tuple[Rule, ...]:
     found = []
     for key, text in policy.items():
         if key in _SWITCHES:
@@ -109,8 +109,9 @@ def _rules(policy: dict[str, str | bool], path: Path) -> tuple[Rule, ...]:
         elif key not in EVENTS:
             hint = did_you_mean(key, [*EVENTS, *_SWITCHES])
             raise BadInput(f"{path}: [policy] has no event {key!r}", hint=hint)
-        elif isinstance(text, bool):
-            raise BadInput(f"{path}: [policy] {key} is a rule", hint=f'{key} = "report"')
+        elif not isinstance(text, str):
+            example = f"stacks+restart@{text}" if key in LASTING and type(text) is int else "report"
+            raise BadInput(f"{path}: [policy] {key} is a rule, as text", hint=f'{key} = "{example}"')
         else:
             try:
                 found.append(rule(key, text))

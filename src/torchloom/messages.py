@@ -188,7 +188,7 @@ class Beat(Message, frozen=True):
     """What a rank says every second: where it is and how it fares."""
 
     incarnation: Incarnation
-    step: int
+    step: Annotated[int, Meta(ge=0, le=2**53)]
     times: StepTimes | None = None
     """Absent while no step was finished since the last beat."""
     loss: float | None = None

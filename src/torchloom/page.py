@@ -13,8 +13,10 @@ link thread writes them into a second memfd, `torchloom-stacks`, and counts that
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
+import re
 from pathlib import Path
 
 PAGE, STACKS = "torchloom-page", "torchloom-stacks"
@@ -29,13 +31,18 @@ _PHASE = 64 * 8
 _NAME = 32
 
 
+_PHASE_NAME = re.compile(r"[A-Za-z0-9_-]{0,32}")
+
+
 class Page:
     """The rank's side."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create(PAGE)
+        self.fd = os.memfd_create(PAGE, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, SIZE)
+            # Whoever reads a page that another has cut off dies of it.
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self._map = mmap.mmap(self.fd, SIZE)
         except BaseException:
             os.close(self.fd)
@@ -43,6 +50,7 @@ class Page:
         self.marks = memoryview(self._map).cast("Q")
         """Written by step() directly: marks[STEP] is how many steps are finished."""
         self.marks[_MAGIC] = MAGIC
+        self.inode = os.fstat(self.fd).st_ino
 
     def phase(self, name: str) -> None:
         text = name.encode("ascii", "replace")[:_NAME]
@@ -51,7 +59,7 @@ class Page:
     def close(self) -> None:
         self.marks.release()
         self._map.close()
-        os.close(self.fd)
+        close_own(self.fd, self.inode)
 
 
 class View:
@@ -60,7 +68,10 @@ class View:
     def __init__(self, pid: int, path: Path, proc: Path) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise ValueError("a page that may be cut off")
             self._map = mmap.mmap(fd, SIZE)
+            self._inode = os.fstat(fd).st_ino
         finally:
             os.close(fd)
         self.marks = memoryview(self._map).cast("Q")
@@ -72,7 +83,17 @@ class View:
     @property
     def phase(self) -> str:
         length = min(self._map[_PHASE], _NAME)
-        return self._map[_PHASE + 1 : _PHASE + 1 + length].decode("ascii", "replace")
+        name = self._map[_PHASE + 1 : _PHASE + 1 + length].decode("ascii", "replace")
+        return name if _PHASE_NAME.fullmatch(name) else ""
+
+    @property
+    def current(self) -> bool:
+        """Whether the process still has this page; another program in its place has another, or none."""
+        path = _find(self.pid, PAGE, self._proc)
+        try:
+            return path is not None and path.stat().st_ino == self._inode
+        except OSError:
+            return False
 
     def open_stacks(self) -> int | None:
         """The memfd with the rank's stacks, while the process is there."""
@@ -88,6 +109,13 @@ class View:
         with contextlib.suppress(BufferError):
             self.marks.release()
             self._map.close()
+
+
+def close_own(fd: int, inode: int) -> None:
+    """Close a descriptor, unless its number is another file's by now: a script may close whatever is open."""
+    with contextlib.suppress(OSError):
+        if os.fstat(fd).st_ino == inode:
+            os.close(fd)
 
 
 def view(pid: int, proc: Path = Path("/proc")) -> View | None:

@@ -58,6 +58,8 @@ def rule(event: str, text: str) -> Rule:
             given[name] = int(number)
         else:
             raise BadInput(f"{part!r} is not known in a rule", hint=f"write {FORM}")
+    if event == "crash" and not set(do) <= {"report", "restart"}:
+        raise BadInput(f"{event}={text}: its ranks are gone", hint="crash=restart, or crash=report: do not start again")
     if event == "crash" and "limit" in given:
         raise BadInput(f"{event}={text}: the budget of restarts is the limit", hint="--max-restarts N")
     if "rollback" not in do and {"back", "skip"}.intersection(given):
@@ -69,8 +71,14 @@ def rule(event: str, text: str) -> Rule:
 
 
 def rules(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """One for each event: a later one takes the place of an earlier one."""
-    return tuple({found.on: found for found in map(parse_rule, texts)}.values())
+    """One for each event: which of two was meant, nobody can tell."""
+    found: dict[str, tuple[str, Rule]] = {}
+    for text in texts:
+        rule = parse_rule(text)
+        if rule.on in found:
+            raise BadInput(f"two rules for {rule.on}: {found[rule.on][0]} and {text}", hint="leave one of them out")
+        found[rule.on] = text, rule
+    return tuple(rule for _, rule in found.values())
 
 
 def written(rule: Rule) -> str:

@@ -114,7 +114,7 @@ class Settings:
     """The first steps of a rank may take this long each: loading, compiling, waiting for its peers."""
     phase_seconds: float = 1800.0
     """A rank that says that it evaluates or saves (`phase()`) may stay at one step this long."""
-    hang_act_seconds: float = 180.0
+    hang_act_seconds: float = 600.0
     """A rank has made no step for this long, and for three of its longest pauses, before anything is done about it."""
     frozen_seconds: float = 1.0
     """A process stopped for this long (SIGSTOP, a debugger) is frozen."""

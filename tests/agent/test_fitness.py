@@ -12,6 +12,8 @@ from torchloom.agent import fitness, trials
 from torchloom.agent.fitness import Subject, answering, clock, computed, disk, examine, reasons
 from torchloom.agent.gpus import Seen
 from torchloom.messages import Check, FitnessView
+from torchloom.views.fitness import fitness as table
+from torchloom.views.tables import Screen
 
 
 def test_this_machine_is_fit(tmp_path: Path) -> None:
@@ -34,6 +36,22 @@ def test_a_folder_without_room_or_that_cannot_be_written_to_is_told_with_what_to
         tmp_path.chmod(0o500)
         assert not disk("state folder", tmp_path, 1).fit
     assert not disk("checkpoint folder", Path("/proc/1/nothing"), 1).fit
+
+
+def test_a_checkpoint_folder_that_is_not_there_yet_is_fit_and_said_to_be_missing(tmp_path: Path) -> None:
+    missing = tmp_path / "mount" / "runs"
+    found = disk("checkpoint folder", missing, 1, ours=False)
+    assert found.fit
+    assert found.found.startswith(f"{missing}: not there yet; its disk, that of {tmp_path}, has ")
+    assert f"{missing.parent} is not there either" in found.remedy
+    (line,) = [line for line in table({"n1": (found,)}, Screen()) if line.startswith("n1  ")]
+    assert line.split()[3] == "look"
+    near = disk("checkpoint folder", tmp_path / "runs", 1, ours=False)
+    assert near.remedy
+    assert "either" not in near.remedy
+    assert not disk("state folder", missing, 1).remedy  # we make it ourselves
+    checks = examine(Subject(checkpoints=missing)).checks
+    assert [check.what for check in checks if check.remedy] == ["checkpoint folder"]
 
 
 def test_a_clock_may_be_a_little_wrong() -> None:

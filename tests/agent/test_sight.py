@@ -15,6 +15,7 @@ import pytest
 
 from torchloom.agent.sight import LOOK_SECONDS, Sight, process_state, processor_seconds, waits_for_a_page
 from torchloom.messages import RankStatus
+from torchloom.page import Page, view
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 RANK = """
@@ -34,6 +35,11 @@ for line in sys.stdin:
     elif word == "hold":
         print("holding", flush=True)
         ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+    elif word == "exec":
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"])
+    elif word == "nap":
+        print("napping", flush=True)
+        ctypes.PyDLL(None).sleep(1000)
     elif word == "spin":
         print("spinning", flush=True)
         import re
@@ -152,6 +158,42 @@ def test_a_phase_is_seen() -> None:
         rank.until(lambda sight: sight.phase == "eval")
         rank.say("go on")
         rank.until(lambda sight: sight.phase == "")
+
+
+def test_another_program_in_the_place_of_a_rank_is_not_held() -> None:
+    with held() as rank:
+        rank.say("step 1")
+        rank.until(lambda sight: sight.page is not None)
+        assert rank.process.stdin is not None
+        rank.process.stdin.write("exec\n")
+        rank.process.stdin.flush()
+        rank.until(lambda sight: sight.page is None)
+        assert (rank.sight.held, rank.sight.still) == (0.0, 0.0)
+
+
+def test_one_that_is_traced_is_neither_frozen_nor_held(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (a) t 1 1 1 0 -1 4194304 0 0 0 0 150 50 0 0 20 0 1 0 5 0 0\n")
+    sight = Sight(7, tmp_path)
+    for _ in range(20):
+        sight.look(0.2)
+    assert (sight.frozen, sight.held) == (0.0, 0.0)
+
+
+def test_whatever_stands_in_a_page_the_watcher_lives() -> None:
+    page = Page()
+    try:
+        seen = view(os.getpid())
+        assert seen is not None
+        page.phase("eval")
+        assert seen.phase == "eval"
+        for junk in (b"\xff\x20\x00\xfe", b"\x05a b\n!"):
+            page._map[512 : 512 + len(junk)] = junk
+            assert seen.phase == ""
+        with pytest.raises(PermissionError):
+            os.ftruncate(page.fd, 0)  # whoever has it mapped would die of it
+    finally:
+        page.close()
 
 
 def test_time_in_which_the_watcher_slept_does_not_count() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.agent.test_sight import RANK, held
 from torchloom.agent.sight import Sight
-from torchloom.agent.stacks import catches, spy, take
+from torchloom.agent.stacks import STATES, catches, forced, spy, take
 from torchloom.messages import RankStacks
 from torchloom.page import SIGNAL
 
@@ -34,17 +34,31 @@ def test_a_rank_at_its_ease_shows_its_stacks_itself_as_often_as_it_is_asked() ->
         assert rank.say("step 2") == "done"
 
 
-def test_a_rank_whose_interpreter_is_held_is_made_to_show_them() -> None:
+def test_where_nothing_else_is_allowed_a_rank_whose_interpreter_is_held_is_made_to_show_them() -> None:
     with held() as rank:
         rank.say("step 1")
         rank.until(lambda sight: sight.page is not None)
         assert rank.say("hold") == "holding"
         rank.until(lambda sight: sight.held > 0.5)
-        found = stacks(rank.sight)
-        assert found.how == "signal"
+        page = rank.sight.page
+        assert page is not None
+        text = asyncio.run(forced(page))
         line = 1 + next(at for at, text in enumerate(RANK.splitlines()) if "PyDLL" in text)
-        assert f'File "<string>", line {line} in <module>' in found.text
+        assert f'File "<string>", line {line} in <module>' in text
         assert rank.process.poll() is None  # it goes on holding, and lives
+
+
+@needs_spy
+def test_a_rank_whose_interpreter_is_held_is_read_from_outside_and_its_system_call_goes_on() -> None:
+    with held() as rank:
+        rank.say("step 1")
+        rank.until(lambda sight: sight.page is not None)
+        assert rank.say("nap") == "napping"  # sleep() in C returns early when a signal is handled
+        rank.until(lambda sight: sight.held > 0.5)
+        found = stacks(rank.sight)
+        assert found.how == "py-spy"
+        assert "<module>" in found.text
+        rank.until(lambda sight: sight.held > 1.5)
 
 
 @needs_spy
@@ -85,7 +99,7 @@ def test_of_a_process_that_is_no_interpreter_nothing_can_be_told_but_its_state()
     try:
         found = stacks(Sight(process.pid))
         assert found.how == "none"
-        assert found.state.partition("; ")[0] in {"sleeping", "running"}
+        assert found.state.partition("; ")[0] in STATES.values()
         assert process.poll() is None
     finally:
         process.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.views.made import incident
 from torchloom.agent.output import Output
 from torchloom.agent.statusline import StatusLine, how_far
 from torchloom.agent.telling import exit_code, summary, told
@@ -41,7 +42,7 @@ def a_note(number: int, **known: object) -> AttemptNote:
 def test_the_end_says_how_far_it_came_what_was_lost_and_why() -> None:
     killed = a_note(1, stopping=199.0, reason="rank 1 failed: killed by SIGKILL")
     run = a_run("done", step=1200, notes=(killed, a_note(2, ended=230.0)))
-    lost = "1 restart (rank 1 failed: killed by SIGKILL), 2.0 s until all ranks ran again"
+    lost = "1 restart (rank 1 failed: killed by SIGKILL), 2.0 s from its first sign until all ranks ran again"
     assert summary(run, 0.0) == f"mnist is done, step 1,200, 130.0 s, {lost}"
 
 
@@ -49,8 +50,25 @@ def test_after_a_restart_the_end_says_how_much_of_the_time_was_productive() -> N
     spent = Goodput(elapsed=130.0, productive=117.0)
     killed = a_note(1, stopping=199.0, reason="rank 1 failed")
     run = a_run("done", notes=(killed, a_note(2, ended=230.0)), goodput=spent)
-    assert summary(run, 0.0).endswith(", 90% of the time productive")
+    assert summary(run, 0.0).endswith(", 90 % of the time productive")
     assert "productive" not in summary(a_run("done", notes=(a_note(1),), goodput=spent), 0.0)
+
+
+def test_what_was_lost_counts_from_the_first_sign_as_loom_why_counts_it() -> None:
+    killed = a_note(1, stopping=199.0, reason="rank 1 hangs")
+    run = a_run("done", notes=(killed, a_note(2, ended=230.0)))
+    sign = incident(opened=192.5, lost_seconds=8.5)
+    earlier = incident(opened=50.0, lost_seconds=1.0)
+    assert "8.5 s from its first sign until all ranks ran again" in summary(run, 0.0, [sign, earlier])
+
+
+def test_the_same_cause_is_told_once() -> None:
+    same = [a_note(n, stopping=100.0 * n + 99, reason="rank 0 failed: boom") for n in (1, 2, 3)]
+    run = a_run("failed", reason="rank 0 failed: boom", notes=(*same, a_note(4, ended=450.0)))
+    words = "mnist is failed: rank 0 failed: boom, 350.0 s, 3 restarts for the same cause, 6.0 s from first signs until"
+    assert summary(run, 0.0).startswith(words)
+    done = a_run("done", notes=(*same, a_note(4, ended=450.0)))
+    assert "3 restarts (rank 0 failed: boom), 6.0 s" in summary(done, 0.0)
 
 
 def test_of_many_restarts_the_last_reasons_are_told() -> None:

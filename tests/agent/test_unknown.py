@@ -26,13 +26,15 @@ def test_what_is_not_known(ranks: list[RankView], seconds: float, what: str, ove
     assert unknown(ranks, seconds) == (what, over)
 
 
-def test_it_is_said_once_and_corrected_if_steps_come_late() -> None:
+def test_it_is_said_once_without_a_claim_about_the_script_and_corrected_if_steps_come_late() -> None:
     said: list[str] = []
     teller = Unknown("train", "train.py", said.append)
     for seconds in (0, PATIENCE, PATIENCE + 1):
         teller._judge([], seconds)
     teller._judge([COUNTING], PATIENCE + 2)
-    assert said == [f"train.py does not call torchloom.attach(): {what}" for what in (NOTHING, COUNTED)]
+    assert said == [f"train.py {what}" for what in (NOTHING, COUNTED)]
+    assert said[0] == "train.py has said nothing yet, after 30 s: its steps are not known"
+    assert said[1].startswith("train.py does not call torchloom.attach(): its steps are counted")
     assert teller.over
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
@@ -17,6 +18,7 @@ from torchloom.cli.rules import with_rules
 from torchloom.core.policy import DEFAULTS
 from torchloom.errors import BadInput
 from torchloom.messages import Goodput, LookFabric, Rule, RunsView, RunView, Submit, Task
+from torchloom.rules import FORM
 
 SPENT = Goodput(elapsed=100, productive=90, lost={"crash": 10})
 
@@ -104,7 +106,48 @@ def test_status_of_one_job(troubled: Responder, at: Loom) -> None:
     assert (ran.code, "did you mean mnist" in ran.err) == (4, True)
 
 
+@pytest.fixture
+def taken_over(troubled: Responder) -> Responder:
+    """A run of torchLoom failed; since then somebody else began a job of that name."""
+    own = Rule(on="hang", do=("report",))
+    old = replace(a_run(policy=(own,)), phase="failed", since=NOW - 5000, reason="rank 0 failed: old")
+    troubled.runs = RunsView(runs=(old,))
+    return troubled
+
+
+def test_a_job_is_not_taken_for_an_older_run_of_that_name(taken_over: Responder, at: Loom) -> None:
+    assert at("why", "mnist").out.startswith("job       mnist is running\n\n")
+    assert document(at, "why", "mnist")["goodput"] is None
+    assert document(at, "status", "mnist")["run"] is None
+    assert not any(rule["own"] for rule in document(at, "policy", "mnist")["rules"])
+    assert "this is the default" in at("policy", "mnist").err
+
+
+def test_a_run_that_is_over_is_told_while_nobody_began_the_job_anew(taken_over: Responder, at: Loom) -> None:
+    (old,) = taken_over.runs.runs
+    taken_over.runs = RunsView(runs=(replace(old, since=NOW),))
+    assert at("why", "mnist").out.startswith("job       mnist is failed: rank 0 failed: old\n")
+    assert any(rule["own"] for rule in document(at, "policy", "mnist")["rules"])
+
+
+def test_what_a_submitted_job_waits_for_is_told(weaver: Responder, at: Loom, tmp_path: Any) -> None:
+    (tmp_path / "new.toml").write_text('script = "a.py"')
+    weaver.view = fabric(jobs=(), ranks=())
+    waiting = "a node with room for 1 (there is no agent)"
+    weaver.runs = RunsView(runs=(replace(a_run("new"), phase="submitted", waiting=waiting),))
+    assert at("submit", str(tmp_path / "new.toml")).out == f"done\nnew waits for {waiting}\n"
+    assert f"new waits for {waiting}\n" in at("status", "new").out
+    assert document(at, "submit", str(tmp_path / "new.toml"))["text"] == "done"
+
+
 # ── policy ──
+
+
+def test_the_help_of_policy_explains_its_columns_and_how_a_rule_is_written(loom: Loom) -> None:
+    shown = loom("policy", "--help").out
+    assert FORM in shown
+    for column in ("AFTER", "LIMIT", "OWN"):
+        assert f"\n{column} " in shown
 
 
 def test_the_default_policy_needs_no_control_plane(loom: Loom) -> None:
@@ -135,7 +178,7 @@ def test_what_is_to_be_done_is_told_to_loom_run(tmp_path: Any, monkeypatch: pyte
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
     call = parse(
-        ["run", "--on", "hang=report", "--on=crash=report", "--on", "hang=restart@9", "--dry-run-policy", "--check",
+        ["run", "--on", "hang=restart@9", "--on=crash=report", "--dry-run-policy", "--check",
          "train.py", "--on", "x"]
     )  # fmt: skip
     task = with_rules(_task(call), call.args)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Loom
 from torchloom.agent.foreground import output_folder
 from torchloom.cli.launching import _count, _counts
 from torchloom.cli.parser import parse
@@ -50,3 +51,9 @@ def test_a_least_and_a_most_are_written_as_torchrun_does(text: str, counts: tupl
 def test_a_span_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="--nproc-per-node"):
         _counts(text, 0)
+
+
+def test_the_usage_names_the_script_and_what_is_for_it(loom: Loom) -> None:
+    usage = loom("run", "--help").out.split("\n\n")[0]
+    assert "loom run [options] SCRIPT [ARGS ...]" in usage
+    assert "-m MODULE [ARGS ...]" in usage

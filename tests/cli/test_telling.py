@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import fabric, rank, seat
+from tests.views.made import device, fabric, rank, seat
 from torchloom.messages import Done, Fail, No, Recover, Register, ReplicaId
 
 
@@ -29,6 +29,32 @@ def test_fail_names_what_is_hit_and_who_said_so(weaver: Responder, at: Loom) -> 
 def test_recover(weaver: Responder, at: Loom) -> None:
     assert at("recover", "GPU-1").code == 0
     assert isinstance(weaver.asked[0], Recover)
+
+
+CPUS = ["CPU-1ffdf8f8", "CPU-1ffe0000", "CPU-1ffe"]
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("CPU-1ffd", "CPU-1ffdf8f8"), ("CPU-1ffe", "CPU-1ffe"), ("x", "x")])
+def test_the_beginning_of_a_device_s_name_will_do(weaver: Responder, at: Loom, typed: str, meant: str) -> None:
+    weaver.view = fabric(devices=tuple(map(device, CPUS)), seats=())
+    assert at("fail", typed).code == 0
+    assert at("recover", typed).code == 0
+    assert [ask.device for ask in weaver.asked if isinstance(ask, Fail | Recover)] == [meant, meant]
+
+
+def test_a_beginning_that_several_devices_share_is_refused(weaver: Responder, at: Loom) -> None:
+    weaver.view = fabric(devices=tuple(map(device, CPUS)), seats=())
+    ran = at("fail", "CPU-1ff")
+    assert ran.code == 4
+    assert "3 devices begin with 'CPU-1ff'" in ran.err
+    assert "CPU-1ffdf8f8, CPU-1ffe, CPU-1ffe0000" in ran.err
+    assert not weaver.asked
+
+
+def test_replicas_that_the_answer_names_are_not_listed_again(weaver: Responder, at: Loom) -> None:
+    replicas = (ReplicaId("mnist", "hi"), ReplicaId("mnist", "h"))
+    weaver.answer = Done(text="GPU-1 failed (XID 79); on it: mnist/hi, bert/h", replicas=replicas)
+    assert at("fail", "GPU-1").out == "GPU-1 failed (XID 79); on it: mnist/hi, bert/h\n  mnist/h\n"
 
 
 def test_a_no_is_an_error_with_the_weavers_hint(weaver: Responder, at: Loom) -> None:

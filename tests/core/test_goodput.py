@@ -18,12 +18,14 @@ from torchloom.messages import (
     AttemptRunning,
     AttemptStopping,
     Goodput,
+    Hello,
     IncidentAmended,
     IncidentOpened,
     JobForgotten,
     JobResumed,
     Place,
     RankId,
+    RankJoined,
     Record,
     RunEnded,
     RunSubmitted,
@@ -46,6 +48,11 @@ def launched(attempt: int = 1, step: int | None = None) -> AttemptLaunched:
 
 def stopping(step: int, incident: str = "", attempt: int = 1, **more: object) -> AttemptStopping:
     return AttemptStopping(job=JOB, attempt=attempt, reason="r", step=step, incident=incident, **more)  # type: ignore[arg-type]
+
+
+def joined(rank: int = 0) -> RankJoined:
+    said = Hello(incarnation=life(rank), node="n1", pid=7, devices=("CPU-1",))
+    return RankJoined(rank=RankId(JOB, "main", rank), hello=said)
 
 
 def opened(kind: str, id: str = "i1", subject: str = f"{JOB}/main/0") -> IncidentOpened:
@@ -154,6 +161,54 @@ def test_a_pause_and_the_end_that_was_asked_for_are_told() -> None:
     ]  # fmt: skip
     found = told(*START, *held, *end, now=1000)
     assert found == Goodput(elapsed=118, productive=90, lost={"ending": 3, "paused": 10, "starting": 5, "waiting": 10})
+
+
+def test_what_ranks_do_before_they_are_heard_of_is_starting_and_no_part_of_a_step() -> None:
+    stop: list[tuple[float, Record]] = [(115, stopping(step=200)), (115, opened("crash"))]
+    found = told(*START, (35, joined()), (40, joined(1)), *stop, *AGAIN, now=130)
+    # 200 steps in the 80 s since it joined, of which 100 are in the checkpoint.
+    assert found.lost == {"waiting": 10, "starting": 5 + 20, "crash": 15, "redone": 40}
+    assert found.productive == 40
+
+
+def test_the_steps_of_an_attempt_that_went_on_from_a_checkpoint_are_its_own() -> None:
+    first: list[tuple[float, Record]] = [(15, joined()), (115, stopping(step=100)), (115, opened("crash"))]
+    second: list[tuple[float, Record]] = [
+        (136, joined()), (146, stopping(step=110, attempt=2)), (147, ended(2)), (148, begun(3)),
+        (149, launched(3, 100)),
+    ]  # fmt: skip
+    found = told(*START, *first, *AGAIN, *second, now=150)
+    assert found.lost["redone"] == 10
+    assert found.lost["starting"] == 5 + 6
+    assert found.productive == 100
+
+
+def test_an_attempt_that_came_to_no_step_was_not_productive() -> None:
+    crash: list[tuple[float, Record]] = [(115, stopping(0)), (115, opened("crash"))]
+    over: tuple[float, Record] = (116, RunEnded(job=JOB, phase="failed", step=0))
+    for heard in ((), ((35.0, joined()),)):
+        found = told(*START, *heard, *crash, over, now=200)
+        assert found == Goodput(elapsed=116, productive=0, lost={"crash": 1, "starting": 105, "waiting": 10})
+        again = told(*START, *heard, *crash, (116, ended()), (116, begun(2)), (117, launched(2)), now=118)
+        assert "redone" not in again.lost
+        assert again.productive == 0
+
+
+def test_while_no_step_is_made_it_is_starting_and_ranks_that_never_speak_are_believed() -> None:
+    fabric = Fabric(Settings())
+    for at, record in (*START, (35.0, joined())):
+        fabric.fold((record,), at)
+    spent = [fabric.goodput.of(JOB, 115, step) for step in (0, 1, None)]
+    assert [found and found.productive for found in spent] == [0, 80, 80]
+    assert told(*START, (115, RunEnded(job=JOB, phase="done", step=0)), now=200).productive == 100
+
+
+def test_ranks_that_never_speak_came_as_far_as_the_next_attempt_goes_on_from() -> None:
+    stop: list[tuple[float, Record]] = [(115, stopping(0)), (115, opened("crash"))]
+    fail: list[tuple[float, Record]] = [(140, stopping(0, attempt=2)), (140, RunEnded(job=JOB, phase="failed"))]
+    found = told(*START, *stop, *AGAIN, *fail, now=200)
+    assert found.productive == 100
+    assert found.lost["starting"] == 5 + 10
 
 
 def test_a_new_run_begins_a_new_account_and_a_forgotten_job_has_none() -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests.core.loom import life
 from tests.core.site import JOB, Site, incidents
 from torchloom.core.decision import Decision
-from torchloom.core.events import FactTold, Heard
+from torchloom.core.events import FactTold, Heard, Tick
 from torchloom.core.observing import look_at_jobs
 from torchloom.core.runs import REPLICA
 from torchloom.messages import (
@@ -34,6 +34,7 @@ class Training(Site):
 
     def __init__(self, at: tuple[str, ...] = ("n1",), **task: object) -> None:
         super().__init__(*at)
+        task = {"checkpoint_dir": "/kept"} | task
         self.step = 0
         self.seen: dict[int, dict[str, object]] = {}
         """By rank: what the agent sees that is not as usual."""
@@ -141,13 +142,41 @@ def test_an_evaluation_that_says_so_is_no_hang() -> None:
 
 def test_a_pause_that_nobody_announced_is_told_but_training_is_not_ended_for_minutes() -> None:
     site = Training()
-    site.stand(120, rank=0)
+    site.stand(700, rank=0)  # all stand at the same place: that may be an evaluation
     assert len(incidents(site)) == 1
     assert site.run.attempt == 1
-    site.stand(100, rank=0)  # counted from the beginning again
-    assert site.run.attempt == 1
-    site.stand(300, rank=0)
+    site.stand(1900, rank=0)
     assert site.run.attempt == 2
+
+
+def test_a_hang_that_a_restart_has_not_helped_is_given_far_more_time_and_never_the_end_of_a_job() -> None:
+    site = Training(max_restarts=10, policy=(Rule(on="hang", do=("restart",), after=10.0),))
+    site.agents["n1"].resume = ("/kept/step-1500", 1500)
+    site.stand(15, rank=0)
+    assert site.run.attempt == 2
+    site.settle(2)
+    site.join()
+    site.step = 1500
+    for _ in range(20):  # it learns its pace, and makes no step further
+        site.beat_step(site.step, TIMES)
+        site.look()
+    site.stand(60, rank=0)
+    assert site.run.attempt == 2
+    site.stand(400, rank=0)
+    assert site.run.attempt == 3
+    assert site.phase != "failed"
+
+
+def test_an_agent_that_has_just_begun_to_look_does_not_end_an_incident() -> None:
+    site = Training(dry_run=True)
+    site.stand(5, rank=1, frozen=True)
+    site.beat_step(site.step, None, still=6.0)
+    site.look()  # a new agent, whose counters stand at 0
+    (incident,) = site.loom.fabric.incidents.values()
+    assert incident.closed is None
+    site.train(2)
+    (incident,) = site.loom.fabric.incidents.values()
+    assert incident.closed is not None
 
 
 def test_a_weaver_that_was_away_does_not_blame_anyone_for_what_it_missed() -> None:
@@ -223,6 +252,16 @@ def test_a_dry_run_says_once_what_it_would_do() -> None:
     assert len(amended) == 1
 
 
+def test_where_no_checkpoint_is_known_of_a_frozen_rank_is_given_far_more_time() -> None:
+    site = Training(checkpoint_dir="")
+    site.stand(300, rank=1, frozen=True)
+    assert site.run.attempt == 1
+    (incident,) = site.loom.fabric.incidents.values()
+    assert "no checkpoint is known of" in incident.decision
+    site.stand(700, rank=1, frozen=True)
+    assert site.run.attempt == 2
+
+
 def test_a_rule_may_be_more_patient_or_less() -> None:
     patient = Training(policy=(Rule(on="frozen", do=("restart",), after=20.0),))
     patient.stand(15, rank=1, frozen=True)
@@ -289,3 +328,53 @@ def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_
     orders = [command for _, command in loom.sent[sent:] if isinstance(command, Order)]
     assert {order.verb for order in orders} == {"stacks"}
     assert len({order.id for order in orders}) == 1
+
+
+def test_whoever_waits_for_a_rank_that_nobody_hears_is_not_blamed() -> None:
+    site = Site()
+    loom = site.loom
+    ranks = [RankId("theirs", "r", n) for n in range(2)]
+    for number, rank in enumerate(ranks):
+        loom.join(rank, number + 1, world_size=2)
+    step = 0
+    for _ in range(30):
+        step += 50
+        for number, rank in enumerate(ranks):
+            loom.happen(Heard(rank, Beat(incarnation=life(number + 1), step=step, times=TIMES)))
+        loom.now += 1
+    for passed in range(1, 60):  # rank 1 was stopped: it says nothing, and rank 0 waits for it
+        loom.happen(Heard(ranks[0], Beat(incarnation=life(1), step=step + 1, still=float(passed))))
+        for event in list(look_at_jobs(loom.fabric, loom.now)):
+            loom.happen(event)
+        loom.happen(Tick())
+        loom.now += 1
+    assert {i.subject for i in loom.fabric.incidents.values()} == {"theirs/r/1"}
+
+
+def test_a_rank_that_is_lost_because_it_is_frozen_is_one_incident() -> None:
+    site = Training(dry_run=True)
+    site.stand(3, rank=1, frozen=True)
+    silent = site.run.places[1]
+    for passed in range(20):
+        rank = RankId(JOB, REPLICA, 0)
+        site.loom.happen(
+            Heard(rank, Beat(incarnation=site.run.places[0].incarnation, step=site.step, still=3.0 + passed))
+        )
+        site.seen = {1: {"frozen": 3.0 + passed, "still": 3.0 + passed}, 0: {"still": 3.0 + passed}}
+        site.look()
+        site.loom.happen(Tick())
+    assert site.loom.presence(RankId(JOB, REPLICA, silent.rank)) == "lost"
+    assert len(incidents(site)) == 1
+    (known,) = site.loom.fabric.incidents.values()
+    assert any(line.startswith("it is lost: ") for line in known.evidence)
+
+
+def test_what_was_wrong_with_a_job_that_has_ended_is_over() -> None:
+    loom = Site().loom
+    rank = RankId("theirs", "r", 0)
+    loom.join(rank, 1)
+    loom.happen(Heard(rank, Beat(incarnation=life(1), step=5, times=TIMES, not_finite=("loss",))))
+    assert loom.open_incidents()
+    loom.leave(rank, 1)
+    loom.wait(5)
+    assert loom.open_incidents() == []

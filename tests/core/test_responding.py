@@ -298,3 +298,41 @@ def test_a_beat_with_nan_in_it_is_an_incident_at_once() -> None:
     site.loom.happen(Heard(rank, beat))
     kinds = [i.kind for i in site.loom.fabric.incidents.values()]
     assert kinds == ["not_finite"]
+
+
+def test_two_jobs_on_a_device_that_failed_are_each_told_of() -> None:
+    site = Site("n1", cores=4)
+    site.submit(1, job="one", per_node=1)
+    site.submit(2, job="two", per_node=1, dry_run=True)
+    site.settle()
+    for job in ("one", "two"):
+        (place,) = site.loom.fabric.runs.by_job[job].places
+        hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=("GPU-x",), world_size=1)
+        site.loom.happen(Reported(RankId(job, REPLICA, 0), hello))
+    site.tell(site.loom.ask(Fail(device="GPU-x", cause="XID 79"), "hand"))
+    known = next(i for i in site.loom.fabric.incidents.values() if i.kind == "device")
+    assert "one: its device gets no more ranks" in known.decision
+    assert "two: nothing: this is a dry run" in known.decision
+    assert any("(one)" in text for _, text in known.history)
+    site.settle()
+    assert [site.loom.fabric.runs.by_job[job].attempt for job in ("one", "two")] == [2, 1]
+
+
+def test_a_node_whose_processor_failed_gets_no_ranks_until_it_is_well_again() -> None:
+    site = Site("n1", "n2")
+    site.submit(per_node=1)
+    site.settle()
+    (place,) = site.run.places
+    hello = Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=("CPU-1",), world_size=1)
+    site.loom.happen(Reported(RankId(JOB, REPLICA, 0), hello))
+    site.tell(site.loom.ask(Fail(device="CPU-1", cause="smokes"), "hand"))
+    site.settle()
+    (moved,) = site.run.places
+    assert {place.node, moved.node} == {"n1", "n2"}
+
+
+def test_what_a_rollback_leaves_out_is_told() -> None:
+    site = Training(policy=(rule("not_finite", "rollback", skip=True),))
+    find(site, "not_finite", "loss is NaN at step 137", step=137)
+    (known,) = site.loom.fabric.incidents.values()
+    assert any(text.startswith("batches of step 137 are left out") for _, text in known.history)

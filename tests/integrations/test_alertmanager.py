@@ -184,3 +184,18 @@ def test_what_alertmanager_would_not_send_is_refused_whole(body: bytes) -> None:
 def test_no_bytes_do_anything_but_be_refused(body: bytes) -> None:
     with pytest.raises(BadInput):
         read(b"\x00" + body)
+
+
+@pytest.mark.parametrize(
+    ("labels", "effect"),
+    [
+        ({"severity": "critical", "alertname": "NodeDiskFull"}, "warn"),
+        ({"severity": "critical", "alertname": "GpuLost"}, "fail"),
+        ({"torchloom": "fail", "alertname": "NodeDiskFull"}, "fail"),
+        ({"severity": "critical", "alertname": "NodeDiskFull", "UUID": GPU}, "fail"),
+    ],
+)
+def test_what_is_wrong_with_a_machine_is_no_failure_of_all_its_devices_unless_it_says_so(
+    labels: dict[str, str], effect: str
+) -> None:
+    assert one(Hostname="node7", **labels).effect == effect

@@ -17,7 +17,7 @@ from torchloom.page import COLLECTING, SHOWN, SIGNAL, STARTED, STEP, TICK, WANTE
 from torchloom.settings import Settings
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.signs import Signs
-from torchloom.threadlet.stacks import free_signal
+from torchloom.threadlet.stacks import Stacks, free_signal
 from torchloom.threadlet.threadlet import attach_counted
 
 NOBODY = Settings(state="nobody")
@@ -162,6 +162,30 @@ with loom.phase("eval"):
     os.waitpid(child, 0)
     print("parent", flush=True); input()
 """
+
+
+def test_a_signal_that_someone_takes_later_is_not_ours_any_more() -> None:
+    mine = Stacks()
+    try:
+        number = mine.check_signal()
+        assert number
+        signal.signal(number, lambda *_: None)
+        assert mine.check_signal() == 0
+    finally:
+        if number:
+            signal.signal(number, signal.SIG_DFL)
+        mine.close()
+
+
+def test_a_number_that_is_another_files_by_now_is_not_closed(tmp_path: Path) -> None:
+    mine = Stacks()
+    os.close(mine.fd)  # as a script does that closes whatever is open
+    other = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
+    os.dup2(other, mine.fd)  # it may have got that number already
+    mine.close()
+    os.fstat(mine.fd)
+    for fd in {other, mine.fd}:
+        os.close(fd)
 
 
 def test_a_forked_child_writes_nothing_and_has_no_page(tmp_path: Path) -> None:

@@ -83,6 +83,53 @@ def test_the_lists() -> None:
     assert devices([], NOW, Screen())[0].startswith("DEVICE")
 
 
+CPU = "CPU-1ffdf8f8-bf2b-4cc3-64e3-aae456bf6a28"
+TROUBLES = [
+    incident("i2", job="", subject=CPU, kind="device", what=f"device {CPU} failed: XID 79 and more", closed=NOW),
+    incident("i1", kind="device_warning", what="mnist: rank 1 is slow because it waits for data", decision="d" * 60),
+]
+
+
+def test_on_a_narrow_terminal_what_went_wrong_has_the_room() -> None:
+    head, first, second = incidents(TROUBLES, NOW, Screen(width=80))
+    assert head.split() == ["ID", "AGE", "KIND", "ABOUT", "STATE", "WHAT"]
+    assert first.split()[4:] == ["CPU-1ffdf8f8", "over", "failed:", "XID", "79", "and", "more"]
+    assert len(second) - second.index("rank 1 is slow") >= 32
+    assert max(columns_of(line) for line in (head, first, second)) <= 80
+
+
+def test_on_a_wide_terminal_the_decision_stands_beside_it() -> None:
+    head, first, second = incidents(TROUBLES, NOW, Screen(width=120))
+    assert head.split()[-2:] == ["WHAT", "DECISION"]
+    assert "device CPU-1ffdf8f8 failed: XID 79" in first
+    assert "rank 1 is slow because it waits" in second
+    assert max(columns_of(line) for line in (head, first, second)) <= 120
+    assert CPU in incidents(TROUBLES, NOW, Screen())[1]  # a pipe gets everything
+
+
+def test_devices_whose_names_begin_alike_keep_their_names() -> None:
+    other = CPU.replace("aae4", "bbe4")
+    both = [TROUBLES[0], incident("i0", job="", subject=other, what=f"device {other} failed")]
+    assert all("CPU-1ffdf8f8-" in line for line in incidents(both, NOW, Screen(width=120))[1:])
+
+
+def test_what_was_decided_and_refused_is_wrapped_on_a_narrow_terminal() -> None:
+    long = incident(decision="all ranks are ended " * 8 + "at last", reason="because " * 20 + "of it")
+    told = fabric(incidents=(long,), plane=plane(refused={f"reason {i} of a refusal": i for i in range(9)}))
+    lines = status(told, Screen(width=80))
+    assert max(map(columns_of, lines)) <= 80
+    together = " ".join(" ".join(lines).split())
+    assert "at last (because" in together
+    assert "because of it)" in together
+    assert "reason 8 of a refusal 8" in together
+
+
+def test_what_a_job_waits_for_is_told_instead_of_that_nothing_trains() -> None:
+    shown = "\n".join(status(fabric(jobs=(), ranks=()), Screen(), "mnist waits for a node"))
+    assert "mnist waits for a node" in shown
+    assert "nothing trains" not in shown
+
+
 def test_devices_show_what_they_say_of_themselves_where_any_does() -> None:
     reading = Reading(
         device="GPU-1", utilisation=97.0, memory_mb=40960.0, memory_total_mb=81920.0, temperature=65.0, throttled="cap"

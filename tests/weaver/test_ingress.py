@@ -98,10 +98,15 @@ def post(*labels: dict[str, str], status: str = "firing", began: str = "2026-11-
     return json.dumps({"version": "4", "alerts": alerts}).encode()
 
 
+def has(*devices: str) -> NodeBeat:
+    return NodeBeat(incarnation=life(1), host="10.0.0.7", cores=8, memory_mb=1, devices=devices)
+
+
 # ── what is stored ──
 
 
 async def test_an_alert_is_on_disk_when_it_is_answered(door: Door) -> None:
+    door.fabric.watch.hear_node("node7", has(GPU), 0.0)
     assert await door.post(FIRING) == (200, "stored: 1 fact about devices\n")
     (fact,) = await door.stored()
     assert isinstance(fact, DeviceFailed)
@@ -121,8 +126,7 @@ async def test_an_alert_that_fires_again_after_its_end_is_told_again(door: Door)
 
 
 async def test_an_alert_about_a_machine_means_all_its_devices_and_so_does_its_end(door: Door) -> None:
-    beat = NodeBeat(incarnation=life(1), host="10.0.0.7", cores=8, memory_mb=1, devices=("GPU-1", "GPU-2"))
-    door.fabric.watch.hear_node("node7", beat, 0.0)
+    door.fabric.watch.hear_node("node7", has("GPU-1", "GPU-2"), 0.0)
     labels = {"alertname": "NodeGone", "severity": "critical", "Hostname": "node7.example.org"}
     assert await door.post(post(labels)) == (200, "stored: 2 facts about devices\n")
     assert [fact.device for fact in await door.stored()] == ["GPU-1", "GPU-2"]
@@ -132,9 +136,22 @@ async def test_an_alert_about_a_machine_means_all_its_devices_and_so_does_its_en
 
 async def test_an_alert_about_nothing_that_is_known_is_counted_and_changes_nothing(door: Door) -> None:
     body = post({"alertname": "DiskFull", "severity": "critical", "device": "sda", "instance": "node7:9100"})
-    assert await door.post(body) == (200, "stored: 0 facts about devices\n")
+    why = "DiskFull: it names no device and no machine that is known"
+    assert await door.post(body) == (200, f"stored: 0 facts about devices\n{why}\n")
     assert list(door.health.refused) == ["alert DiskFull: it names no device and no machine that is known"]
     assert await door.stored() == []
+
+
+async def test_an_alert_about_a_device_that_is_not_known_is_answered_so(door: Door) -> None:
+    status, text = await door.post(post(*({"alertname": "Xid", "severity": "critical", "uuid": GPU},) * 2))
+    assert status == 200
+    assert text.splitlines()[1:] == [f"Xid: it names a device that is not known, {GPU} (2 alerts)"]
+
+
+async def test_alerts_that_do_not_say_how_bad_they_are_are_answered_so(door: Door) -> None:
+    status, text = await door.post(post({"alertname": "Xid", "uuid": GPU}))
+    assert (status, text.splitlines()[0]) == (200, "stored: 0 facts about devices")
+    assert "severity=critical" in text
 
 
 async def test_without_nats_the_answer_is_to_try_again_and_then_nothing_is_lost(

@@ -121,11 +121,14 @@ def _disks(subject: Subject) -> Iterator[Check]:
     ]
     for what, folder, least in wanted:
         if folder is not None:
-            yield disk(what, folder, least)
+            yield disk(what, folder, least, ours=folder is not subject.checkpoints)
 
 
-def disk(what: str, folder: Path, least_mb: int) -> Check:
-    """Room in a folder, and whether it can be written to. One that is still to be made is where it will be."""
+def disk(what: str, folder: Path, least_mb: int, ours: bool = True) -> Check:
+    """Room in a folder, and whether it can be written to. One that is still to be made is where it will be.
+
+    One that others make is fit then, but has a remedy: perhaps what should be mounted there is not.
+    """
     there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     try:
         free = shutil.disk_usage(there).free // _MB
@@ -135,10 +138,17 @@ def disk(what: str, folder: Path, least_mb: int) -> Check:
         found = f"{folder}: {error.strerror or error}"
         return Check(what=what, found=found, fit=False, remedy=f"mount it, or let this user write there: {there}")
     fit = free >= least_mb
+    if there != folder:
+        found = f"{folder}: not there yet; its disk, that of {there}, has {free:,} MB free"
+    else:
+        found = f"{folder}: {free:,} MB free"
     remedy = "" if fit else f"at least {least_mb} MB are needed: make room in {there}"
     if not fit and there == SHARED:
         remedy = f"at least {least_mb} MB are needed: start the container with more, as --shm-size 8g"
-    return Check(what=what, found=f"{folder}: {free:,} MB free", fit=fit, remedy=remedy)
+    if fit and there != folder and not ours:
+        either = f" ({folder.parent} is not there either)" if there != folder.parent else ""
+        remedy = f"mount it if it is to be mounted{either}; else it is made with the first checkpoint"
+    return Check(what=what, found=found, fit=fit, remedy=remedy)
 
 
 # ── clock ──

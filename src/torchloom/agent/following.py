@@ -20,7 +20,7 @@ from torchloom.agent.telling import INTERRUPTED, OVER, exit_code, summary
 from torchloom.agent.unknown import Unknown, script_of
 from torchloom.bus.asking import Asking
 from torchloom.errors import TorchLoomError
-from torchloom.messages import Cancel, RunView, Submit, Task
+from torchloom.messages import Cancel, IncidentView, RunView, Submit, Task
 from torchloom.settings import Settings
 from torchloom.subjects import Role
 
@@ -96,11 +96,12 @@ class Following:
         async with Asking(self.settings, Role.OPERATOR, timeout=2.0, patience=3.0) as weaver:
             await self._submit(weaver)
             run = await self._until_over(weaver)
+            incidents = await self._incidents(weaver) if run is not None and len(run.notes) > 1 else ()
             self.line.hide()
             await self.hands.finish(run)
         if run is None or run.phase not in OVER:
             return INTERRUPTED
-        self.say(summary(run, time.time()))
+        self.say(summary(run, time.time(), incidents))
         return exit_code(run)
 
     async def _until_over(self, weaver: Asking) -> RunView | None:
@@ -133,6 +134,12 @@ class Following:
             if cancelling is not None:
                 cancelling.cancel()
         return run
+
+    async def _incidents(self, weaver: Asking) -> tuple[IncidentView, ...]:
+        """What went wrong, if there is still somebody to tell."""
+        with contextlib.suppress(TorchLoomError):
+            return (await weaver.fabric(self.wish.job, most=0)).incidents
+        return ()
 
     async def _submit(self, weaver: Asking) -> None:
         task = self.wish.task

@@ -19,8 +19,9 @@ from torchloom.page import COLLECTING, PAUSED, STEP, TICK, View, view
 LOOK_SECONDS = 0.2
 FIND_LOOKS = 5
 """Between two searches for the page of a rank that has none yet."""
-STOPPED = "tT"
-"""As /proc spells a process that was stopped, or is being traced."""
+STOPPED = "T"
+"""As /proc spells a process that was stopped. One that is traced ("t") has somebody who looks after it."""
+NOT_RUNNING = frozenset("tT")
 HELD_SECONDS = 0.5
 """Shorter pauses of the rank's other threads are of no interest."""
 IDLE_SHARE = 0.2
@@ -52,10 +53,12 @@ class Sight:
         if self.page is None and self._looks % FIND_LOOKS == 0:
             self.page = view(self.pid, self.proc)
         self._looks += 1
-        stopped = state in STOPPED and state != ""
-        self.frozen = self.frozen + counts if stopped else 0.0
+        self.frozen = self.frozen + counts if state == STOPPED else 0.0
+        if self.page is not None and self.held > HELD_SECONDS and not self.page.current:
+            self.page = view(self.pid, self.proc)  # another program runs in its place
+            self.still = self.held = 0.0
         if self.page is not None:
-            self._read(self.page, counts, stopped)
+            self._read(self.page, counts, state in NOT_RUNNING)
 
     def _read(self, page: View, counts: float, stopped: bool) -> None:
         marks = page.marks

@@ -1,8 +1,9 @@
 """Where a rank is, line by line: asked of itself, forced out of it, or read from outside, whichever works first.
 
-A rank whose interpreter is free shows its stacks itself, which is safe at any time. One whose interpreter is held
-cannot, but a signal makes the interpreter write them all the same; it is sent only to a process that is known to catch
-it. One that is stopped takes no signal: py-spy reads its memory, without stopping anything.
+A rank whose interpreter is free shows its stacks itself, which is safe at any time. One that is stopped, or whose
+interpreter is held, cannot: py-spy reads its memory, without stopping it. Where that is not allowed, a signal makes
+an interpreter that is held write them all the same: the last way, because it wakes a system call that was not to be
+woken. It is sent only to a process that is known to catch it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from torchloom.agent.sight import STOPPED, Sight, process_state
+from torchloom.agent.sight import NOT_RUNNING, Sight, process_state
 from torchloom.messages import RankStacks
 from torchloom.page import SHOWN, SIGNAL, WANTED, View
 
@@ -38,15 +39,16 @@ async def take(rank: int, sight: Sight, spies: asyncio.Semaphore) -> RankStacks:
     """The stacks of one rank, however they can be had."""
     state, _ = process_state(sight.pid, sight.proc)
     known = STATES.get(state, state) or "gone"
-    if state in STOPPED or sight.page is None:
+    if state in NOT_RUNNING or sight.page is None:
         return await _spied(rank, sight.pid, known, spies)
-    text = await _asked(sight.page)
+    page = sight.page
+    text = await _asked(page)
     if text:
         return RankStacks(rank=rank, how="itself", text=text[:TEXT], state=known)
-    text = await _forced(sight.page)
-    if text:
+    spied = await _spied(rank, sight.pid, known, spies)
+    if spied.how == "none" and (text := await forced(page)):
         return RankStacks(rank=rank, how="signal", text=text[:TEXT], state=known)
-    return await _spied(rank, sight.pid, known, spies)
+    return spied
 
 
 async def _asked(page: View) -> str:
@@ -69,7 +71,7 @@ async def _asked(page: View) -> str:
         os.close(stacks)
 
 
-async def _forced(page: View) -> str:
+async def forced(page: View) -> str:
     """By the interpreter's own signal handler, which needs no interpreter lock."""
     number = page.marks[SIGNAL]
     stacks = page.open_stacks()

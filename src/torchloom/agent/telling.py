@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from torchloom.messages import AttemptNote, RunView
+from collections.abc import Sequence
+
+from torchloom.messages import AttemptNote, IncidentView, RunView
 
 OVER = frozenset({"done", "failed", "cancelled"})
 INTERRUPTED = 130
+_SAME = 0.001
+"""Seconds by which two accounts of one moment may differ."""
 _REASONS = 3
 """Of restarts, told one by one."""
 
@@ -26,8 +30,11 @@ def told(run: RunView) -> str:
     return text
 
 
-def summary(run: RunView, now: float) -> str:
-    """What happened: how it ended, how far it came, how long it took, how often it was started again and what for."""
+def summary(run: RunView, now: float, incidents: Sequence[IncidentView] = ()) -> str:
+    """What happened: how it ended, how far it came, how long it took, how often it was started again and what for.
+
+    Its incidents tell when the first sign of each trouble was; without them that is when ranks were ended.
+    """
     parts = [told(run)]
     if run.step:
         parts.append(f"step {run.step:,}")
@@ -35,14 +42,28 @@ def summary(run: RunView, now: float) -> str:
     parts.append(f"{took:.1f} s")
     again = [note for note in run.notes[:-1] if note.stopping is not None]
     if again:
-        lost = sum((after.running or after.began) - (note.stopping or 0.0) for note, after in _pairs(run))
-        why = "; ".join(note.reason for note in again[-_REASONS:])
-        more = f"{len(again) - _REASONS} more before; " if len(again) > _REASONS else ""
-        count = f"{len(again)} restart{'s' if len(again) != 1 else ''}"
-        parts.append(f"{count} ({more}{why}), {lost:.1f} s until all ranks ran again")
+        lost = sum((after.running or after.began) - _first_sign(note, after, incidents) for note, after in _pairs(run))
+        count, since = ("1 restart", "its first sign") if len(again) == 1 else (f"{len(again)} restarts", "first signs")
+        parts.append(f"{count}{_causes(again, parts[0])}, {lost:.1f} s from {since} until all ranks ran again")
         if run.goodput is not None and run.goodput.elapsed > 0:
-            parts.append(f"{run.goodput.productive / run.goodput.elapsed:.0%} of the time productive")
+            parts.append(f"{100 * run.goodput.productive / run.goodput.elapsed:.0f} % of the time productive")
     return ", ".join(parts)
+
+
+def _causes(again: Sequence[AttemptNote], said: str) -> str:
+    """Of the last restarts, each cause once, and none that was said already."""
+    told = [note for note in again[-_REASONS:] if note.reason and note.reason not in said]
+    if not told:
+        return " for the same cause" if any(note.reason for note in again) else ""
+    more = f"{len(again) - _REASONS} more before; " if len(again) > _REASONS else ""
+    return f" ({more}{'; '.join(dict.fromkeys(note.reason for note in told))})"
+
+
+def _first_sign(note: AttemptNote, after: AttemptNote, incidents: Sequence[IncidentView]) -> float:
+    """Of what an attempt was ended for: the incident whose cost ends when the next one runs."""
+    stopping, running = note.stopping or 0.0, after.running or after.began
+    signs = [i.opened for i in incidents if i.lost_seconds and abs(i.opened + i.lost_seconds - running) < _SAME]
+    return min([stopping, *signs])
 
 
 def _pairs(run: RunView) -> list[tuple[AttemptNote, AttemptNote]]:

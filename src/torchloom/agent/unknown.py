@@ -12,8 +12,12 @@ from torchloom.messages import RankView, RunView, Task
 LOOK_SECONDS = 1.0
 PATIENCE = 30.0
 """Seconds that all ranks run without a word before it is said that nothing is known of their steps."""
-COUNTED = "its steps are counted at optimizer.step(); its loss, samples and knobs are not known"
-NOTHING = "its steps are not known"
+COUNTED = (
+    "does not call torchloom.attach(): its steps are counted at optimizer.step(); "
+    "its loss, samples and knobs are not known"
+)
+NOTHING = f"has said nothing yet, after {PATIENCE:g} s: its steps are not known"
+"""It may still be importing, or read its data; only what it says when it begins to train tells more."""
 
 
 @dataclass
@@ -42,7 +46,7 @@ class Unknown:
         what, self.over = unknown(ranks, seconds)
         if what and what not in self.said:
             self.said.add(what)
-            self.say(f"{self.script} does not call torchloom.attach(): {what}")
+            self.say(f"{self.script} {what}")
 
 
 def unknown(ranks: Sequence[RankView], seconds: float) -> tuple[str, bool]:

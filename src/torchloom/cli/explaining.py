@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchloom.cli import names
+from torchloom.cli.looking import own_run
 from torchloom.guess import unknown
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ def add(verbs: Verbs) -> None:
 
     verb = verbs.add(
         "policy", policy, "show what is done when something goes wrong with a job",
-        "Without a job: the default. `loom run --on` and [policy] in a job file change it.\n\n"
+        "Without a job: the default. `loom run --on RULE` and [policy] in a job file change it. A RULE is written\n"
+        "  EVENT=RESPONSE[+RESPONSE…][@SECONDS][,limit=N][,back=N][,skip]\n\n"
+        "AFTER   how long it may last before anything is done (@SECONDS)\n"
+        "LIMIT   how often it is done within the job's window of restarts (limit=N); shown where a job has one\n"
+        "OWN     yes: the job says so itself; otherwise it is the default\n\n"
         "  loom policy\n  loom policy mnist -o json", listing=True,
     )  # fmt: skip
     names.with_names(
@@ -78,7 +83,7 @@ async def _look(weaver: Asking, name: str) -> tuple[FabricView, str, list[Incide
     told = newest_first(mine)
     if told:
         told[0] = await _whole(weaver, told[0].id) or told[0]
-    return view, name, told, next((run for run in runs if run.job == name), None)
+    return view, name, told, own_run(view, name, runs)
 
 
 async def _whole(weaver: Asking, id: str) -> IncidentView | None:
@@ -98,14 +103,18 @@ def policy(call: Call) -> int:
     from torchloom.subjects import Role
     from torchloom.views import policy as view_policy
 
-    async def look() -> RunView:
+    async def look() -> RunView | None:
         async with Asking(call.settings, Role.VIEWER) as weaver:
-            return await run_of(weaver, call.args.job)
+            run = await run_of(weaver, call.args.job)
+            return own_run(await weaver.fabric(call.args.job, most=0), call.args.job, [run])
 
-    task = call.wait(look()).task if call.args.job else None
+    run = call.wait(look()) if call.args.job else None
+    task = run.task if run is not None else None
     rows = view_policy.policy(task, call.settings)
     if call.json:
         call.print_json({"job": call.args.job, "dry_run": task is not None and task.dry_run, "rules": rows})
     else:
         call.print(view_policy.lines(rows, task, call.screen))
+        if call.args.job and task is None:
+            call.note(f"{call.args.job} was not started by torchLoom this time: this is the default")
     return 0

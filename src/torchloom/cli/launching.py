@@ -72,6 +72,7 @@ def add(verbs: Verbs) -> None:
     add_rules(verb)
     verb.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as `python -m` does")
     verb.set_defaults(words=[])
+    verb.usage = "loom run [options] SCRIPT [ARGS ...]\n       loom run [options] -m MODULE [ARGS ...]"
 
 
 def split(verb: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:

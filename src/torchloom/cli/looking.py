@@ -8,6 +8,8 @@ from torchloom.cli import names
 from torchloom.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torchloom.cli.call import Call
     from torchloom.cli.verbs import Verbs
     from torchloom.messages import CurvesView, FabricView, RunView
@@ -89,16 +91,25 @@ def see_job(call: Call, job: str | None, most: int | None) -> tuple[FabricView, 
             runs = (await weaver.runs(job)).runs
             if not view.jobs and not runs:
                 names.known_job(await weaver.fabric(most=0), job)
-            return view, next(iter(runs), None)
+            return view, own_run(view, job, runs)
 
     return call.wait(look())
+
+
+def own_run(view: FabricView, job: str, runs: Sequence[RunView]) -> RunView | None:
+    """The run of a job, unless it was over before somebody else began the job that is there now."""
+    from torchloom.agent.telling import OVER
+
+    run = next((run for run in runs if run.job == job), None)
+    began = next((known.began for known in view.jobs if known.job == job), None)
+    return None if run is not None and run.phase in OVER and began is not None and began > run.since else run
 
 
 def status(call: Call) -> int:
     from torchloom.views import status as view_status
     from torchloom.views.document import plain
     from torchloom.views.goodput import goodput
-    from torchloom.views.tables import Screen, cut
+    from torchloom.views.tables import Screen, wrapped
 
     job = call.args.job
     view, run = see_job(call, job, None if call.json or call.args.all else _SCREEN_RANKS)
@@ -108,9 +119,10 @@ def status(call: Call) -> int:
     screen = call.screen
     if call.args.all:
         screen = Screen(screen.width, None, screen.colour)
-    call.print(view_status.status(view, screen))
+    waits = f"{run.job} waits for {run.waiting}" if run is not None and run.waiting else ""
+    call.print(view_status.status(view, screen, waits))
     if run is not None and run.goodput is not None:
-        call.print(["", cut(f"goodput: {goodput(run.goodput)}", screen.width)])
+        call.print(["", *wrapped(f"goodput: {goodput(run.goodput)}", screen.width, 2)])
     return 0
 
 

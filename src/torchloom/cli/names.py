@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MANUAL_JOB = "manual"
 """The job of a replica registered by hand that no job has."""
 _COMPLETION_SECONDS = 0.7
+_LISTED = 5
+"""Devices named where several could be meant."""
 
 
 def known_job(view: FabricView, name: str) -> str:
@@ -31,6 +33,17 @@ def known_device(view: FabricView, name: str) -> str:
     if name not in devices(view):
         raise unknown("device", name, devices(view))
     return name
+
+
+def meant_device(view: FabricView, text: str) -> str:
+    """The device of this name, or the only one whose name begins so. What is not known the weaver refuses."""
+    known = devices(view)
+    found = [text] if text in known else [name for name in known if name.startswith(text)]
+    if len(found) > 1:
+        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        hint = f"say which: {', '.join(found[:_LISTED])}{more}"
+        raise Refused(f"{len(found)} devices begin with {text!r}", hint=hint)
+    return found[0] if found else text
 
 
 def known_node(view: FabricView, name: str) -> str:

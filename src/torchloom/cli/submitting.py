@@ -51,6 +51,7 @@ def submit(call: Call) -> int:
     import secrets
     from pathlib import Path
 
+    from torchloom.agent.telling import told
     from torchloom.bus.asking import Asking
     from torchloom.client import operator
     from torchloom.jobfile import read
@@ -67,6 +68,9 @@ def submit(call: Call) -> int:
         async with Asking(call.settings, Role.OPERATOR, patience=5.0) as weaver:
             done = await weaver.ask_until(ask, call.args.timeout)
             show(call, done)
+            if not call.json and not call.args.wait:
+                for run in (await weaver.runs(name)).runs:
+                    call.print([told(run)] if run.waiting else [])
             return await _follow(call, weaver, name, None) if call.args.wait else 0
 
     return call.wait(work())
@@ -95,7 +99,8 @@ async def _follow(call: Call, weaver: Asking, job: str, timeout: float | None) -
     while True:
         run = await run_of(weaver, job)
         if run.phase in OVER:
-            call.note(f"loom: {summary(run, time.time())}")
+            incidents = (await weaver.fabric(job, most=0)).incidents
+            call.note(f"loom: {summary(run, time.time(), incidents)}")
             return exit_code(run)
         if (text := told(run)) != said:
             call.note(f"loom: {text}")

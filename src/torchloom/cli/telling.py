@@ -9,6 +9,8 @@ from torchloom.cli.answer import show
 from torchloom.errors import Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchloom.bus.asking import Asking
     from torchloom.cli.call import Call
     from torchloom.cli.verbs import Verbs
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 def add(verbs: Verbs) -> None:
     verb = verbs.add(
         "fail", fail, "say that a device is broken, as a monitoring system would",
-        "The weaver names the replicas on it. An unknown device is refused and nothing changes.\n\n"
+        "The weaver names the replicas on it. The beginning of a device's name will do, if no other begins so.\n"
+        "An unknown device is refused and nothing changes.\n\n"
         '  loom fail GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28 --cause "XID 79"', listing=True,
     )  # fmt: skip
     names.with_names(verb.add_argument("device", metavar="DEVICE"), names.complete_device)
@@ -45,15 +48,16 @@ def fail(call: Call) -> int:
     from torchloom.client import operator
     from torchloom.messages import Fail, check_name
 
-    device = check_name("device", call.args.device)
-    return _tell(call, Fail(device=device, cause=call.args.cause[:2000], operator=operator()))
+    check_name("device", call.args.device)
+    return _tell(call, lambda device: Fail(device=device, cause=call.args.cause[:2000], operator=operator()))
 
 
 def recover(call: Call) -> int:
     from torchloom.client import operator
     from torchloom.messages import Recover, check_name
 
-    return _tell(call, Recover(device=check_name("device", call.args.device), operator=operator()))
+    check_name("device", call.args.device)
+    return _tell(call, lambda device: Recover(device=device, operator=operator()))
 
 
 def register(call: Call) -> int:
@@ -91,12 +95,14 @@ async def _replica(weaver: Asking, text: str, job: str | None) -> ReplicaId:
     return found or ReplicaId(names.MANUAL_JOB, name)
 
 
-def _tell(call: Call, ask: Ask) -> int:
+def _tell(call: Call, ask: Callable[[str], Ask]) -> int:
+    """Say it of the device that is meant."""
+
     async def work() -> Done:
         from torchloom.bus.asking import Asking
         from torchloom.subjects import Role
 
         async with Asking(call.settings, Role.OPERATOR) as weaver:
-            return await weaver.ask(ask)
+            return await weaver.ask(ask(names.meant_device(await weaver.fabric(), call.args.device)))
 
     return show(call, call.wait(work()))

@@ -336,6 +336,7 @@ class Fabric:
             course.committed, course.began, course.sent = True, at, at
 
     def _join(self, record: RankJoined, at: float) -> None:
+        self.goodput.fold(record, at)
         hello, rank_id = record.hello, record.rank
         rank = Rank(
             id=rank_id,

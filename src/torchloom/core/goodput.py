@@ -1,7 +1,8 @@
 """What became of a run's time: every second since it was submitted is productive, or lost for a cause.
 
     waiting     there was no room for its ranks
-    starting    an attempt that nothing had gone wrong before, until all its ranks ran
+    starting    an attempt that nothing had gone wrong before, until all its ranks ran; and of every attempt what its
+                ranks did before one of them was heard of (imports), or all of it if it came to no step
     a kind      of incident (hang, crash, device, …; `node` where a node or its agent was lost): from its first sign, or
                 from the end of the attempt, until all ranks ran again
     redone      ranks ran, but what they did was not in the checkpoint from which the next attempt went on
@@ -10,7 +11,9 @@
     ending      somebody had asked for the end
 
 The rest is productive. Time goes to one account after the other, so the sum is always all of it. What is redone is told
-by steps: those of an attempt are taken to have been equally long.
+by steps: those of an attempt are taken to have been equally long, from when a rank of it was first heard of. Of ranks
+that are never heard of nothing is known but where the next attempt goes on: what they do is taken to be productive,
+until that, or that the run failed, says otherwise.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from torchloom.messages import (
     IncidentAmended,
     IncidentOpened,
     JobResumed,
+    RankJoined,
     Record,
     RunEnded,
     RunSubmitted,
@@ -54,13 +58,17 @@ class Stretch(NamedTuple):
     last: int
     seconds: float
 
+    @property
+    def steps(self) -> int:
+        return self.last - self.first
+
     def up_to(self, step: int) -> Stretch:
         """What is left of it if only the steps up to this one count."""
         if step > self.first and step >= self.last:
-            return self
+            return self if self.steps else Stretch(self.first, step, self.seconds)  # it came so far, then
         if step <= self.first:
             return Stretch(self.first, self.first, 0.0)
-        share = (step - self.first) / (self.last - self.first)
+        share = (step - self.first) / self.steps
         return Stretch(self.first, step, self.seconds * share)
 
 
@@ -79,6 +87,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """The pause before the next attempt, which is part of the cause."""
     first: int = 0
     """The step that the attempt under way began with."""
+    joined: bool = False
+    """A rank of it was heard of, so its steps are known."""
     running: float = 0.0
     """Seconds in which it ran."""
     latest: float = 0.0
@@ -103,9 +113,10 @@ class Accounts:
     def forget(self, job: str) -> None:
         self.by_job.pop(job, None)
 
-    def of(self, job: str, now: float) -> Goodput | None:
+    def of(self, job: str, now: float, step: int | None = None) -> Goodput | None:
+        """Where its time went; `step` is how far the attempt under way is known to be."""
         account = self.by_job.get(job)
-        return None if account is None else tally(account, now)
+        return None if account is None else tally(account, now, step)
 
     def blame(self, job: str, kind: str, opened: float, at: float) -> None:
         """The attempt of this job that was just ended was ended for an incident."""
@@ -123,7 +134,7 @@ class Accounts:
         if isinstance(record, RunSubmitted):
             self.by_job[record.job] = Account(job=record.job, submitted=at, since=at)
             return
-        job = record.rank.job if isinstance(record, JobResumed) else getattr(record, "job", "")
+        job = record.rank.job if isinstance(record, JobResumed | RankJoined) else getattr(record, "job", "")
         if isinstance(record, IncidentAmended) and record.closed:
             job = next((a.job for a in self.by_job.values() if a.standing == record.id), "")
         account = self.by_job.get(job)
@@ -131,10 +142,12 @@ class Accounts:
             self.by_job[job] = _folded(account, record, at)
 
 
-def tally(account: Account, now: float) -> Goodput:
+def tally(account: Account, now: float, step: int | None = None) -> Goodput:
     """The account closed for the moment."""
     if account.ended is None:
         account = _charged(account, now)
+        if account.joined and step is not None and step <= account.first:
+            account = _not_begun(account)
     productive = sum(stretch.seconds for stretch in account.stretches) + account.running
     lost = {cause: seconds for cause, seconds in sorted(account.lost.items()) if seconds > 0}
     return Goodput(elapsed=account.since - account.submitted, productive=productive, lost=lost)
@@ -144,13 +157,18 @@ def _folded(account: Account, record: Record, at: float) -> Account:
     match record:
         case AttemptBegan():
             account = _charged(account, at)
-            return replace(account, doing=account.cause or STARTING)
+            return replace(account, doing=account.cause or STARTING, joined=False)
         case AttemptLaunched(resume_step=step):
-            return replace(_redone(replace(account, whole=account.stretches), step or 0), first=step or 0)
+            whole = account.stretches
+            return replace(_redone(replace(account, whole=whole), whole, step or 0), first=step or 0)
         case JobResumed(step=step) if step > account.first:
-            return replace(_redone(account, step) if account.whole else account, first=step)
+            left = tuple(stretch.up_to(account.first) for stretch in account.whole)
+            return replace(_redone(account, left, step), first=step)
         case AttemptRunning():
             return replace(_charged(account, at), doing=RUNNING, cause="")
+        case RankJoined() if not account.joined:
+            account = _charged(account, at)
+            return replace(_not_begun(account), joined=True)
         case AttemptHeld(held=held):
             return replace(_charged(account, at), doing=PAUSED if held else RUNNING)
         case IncidentOpened(id=id, kind=kind) if kind in STANDSTILL and account.doing == RUNNING:
@@ -161,15 +179,17 @@ def _folded(account: Account, record: Record, at: float) -> Account:
             return _stopping(account, record, at)
         case AttemptEnded(wait_seconds=wait):
             return replace(_charged(account, at), doing=BETWEEN, until=at + wait)
-        case RunEnded(step=step):
-            return replace(_with_stretch(_charged(account, at), step), ended=at)
+        case RunEnded(step=step, phase=phase):
+            account = _with_stretch(_charged(account, at), step)
+            return replace(_without_stepless(account) if phase == "failed" else account, ended=at)
     return account
 
 
 def _stopping(account: Account, record: AttemptStopping, at: float) -> Account:
     doing, before = account.doing, account.since
     account = _with_stretch(_charged(account, at), record.step)
-    latest = max(0.0, at - before) if doing == RUNNING else 0.0
+    stepless = account.joined and record.step <= account.first  # then it left no stretch
+    latest = max(0.0, at - before) if doing == RUNNING and not stepless else 0.0
     cause = doing if doing in STANDSTILL else OTHER if record.counts else MOVING
     cause = ENDING if record.then == "cancel" else cause
     return replace(account, doing=cause, cause=cause, latest=latest, standing="", whole=())
@@ -191,6 +211,8 @@ def _charged(account: Account, at: float) -> Account:
 
 def _with_stretch(account: Account, step: int) -> Account:
     """What the attempt under way has run, put to what was run before."""
+    if account.joined and step <= account.first:
+        return _not_begun(account)
     if not account.running:
         return account
     stretches = (*account.stretches, Stretch(account.first, max(step, account.first), account.running))
@@ -200,12 +222,29 @@ def _with_stretch(account: Account, step: int) -> Account:
     return replace(account, stretches=stretches, running=0.0)
 
 
-def _redone(account: Account, step: int) -> Account:
-    """Only what was done up to this step is left."""
+def _not_begun(account: Account) -> Account:
+    """What the attempt under way has run up to now was no training yet."""
+    return replace(account, running=0.0, lost=_plus(account.lost, STARTING, account.running))
+
+
+def _without_stepless(account: Account) -> Account:
+    """Without the last stretch if no step was made in it, as far as anybody knows."""
+    if not account.stretches or account.stretches[-1].steps:
+        return account
+    *before, last = account.stretches
+    return replace(account, stretches=tuple(before), lost=_plus(account.lost, STARTING, last.seconds))
+
+
+def _redone(account: Account, before: tuple[Stretch, ...], step: int) -> Account:
+    """Only what was done up to this step is left of the whole; `before` was left of it up to now."""
+    if not account.whole:
+        return account
     kept = tuple(stretch.up_to(step) for stretch in account.whole)
-    before, after = (sum(stretch.seconds for stretch in some) for some in (account.stretches, kept))
+    lost = account.lost
+    for whole, one, other in zip(account.whole, before, kept, strict=True):
+        lost = _plus(lost, REDONE if whole.steps else STARTING, one.seconds - other.seconds)
     left = tuple(stretch for stretch in kept if stretch.seconds > 0)
-    return replace(account, stretches=left, lost=_plus(account.lost, REDONE, before - after))
+    return replace(account, stretches=left, lost=lost)
 
 
 def _plus(lost: dict[str, float], cause: str, seconds: float) -> dict[str, float]:

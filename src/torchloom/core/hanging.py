@@ -11,7 +11,7 @@ from torchloom.core.detect.hang import Verdict
 from torchloom.core.evidence import FOR_INCIDENT, last_heard, of_agent, seen_on
 from torchloom.core.fabric import Fabric, Incident
 from torchloom.core.orders import give
-from torchloom.core.policy import rule_for, told
+from torchloom.core.policy import HANGS, rule_for, told
 from torchloom.core.responding import Trouble, inspecting, open_of, respond
 from torchloom.core.runs import REPLICA, Run
 from torchloom.messages import (
@@ -23,7 +23,8 @@ from torchloom.messages import (
     Steer,
 )
 
-HANGS: frozenset[str] = frozenset({"hang", "frozen", "held"})
+MORE_PATIENT = 30.0
+"""So many times longer is waited where a restart has not helped."""
 AGAIN_SECONDS = 5.0
 """So long an agent that has not answered is asked again."""
 REPORT_ONLY = "reported; torchLoom did not start this job, and cannot start it again"
@@ -36,8 +37,14 @@ def look_at_run(fabric: Fabric, run: Run, found: Verdict | None, now: float) -> 
         return _goes_on(fabric, known, now)
     rule = rule_for(run.task, found.kind)
     after = found.act_after if rule.after is None else rule.after
+    keeps = _keeps(fabric, run)
+    if rule.after is None and not keeps:
+        after = max(after, fabric.settings.hang_act_seconds)
+    if _again(fabric, run):
+        after *= MORE_PATIENT
     if known is None:
-        opened = _opened(fabric, run.job, found, now, f"if it lasts {after:.3g} s: {told(rule)}")
+        why = "" if keeps else " (it would begin anew: no checkpoint is known of)"
+        opened = _opened(fabric, run.job, found, now, f"if it lasts {after:.3g} s: {told(rule)}{why}")
         return Decision((opened,), tasks=inspecting(fabric, run, opened.id), reason=opened.what)
     again = _inspect_again(fabric, run, known, now)
     if found.seconds < after:
@@ -66,6 +73,17 @@ def inspected(fabric: Fabric, said: Inspected) -> Decision:
         return NOTHING
     amended = IncidentAmended(id=known.id, evidence=of_agent(said, known))
     return Decision((amended,), reason=f"{known.id}: stacks from {said.node}")
+
+
+def _again(fabric: Fabric, run: Run) -> bool:
+    """Whether the attempt before was ended for a hang too, and this one has not come further: it may be no hang."""
+    before = run.notes[-2] if len(run.notes) > 1 else None
+    return before is not None and before.culprit.partition(" ")[0] in HANGS and before.step >= fabric.furthest(run)
+
+
+def _keeps(fabric: Fabric, run: Run) -> bool:
+    """Whether there is, or should be, a checkpoint to go on from: without one a restart loses everything."""
+    return bool(run.task.checkpoint_dir or run.resume or fabric.keeping.of(run.job).saved)
 
 
 def _opened(fabric: Fabric, job: str, found: Verdict, now: float, decision: str) -> IncidentOpened:
@@ -97,7 +115,7 @@ def _reason(found: Verdict) -> str:
 
 
 def _goes_on(fabric: Fabric, known: Incident | None, now: float) -> Decision:
-    if known is None or (known.kind == "hang" and not _moved_since(fabric, known, now)):
+    if known is None or not _moved_since(fabric, known, now):
         return NOTHING
     beats = [fabric.watch.pulses[rank].beat for rank in fabric.ranks_of_job.get(known.job, ())]
     step = max((beat.step for beat in beats if beat is not None), default=0)

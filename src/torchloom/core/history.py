@@ -78,9 +78,16 @@ def cause_of(incident: Incident) -> str:
 def follow(incidents: dict[str, Incident], runs: Runs, record: Record, at: float) -> None:
     """Let a record of a run be told by the incidents it has to do with. The runs are those before the record."""
     match record:
-        case ResponseBegan(incident=id, do=do):
+        case ResponseBegan(job=job, incident=id, do=do, rollback=back):
             if id in incidents:
-                incidents[id] = noted(incidents[id], at, f"{BEGINS}{', then '.join(do)}")
+                whose = "" if incidents[id].job == job else f" ({job})"
+                incidents[id] = noted(incidents[id], at, f"{BEGINS}{', then '.join(do)}{whose}")
+                if back is not None and back.skip is not None:
+                    first, last = back.skip
+                    steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+                    incidents[id] = noted(
+                        incidents[id], at, f"batches of {steps} are left out, where loom.batches() is used"
+                    )
         case ResponseWent(job=job, left=left):
             response = runs.by_job[job].response
             if response is not None and response.incident in incidents:

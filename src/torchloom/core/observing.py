@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torchloom.core.detect.case import NEWS
 from torchloom.core.detect.hang import Stand, Verdict
 from torchloom.core.events import Event, Found, JobDue
 from torchloom.core.fabric import Fabric
@@ -53,8 +54,15 @@ def look_at_jobs(fabric: Fabric, now: float) -> Iterator[Event]:
             active = [(rank, pulse) for rank, pulse in live if pulse.beat is not None and not pulse.beat.paused]
             stands = [_told(rank, pulse, fabric.settings) for rank, pulse in active]
             one = len({rank.replica for rank, _ in live}) == 1  # ranks of several replicas have the same numbers
+            away = any(_away(fabric, pulse, now) for _, pulse in ranks)  # for whom the others may well wait
             case = fabric.watch.case(job.name)
-            yield JobDue(job.name, case.look(stands, fabric.settings, now, fabric.beat_seconds()) if one else None)
+            found = case.look(stands, fabric.settings, now, fabric.beat_seconds())
+            yield JobDue(job.name, found if one and not away else None)
+
+
+def _away(fabric: Fabric, pulse: Pulse, now: float) -> bool:
+    """Whether nothing is heard of a rank that should be there. It is missed, and told, soon enough."""
+    return not pulse.over and (pulse.missing or now - pulse.heard > NEWS * fabric.beat_seconds())
 
 
 def _statuses(fabric: Fabric, run: Run) -> Iterator[tuple[str, RankStatus]]:

@@ -9,7 +9,7 @@ from torchloom.core.fabric import Fabric, Incident, Job, Rank
 from torchloom.core.ledger import ChangePhase
 from torchloom.core.placing import waits_for
 from torchloom.core.presence import JobPhase, Presence
-from torchloom.core.runs import RunPhase
+from torchloom.core.runs import REPLICA, Run, RunPhase
 from torchloom.core.watch import NODE_SILENCE
 from torchloom.messages import (
     ChangeView,
@@ -28,6 +28,7 @@ from torchloom.messages import (
     LookRuns,
     NodeView,
     PlaneView,
+    RankId,
     RankView,
     Reading,
     RunsView,
@@ -288,7 +289,7 @@ def runs(fabric: Fabric, look: LookRuns, now: float) -> RunsView:
                 step=max(run.step, fabric.furthest(run)),
                 waiting=waits_for(fabric, run, now) if run.phase in _WAITING else "",
                 notes=run.notes,
-                goodput=fabric.goodput.of(run.job, now),
+                goodput=fabric.goodput.of(run.job, now, _step(fabric, run)),
             )
             for run in wanted
         ),
@@ -303,3 +304,9 @@ def runs(fabric: Fabric, look: LookRuns, now: float) -> RunsView:
             for node, seen in sorted(fabric.watch.nodes.items())
         ),
     )
+
+
+def _step(fabric: Fabric, run: Run) -> int | None:
+    """How far the attempt under way is, if one of its ranks has said so since this weaver began."""
+    pulses = [fabric.watch.pulses.get(RankId(run.job, REPLICA, place.rank)) for place in run.places]
+    return fabric.furthest(run) if any(pulse is not None and pulse.beat is not None for pulse in pulses) else None

@@ -7,10 +7,12 @@ import hashlib
 from torchloom.core.decision import Decision
 from torchloom.core.fabric import Fabric
 from torchloom.core.fitness import examining, fit, is_known, unfit
-from torchloom.core.runs import Run
+from torchloom.core.runs import REPLICA, Run
 from torchloom.core.watch import NODE_SILENCE
-from torchloom.messages import AttemptBegan, NodeBeat, Place, Prepare, Task
+from torchloom.messages import AttemptBegan, NodeBeat, Place, Prepare, RankId, Task
 
+CPU = "CPU-"
+"""How the id of a device begins that is the processor of a machine."""
 LAST_CALL = 30.0
 """Seconds in which a job that may be smaller waits for all of its nodes at first. A next attempt does not wait."""
 
@@ -83,6 +85,8 @@ def _told(fabric: Fabric, run: Run, node: str, now: float) -> str:
     beat = fabric.watch.nodes[node].beat
     if beat.leaving:
         return f"{node}: leaving"
+    if processor_failed(fabric, node):
+        return f"{node}: its processor has failed"
     if run.task.check and not is_known(fabric, run, node, now):
         return f"{node}: being checked"
     if run.task.check and (why := unfit(fabric, node)):
@@ -141,9 +145,27 @@ def _may_be_smaller(fabric: Fabric, run: Run, now: float) -> bool:
 
 
 def _usable(fabric: Fabric, node: str, now: float) -> bool:
-    if node in fabric.runs.drained or fabric.watch.leaves(node):
+    if node in fabric.runs.drained or fabric.watch.leaves(node) or processor_failed(fabric, node):
         return False
     return fabric.watch.node_speaks(node, now)
+
+
+def processor_failed(fabric: Fabric, node: str) -> bool:
+    """Whether the processor of a node was said to have failed, and there is nothing else to compute on."""
+    failed = {device.id for device in fabric.devices.values() if device.failed and device.id.startswith(CPU)}
+    seen = fabric.watch.nodes.get(node)
+    if not failed or seen is None or seen.beat.devices:
+        return False
+    if any(fabric.devices[device].node == node for device in failed):
+        return True
+    # An agent that serves one job has a name of its own: its ranks tell what they computed on.
+    here = [
+        RankId(run.job, REPLICA, place.rank)
+        for run in fabric.runs.by_job.values()
+        for place in run.places
+        if place.node == node and not run.over
+    ]
+    return any(failed.intersection(fabric.ranks[rank].devices) for rank in here if rank in fabric.ranks)
 
 
 def capacity(beat: NodeBeat) -> int:

@@ -27,7 +27,7 @@ DEFAULTS: Mapping[EventKind, Rule] = {
         Rule(on="slowdown", do=("report",)),
         Rule(on="memory", do=("report",)),
         Rule(on="overdue", do=("report",)),
-        Rule(on="device", do=("evict",)),
+        Rule(on="device", do=("evict",), limit=5),  # an alert that comes and goes must not end a job each time
         Rule(on="device_warning", do=("report",)),
     )
 }
@@ -42,6 +42,8 @@ MEANING: Mapping[str, str] = {
     "evict": "its device gets no more ranks, and all ranks are started again on what is left",
     "rollback": "all ranks are ended, then started again from a checkpoint before it",
 }
+HANGS: frozenset[str] = frozenset({"hang", "frozen", "held"})
+"""What a rank may go on from by itself."""
 ENDING = frozenset({"restart", "evict", "rollback"})
 """Responses after which nothing of the attempt is left."""
 

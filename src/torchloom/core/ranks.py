@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric, Rank
+from torchloom.core.policy import HANGS
 from torchloom.core.presence import JobPhase, Presence
 from torchloom.core.runs import RunPhase
 from torchloom.messages import (
@@ -225,6 +226,11 @@ def _lost(
         evidence.append(f"last heard at step {pulse.beat.step}")
     if known is not None and known.incarnation == incarnation:
         evidence.append(_where(known))
+    mine = (i for i in fabric.open_incidents(rank.job) if i.subject.startswith(f"{rank}#"))
+    hangs = next((i for i in mine if i.kind in HANGS), None)
+    if hangs is not None:  # that is why
+        more = IncidentAmended(id=hangs.id, evidence=(f"it is lost: {why}",))
+        return [RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient), more]
     return [
         RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient),
         IncidentOpened(

@@ -12,8 +12,9 @@ from torchloom.core import fitness
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.detect.hang import Verdict
 from torchloom.core.fabric import Fabric
-from torchloom.core.hanging import HANGS, look_at_run
+from torchloom.core.hanging import look_at_run
 from torchloom.core.placing import place, prepare
+from torchloom.core.policy import HANGS
 from torchloom.core.presence import PRESENT, JobPhase
 from torchloom.core.responding import go_on
 from torchloom.core.runs import REPLICA, Run, RunPhase
@@ -299,7 +300,7 @@ def _recovered(fabric: Fabric, run: Run) -> list[Record]:
 def end(fabric: Fabric, run: Run, phase: Literal["done", "failed", "cancelled"], reason: str) -> Decision:
     records: list[Record] = _gone(fabric, run)
     outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[phase]
-    over = of_the_attempt(fabric, run.job)
+    over = [i for i in fabric.open_incidents(run.job) if not i.subject.endswith("#agent")]
     records += [IncidentAmended(id=i.id, outcome=f"the job {phase}", closed=True) for i in over]
     records.append(RunEnded(job=run.job, phase=phase, reason=reason, step=fabric.furthest(run)))
     job = fabric.jobs.get(run.job)

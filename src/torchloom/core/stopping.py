@@ -7,7 +7,7 @@ from typing import Literal
 
 from torchloom.core.decision import Decision
 from torchloom.core.fabric import Fabric, Incident
-from torchloom.core.policy import ENDING, MEANING, rule_for
+from torchloom.core.policy import ENDING, HANGS, MEANING, rule_for
 from torchloom.core.presence import PRESENT
 from torchloom.core.runs import Run
 from torchloom.messages import (
@@ -92,7 +92,7 @@ def _what_then(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, str
         allowed = "1 restart was" if run.task.max_restarts == 1 else f"{run.task.max_restarts} restarts were"
         return "fail", f"{cause.reason}; {allowed} allowed" if run.task.max_restarts else cause.reason
     alike = [note for note in run.notes[-LOOP:-1] if note.culprit == cause.culprit and note.step >= step]
-    if cause.culprit and len(alike) >= LOOP - 1:
+    if cause.culprit and cause.kind not in HANGS and len(alike) >= LOOP - 1:
         return "fail", f"{cause.reason}; the same as before, without a step forward"
     return "restart", cause.reason
 

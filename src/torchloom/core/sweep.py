@@ -6,7 +6,7 @@ from torchloom.core import changes, checkpoints, orders, ranks
 from torchloom.core.decision import Decision, together
 from torchloom.core.fabric import Fabric, Job
 from torchloom.core.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence
-from torchloom.messages import JobEnded, JobForgotten, RankForgotten, Record
+from torchloom.messages import IncidentAmended, JobEnded, JobForgotten, RankForgotten, Record
 
 
 def tick(fabric: Fabric, now: float, thorough: bool) -> Decision:
@@ -35,7 +35,10 @@ def _job(fabric: Fabric, job: Job, now: float) -> Decision:
     if len(gone) == len(members) and members:
         if now - max(rank.since for rank in members) < fabric.settings.linger_seconds:
             return Decision()
-        return _job_over(job, [(rank.presence, rank.reason) for rank in gone], len(members))
+        over = _job_over(job, [(rank.presence, rank.reason) for rank in gone], len(members))
+        troubles = [i for i in fabric.open_incidents(job.name) if i.kind]
+        closed = [IncidentAmended(id=i.id, outcome="the job ended", closed=True) for i in troubles]
+        return Decision((*closed, *over.records), reason=over.reason)
     excess = len(gone) - fabric.settings.keep_gone_ranks
     if excess > 0:
         oldest = sorted(gone, key=lambda rank: (rank.since, rank.id))[:excess]

@@ -125,7 +125,7 @@ def _alarm(alert: _Alert) -> Alarm:
         name=name[:200],
         began=_seconds(alert.starts_at),
         firing=alert.status == "firing",
-        effect=_effect(labels),
+        effect=_effect(labels, is_part),
         cause=_cause(name, alert.annotations),
         uuid=uuid,
         part=part if NAME.fullmatch(part) else "",
@@ -133,12 +133,15 @@ def _alarm(alert: _Alert) -> Alarm:
     )
 
 
-def _effect(labels: dict[str, str]) -> Effect:
+def _effect(labels: dict[str, str], is_part: bool) -> Effect:
+    """By its label, else its severity, else its name. A full disk is critical, and no reason to leave all GPUs."""
     if "torchloom" in labels:
         return BY_LABEL.get(labels["torchloom"].lower(), "ignore")
-    if labels.get("severity"):
-        return BY_SEVERITY.get(labels["severity"].lower(), "ignore")
-    return BY_NAME.get(labels.get("alertname", ""), "ignore")
+    by_name = BY_NAME.get(labels.get("alertname", ""), "ignore")
+    if not labels.get("severity"):
+        return by_name
+    effect = BY_SEVERITY.get(labels["severity"].lower(), "ignore")
+    return effect if is_part or effect != "fail" or by_name == "fail" else "warn"
 
 
 def _cause(name: str, annotations: dict[str, str]) -> str:

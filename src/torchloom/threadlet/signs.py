@@ -57,6 +57,7 @@ class Signs:
             with contextlib.suppress(Exception):
                 page.marks[TICK] += 1
                 page.marks[COLLECTIVES] = begun() or 0
+                page.marks[SIGNAL] = self._stacks.check_signal() if self._stacks is not None else 0
                 self._show_stacks(page)
         waiting.follow(self._meter)
 

@@ -14,7 +14,7 @@ import os
 import signal
 from pathlib import Path
 
-from torchloom.page import STACKS
+from torchloom.page import STACKS, close_own
 
 MOST = 4 * 1024 * 1024
 """Bytes kept; whoever reads them empties the file."""
@@ -25,6 +25,7 @@ SPARED = 2
 class Stacks:
     def __init__(self, status: Path = Path("/proc/self/status")) -> None:
         self.fd = os.memfd_create(STACKS)
+        self._inode = os.fstat(self.fd).st_ino
         self.signal = 0
         """What makes the interpreter write them; 0 if nothing does."""
         with contextlib.suppress(Exception):
@@ -37,7 +38,10 @@ class Stacks:
 
     def show(self) -> None:
         """Write where every thread is."""
-        if os.fstat(self.fd).st_size > MOST:
+        known = os.fstat(self.fd)
+        if known.st_ino != self._inode:
+            return  # the script has closed it, and the number is another file's
+        if known.st_size > MOST:
             os.ftruncate(self.fd, 0)
         faulthandler.dump_traceback(file=self.fd, all_threads=True)
 
@@ -46,7 +50,13 @@ class Stacks:
         if self.signal:
             faulthandler.unregister(self.signal)
             self.signal = 0
-        os.close(self.fd)
+        close_own(self.fd, self._inode)
+
+    def check_signal(self) -> int:
+        """The signal, as long as nobody else has taken it."""
+        if self.signal and signal.getsignal(self.signal) not in {None, signal.SIG_DFL}:
+            self.signal = 0
+        return self.signal
 
 
 def free_signal(status: Path) -> int:

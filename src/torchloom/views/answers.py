@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from torchloom.messages import Done, RankId
@@ -13,7 +14,8 @@ _NAMED = 4
 
 def answer(done: Done, screen: Screen) -> list[str]:
     lines = [clean(done.text)]
-    lines += [f"  {clean(str(replica))}" for replica in done.replicas]
+    named = set(re.split(r"[\s,;]+", done.text))
+    lines += [f"  {clean(str(replica))}" for replica in done.replicas if str(replica) not in named]
     for text, ranks in by_text(done).items():
         said = text.splitlines()
         if len(said) <= 1:

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 
 from torchloom.messages import DeviceView, IncidentView, JobView, RankView, Reading
 from torchloom.views.numbers import ABSENT, number
-from torchloom.views.tables import Cell, Column, Row, Screen, table
+from torchloom.views.tables import Cell, Column, Row, Screen, cut, table
 from torchloom.views.times import ago, clock, coarse
-from torchloom.views.words import brief, short
+from torchloom.views.words import brief, short, short_devices
 
 _STYLES = {
     "live": "green", "running": "green", "healthy": "green", "ok": "green", "finished": "dim", "left": "dim",
     "lost": "yellow", "stopped": "yellow", "paused": "yellow", "dead": "red", "failed": "red",
 }  # fmt: skip
+_ROOMY = 110
+"""Columns of a terminal from which on a decision stands beside an incident."""
+_DECISION = 24
 _URGENCY = {"dead": 0, "failed": 0, "lost": 1, "live": 2}
 
 
@@ -110,23 +113,31 @@ def _readings(reading: Reading | None) -> list[str | Cell]:
 
 
 def incidents(views: Sequence[IncidentView], now: float, screen: Screen) -> list[str]:
-    """One line for each; `loom why` tells the rest."""
+    """One line for each; `loom why` tells the rest. What went wrong has the room, the less there is the more so."""
+    narrow = screen.width is not None and screen.width < _ROOMY
     columns = [
         Column("ID"), Column("AGE", right=True), Column("KIND"), Column("ABOUT", shrinks=True), Column("STATE"),
-        Column("WHAT", shrinks=True), Column("DECISION", shrinks=True),
+        Column("WHAT", shrinks=True), *([] if narrow else [Column("DECISION", shrinks=True)]),
     ]  # fmt: skip
-    rows: list[Row] = [
-        [
-            incident.id,
-            coarse(now - incident.opened),
-            incident.kind or ABSENT,
-            incident.job or incident.subject.partition("#")[0],
-            Cell("open", "red")
-            if incident.closed is None
-            else Cell(f"over in {coarse(incident.closed - incident.opened)}", "dim"),
-            short(incident),
-            brief(incident.decision) or ABSENT,
-        ]
-        for incident in views
-    ]
+    devices = short_devices(i.subject for i in views if not i.job) if screen.width is not None else {}
+    rows: list[Row] = []
+    for incident in views:
+        about, what = incident.job or incident.subject.partition("#")[0], short(incident)
+        if incident.subject in devices:
+            name = devices[incident.subject]
+            about, what = incident.job or name, what.replace(incident.subject, name)
+            what = what.removeprefix(f"device {name} ") if narrow else what  # it stands beside it
+        over = "over" if narrow or incident.closed is None else f"over in {coarse(incident.closed - incident.opened)}"
+        decision = brief(incident.decision) or ABSENT
+        rows.append(
+            [
+                incident.id,
+                coarse(now - incident.opened),
+                incident.kind or ABSENT,
+                about,
+                Cell("open", "red") if incident.closed is None else Cell(over, "dim"),
+                what,
+                *([] if narrow else [decision if screen.width is None else cut(decision, _DECISION)]),
+            ]
+        )
     return table(columns, rows, screen)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from torchloom.messages import FabricView, IncidentView, PlaneView
 from torchloom.views import listings
-from torchloom.views.tables import Screen, clean, cut
+from torchloom.views.tables import Screen, clean, cut, wrapped
 from torchloom.views.times import ago, duration
 
 _LEAST_RANKS = 5
 """Ranks shown on even the lowest terminal."""
 
 
-def status(view: FabricView, screen: Screen) -> list[str]:
+def status(view: FabricView, screen: Screen, waits: str = "") -> list[str]:
+    """The screen; `waits` is what the only job on it waits for before it can begin."""
     now = view.plane.now
     lines = plane(view.plane, screen)
     tail = incidents(view, screen)
     if not view.jobs and not view.ranks:
-        return [*lines, "", "nothing trains here yet: call torchloom.attach() in a training script", *tail]
+        nothing = "nothing trains here yet: call torchloom.attach() in a training script"
+        return [*lines, "", *(wrapped(clean(waits), screen.width, 2) if waits else [nothing]), *tail]
+    if waits:
+        tail = ["", *wrapped(clean(waits), screen.width, 2), *tail]
     lines += ["", *listings.jobs(view.jobs, now, screen)]
     shown = listings.ranks(view.ranks, now, screen) if view.ranks else []
     if screen.height is not None:
@@ -53,7 +57,8 @@ def plane(view: PlaneView, screen: Screen) -> list[str]:
     if view.refused:
         total = sum(view.refused.values())
         reasons = ", ".join(f"{clean(reason)} {count:,}" for reason, count in sorted(view.refused.items()))
-        lines.append(screen.paint(cut(f"refused {total:,} messages: {reasons}", screen.width), "yellow"))
+        said = wrapped(f"refused {total:,} messages: {reasons}", screen.width, 2)
+        lines += [screen.paint(line, "yellow") for line in said]
     return lines
 
 
@@ -74,4 +79,4 @@ def incident_lines(incident: IncidentView, screen: Screen) -> list[str]:
         said.append(f"  decided: {incident.decision}" + (f" ({incident.reason})" if incident.reason else ""))
     if incident.outcome:
         said.append(f"  outcome: {incident.outcome}")
-    return [cut(clean(line), screen.width) for line in said]
+    return [line for text in said for line in wrapped(clean(text), screen.width, 4)]

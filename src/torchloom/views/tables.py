@@ -5,6 +5,8 @@ Free text comes from other machines, so every cell is cleaned: a cause such as `
 
 from __future__ import annotations
 
+import re
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,19 @@ class Screen:
 
     def paint(self, text: str, style: str) -> str:
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour and style and text else text
+
+
+_QUANTITY = re.compile(r"(?<=\d) (?=(?:s|min|h|d|ms|MB|GB|%)\b|%)")
+"""The space between a number and its unit, where no line is broken."""
+
+
+def wrapped(text: str, width: int | None, hanging: int = 0) -> list[str]:
+    """The text in as many lines as it needs; all but the first are indented."""
+    if width is None:
+        return [text]
+    text = _QUANTITY.sub("\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(text, width, subsequent_indent=" " * hanging, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines or [text]]
 
 
 class Cell(NamedTuple):

@@ -3,15 +3,13 @@ done about it, how it ended, and what it cost."""
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from torchloom.core.history import DECIDED
 from torchloom.messages import Goodput, IncidentView
 from torchloom.views.goodput import goodput
 from torchloom.views.listings import incidents
-from torchloom.views.tables import Screen, clean, cut
+from torchloom.views.tables import Screen, clean, cut, wrapped
 from torchloom.views.times import ago, clock, duration
 from torchloom.views.words import in_words_of_rules, short
 
@@ -21,8 +19,6 @@ _LINES = 20
 _OTHERS = 10
 _DOING = 150
 _ODD = "<- the odd one out"
-_QUANTITY = re.compile(r"(?<=\d) (?=(?:s|min|h|d|ms|MB|GB|%)\b|%)")
-"""The space between a number and its unit, where no line is broken."""
 _STANDSTILL = frozenset({"hang", "frozen", "held"})
 
 
@@ -95,12 +91,8 @@ class _Story:
                 first = False
 
     def _wrapped(self, text: str, taken: int, hanging: int) -> list[str]:
-        if self.screen.width is None:
-            return [text]
-        width = max(20, self.screen.width - taken)
-        text = _QUANTITY.sub("\N{NO-BREAK SPACE}", text)
-        lines = textwrap.wrap(text, width, subsequent_indent=" " * hanging, break_on_hyphens=False)
-        return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines or [text]]
+        width = None if self.screen.width is None else max(20, self.screen.width - taken)
+        return wrapped(text, width, hanging)
 
 
 def _when(view: IncidentView, now: float) -> str:

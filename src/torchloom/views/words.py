@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable
+
 from torchloom.core.policy import MEANING
 from torchloom.core.stopping import ELSEWHERE, GIVEN_UP
 from torchloom.messages import IncidentView
@@ -13,6 +17,7 @@ _BRIEF = {
     "reported": "report",
     "if it lasts ": "after ",
 }
+_UUID_HEAD = re.compile(r"[A-Z]+-[0-9a-f]{8}(?=(-[0-9a-f]{4}){3}-[0-9a-f]{12}$)")
 _LONGEST_FIRST = sorted(_BRIEF, key=len, reverse=True)
 
 
@@ -28,6 +33,13 @@ def in_words_of_rules(text: str) -> str:
     for sentence in _LONGEST_FIRST:
         text = text.replace(sentence, _BRIEF[sentence])
     return text
+
+
+def short_devices(names: Iterable[str]) -> dict[str, str]:
+    """For each name of a device that holds a uuid, what is enough to tell it from the others: `GPU-307a982d`."""
+    heads = {name: name[: found.end()] for name in set(names) if (found := _UUID_HEAD.match(name))}
+    shared = Counter(heads.values())
+    return {name: head for name, head in heads.items() if shared[head] == 1}
 
 
 def brief(decision: str) -> str:

@@ -15,6 +15,7 @@ import contextlib
 import hmac
 import logging
 import secrets
+from collections import Counter
 
 import h11
 import nats.errors
@@ -47,6 +48,10 @@ AT_ONCE = 64
 AGAIN_SECONDS = 1.0
 """Between attempts to listen on a port that is taken, such as by the weaver before us."""
 TURNS_KEPT = 20_000
+MOST_DOUBTS = 20
+"""Told in one answer."""
+HARMLESS = "no alert in it says how bad it is: label torchloom=fail or warn, or severity=critical or warning, does"
+NOBODY = "names no device and no machine that is known"
 METHODS = {PATH: "POST", "/healthz": "GET"}
 Told = tuple[Alarm, DeviceFailed | DeviceRecovered | DeviceWarned]
 
@@ -159,7 +164,8 @@ class Ingress:
         if _path(request) != PATH:
             return Answer(200, "ok")
         try:
-            facts = self._facts(alertmanager.read(body))
+            alarms = alertmanager.read(body)
+            facts, doubts = self._facts(alarms)
         except BadInput as error:
             self._health.refuse(f"alert: {error.message}")
             return Answer(400, error.message)
@@ -170,24 +176,33 @@ class Ingress:
             why = str(error) or type(error).__name__
             log.warning("alerts could not be stored: %s", why)
             return Answer(503, f"not stored ({why}); try again")
-        return Answer(200, f"stored: {len(facts)} {'fact' if len(facts) == 1 else 'facts'} about devices")
+        stored = f"stored: {len(facts)} {'fact' if len(facts) == 1 else 'facts'} about devices"
+        return Answer(200, "\n".join((stored, *(_counted(doubts) if alarms else [HARMLESS]))))
 
     # ── what alerts say ──
 
-    def _facts(self, alarms: list[Alarm]) -> list[Told]:
-        """One for each device that an alert means; when it is over, also for those that it has on its conscience."""
+    def _facts(self, alarms: list[Alarm]) -> tuple[list[Told], list[str]]:
+        """One for each device that an alert means; when it is over, also for those that it has on its conscience.
+
+        And what keeps an alert from having an effect. A device that is not known yet may be by the time its fact is
+        decided on, so it is told nevertheless.
+        """
         hosts = Hosts(self._fabric)
         had = blamed_by(self._fabric, [alarm.id for alarm in alarms if not alarm.firing])
         facts: list[Told] = []
+        doubts: list[str] = []
         for alarm in alarms:
             devices = (alarm.uuid,) if alarm.uuid else hosts.named(alarm.part) or hosts.devices(alarm.hosts)
             devices = tuple(dict.fromkeys((*devices, *had.get(alarm.id, ()))))
             if not devices and alarm.firing:
-                self._health.refuse(f"alert {alarm.name}: it names no device and no machine that is known")
+                self._health.refuse(f"alert {alarm.name}: it {NOBODY}")
+                doubts.append(f"{alarm.name}: it {NOBODY}")
+            elif alarm.firing and alarm.uuid and not hosts.named(alarm.uuid):
+                doubts.append(f"{alarm.name}: it names a device that is not known, {alarm.uuid}")
             facts += [(alarm, alarm.about(device)) for device in devices]
             if len(facts) > MOST_FACTS:
                 raise BadInput(f"alerts about more than {MOST_FACTS:,} devices at once")
-        return facts
+        return facts, doubts
 
     async def _store(self, facts: list[Told]) -> None:
         """What is over first, then what fires. What Alertmanager repeats, the server knows by its id."""
@@ -216,6 +231,12 @@ class Ingress:
             turn = secrets.token_hex(4)
             self._turns[alarm.id] = (alarm.firing, turn)
         return f"{alarm.key}-{turn}"
+
+
+def _counted(doubts: list[str]) -> list[str]:
+    """Each once, with how many alerts it is about."""
+    said = [text + (f" ({count} alerts)" if count > 1 else "") for text, count in Counter(doubts).items()]
+    return said if len(said) <= MOST_DOUBTS else [*said[:MOST_DOUBTS], f"… and {len(said) - MOST_DOUBTS:,} more"]
 
 
 def _path(request: h11.Request) -> str:

@@ -149,12 +149,28 @@ def test_a_single_rank_that_hangs_is_named() -> None:
 
 
 def test_nothing_is_done_before_three_of_its_longest_pauses() -> None:
-    found = verdict([at(0, still=200.0, pause=100.0)], SETTINGS)
+    found = verdict([at(0, 5, still=700.0, pause=300.0), at(1, 6, still=700.0)], SETTINGS)
     assert found is not None
-    assert found.act_after == 300.0
+    assert found.culprits == (0,)
+    assert found.act_after == 900.0
     late = verdict([at(0, still=1801.0, phase="checkpoint")], SETTINGS)
     assert late is not None
     assert late.act_after == SETTINGS.phase_seconds + SETTINGS.hang_act_seconds
+
+
+def test_where_nobody_stands_out_it_may_be_an_evaluation_that_nobody_announced() -> None:
+    alone = verdict([at(0, still=700.0)], SETTINGS)
+    together = verdict([at(0, still=700.0), at(1, still=700.0)], SETTINGS)
+    assert alone is not None
+    assert together is not None
+    assert alone.act_after == together.act_after == SETTINGS.phase_seconds
+
+
+def test_a_job_of_which_all_ranks_are_held_or_stopped_may_be_suspended() -> None:
+    for stands in ([at(0, held=5.0), at(1, held=5.0)], [at(0, frozen=5.0), at(1, frozen=5.0)], [at(0, frozen=5.0)]):
+        found = verdict(stands, SETTINGS)
+        assert found is not None
+        assert found.act_after == SETTINGS.hang_act_seconds
 
 
 def test_the_settings_are_what_counts() -> None:

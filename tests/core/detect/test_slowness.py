@@ -108,6 +108,16 @@ def test_the_slow_one_of_any_number_of_ranks_is_found_and_scored(ranks: int) -> 
     assert race.slow == {1}
 
 
+@pytest.mark.parametrize(
+    ("ranks", "peers", "measure"), [(2, "its peer", "; the other needs "), (3, "its peers", "; the median of the 2 others")]
+)
+def test_one_peer_is_not_called_several(ranks: int, peers: str, measure: str) -> None:
+    race: Race[int] = Race()
+    ((_, found),) = race.look({rank: own(10, 2.0 if rank == 1 else 1.0, rank) for rank in range(ranks)}, SETTINGS)
+    assert found.what.endswith(f" as long as {peers}")
+    assert measure in found.evidence[0]
+
+
 def test_a_straggler_is_told_once_and_over_only_when_it_is_clearly_as_fast_as_the_others() -> None:
     race: Race[int] = Race()
     told = [

@@ -84,10 +84,10 @@ def verdict(stands: Sequence[Stand], settings: Settings) -> Verdict | None:
     frozen = [stand for stand in alive if stand.frozen >= settings.frozen_seconds]
     late = [stand for stand in alive if stand.still >= allowance(stand, settings)]
     if frozen:
-        return _frozen(frozen, late, all_of=len(frozen) == len(alive) > 1, settings=settings)
+        return _frozen(frozen, late, all_of=len(frozen) == len(alive), settings=settings)
     held = [stand for stand in alive if stand.held >= _held_from(stand, settings)]
     if held:
-        return _held(held, late, settings)
+        return _held(held, late, all_of=len(held) == len(alive) > 1, settings=settings)
     dead = [stand for stand in stands if stand.dead]
     unexplained = late if dead else _unexplained(alive, late)
     return _hang(stands, dead, unexplained, settings) if unexplained else None
@@ -124,18 +124,21 @@ def _frozen(frozen: list[Stand], late: list[Stand], all_of: bool, settings: Sett
     culprits, waiting, lasted = _numbers(frozen), _others(late, frozen), min(stand.frozen for stand in frozen)
     why = [f"the process of {name(culprits)} has been stopped for {seconds(lasted)}"]
     if all_of:
-        why.append("all ranks are stopped at once: somebody may have suspended the job")
+        why.append("no rank is left that is not stopped: somebody may have suspended the job")
     act_after = settings.hang_act_seconds if all_of else settings.frozen_act_seconds
     return Verdict("frozen", culprits, waiting, (*why, *_waits(waiting)), True, act_after, lasted)
 
 
-def _held(held: list[Stand], late: list[Stand], settings: Settings) -> Verdict:
+def _held(held: list[Stand], late: list[Stand], all_of: bool, settings: Settings) -> Verdict:
     culprits, waiting, lasted = _numbers(held), _others(late, held), min(stand.held for stand in held)
     why = [f"one thread of {name(culprits)} has kept the interpreter for {seconds(lasted)}"]
     busy = [stand for stand in held if stand.computes]
     if busy:
         why.append(f"{name(_numbers(busy))} computed meanwhile: it may end by itself")
     act_after = max(_held_act(stand, settings) for stand in held)
+    if all_of:
+        why.append("all ranks at once: somebody may have suspended the job")
+        act_after = max(act_after, settings.hang_act_seconds)
     return Verdict("held", culprits, waiting, (*why, *_waits(waiting)), not busy, act_after, lasted)
 
 
@@ -163,6 +166,8 @@ def _hang(stands: Sequence[Stand], dead: list[Stand], late: list[Stand], setting
     elif not culprits:
         why.append(f"all ranks stand at the same place, step {late[0].step}: none can be singled out")
     certain = bool(culprits) and (bool(waiting) or bool(dead))
+    if not certain:  # it may well be an evaluation that nobody announced
+        act_after = max(act_after, settings.phase_seconds)
     return Verdict("hang", _numbers(culprits), waiting, (*why, *_waits(waiting)), certain, act_after, lasted, lone)
 
 

@@ -59,10 +59,11 @@ class Race(Generic[Who]):
 
 
 def _slow(score: float, own: float, peers: float, count: int) -> Finding:
+    measure = "the other needs" if count == 2 else f"the median of the {count - 1} others is"
     return Finding(
         "straggler",
-        f"needs {score:.2g} times as long as its peers",
-        (f"{seconds(own)} of its own work a step; the median of {count - 1} others is {seconds(peers)}",),
+        f"needs {score:.2g} times as long as its peer{'s' if count > 2 else ''}",
+        (f"{seconds(own)} of its own work a step; {measure} {seconds(peers)}",),
     )
 
 
