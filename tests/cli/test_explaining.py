@@ -19,6 +19,7 @@ from torchloom.core.policy import DEFAULTS
 from torchloom.errors import BadInput
 from torchloom.messages import Goodput, LookFabric, Rule, RunsView, RunView, Submit, Task
 from torchloom.rules import FORM
+from torchloom.settings import Settings
 
 SPENT = Goodput(elapsed=100, productive=90, lost={"crash": 10})
 
@@ -153,8 +154,10 @@ def test_the_help_of_policy_explains_its_columns_and_how_a_rule_is_written(loom:
 def test_the_default_policy_needs_no_control_plane(loom: Loom) -> None:
     lines = loom("policy").out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(DEFAULTS)
-    assert lines[2].split()[:5] == ["hang", "+".join(DEFAULTS["hang"].do), "180", "s", "-"]
-    assert "LIMIT" not in lines[0]
+    assert lines[2].split()[:5] == ["hang", "+".join(DEFAULTS["hang"].do), f"{Settings().hang_act_seconds:g}", "s", "-"]
+    assert "LIMIT" in lines[0]  # of one of them
+    device = next(line.split() for line in lines if line.startswith("device "))
+    assert device[:4] == ["device", "evict", "-", str(DEFAULTS["device"].limit)]
     assert not any(" yes " in line for line in lines)
 
 

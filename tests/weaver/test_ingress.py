@@ -127,7 +127,7 @@ async def test_an_alert_that_fires_again_after_its_end_is_told_again(door: Door)
 
 async def test_an_alert_about_a_machine_means_all_its_devices_and_so_does_its_end(door: Door) -> None:
     door.fabric.watch.hear_node("node7", has("GPU-1", "GPU-2"), 0.0)
-    labels = {"alertname": "NodeGone", "severity": "critical", "Hostname": "node7.example.org"}
+    labels = {"alertname": "NodeGone", "torchloom": "fail", "Hostname": "node7.example.org"}
     assert await door.post(post(labels)) == (200, "stored: 2 facts about devices\n")
     assert [fact.device for fact in await door.stored()] == ["GPU-1", "GPU-2"]
     assert (await door.post(post(labels, status="resolved")))[0] == 200

@@ -109,7 +109,8 @@ def test_the_slow_one_of_any_number_of_ranks_is_found_and_scored(ranks: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "peers", "measure"), [(2, "its peer", "; the other needs "), (3, "its peers", "; the median of the 2 others")]
+    ("ranks", "peers", "measure"),
+    [(2, "its peer", "; the other needs "), (3, "its peers", "; the median of the 2 others")],
 )
 def test_one_peer_is_not_called_several(ranks: int, peers: str, measure: str) -> None:
     race: Race[int] = Race()

@@ -27,13 +27,13 @@ class Hunger:
                 return None
             self.starved = True
             self._fed.clear()
-            what = f"waits for data during {_share(data, times.p50):.0%} of each step"
+            what = f"waits for data during {100 * _share(data, times.p50):.0f} % of each step"
             return Finding("starved", what, (f"{seconds(times.p50)} a step, {seconds(data)} of it",), step=step)
         if not self._fed.cast(data < most / 2 * times.p50):
             return None
         self.starved = False
         self._hungry.clear()
-        what = f"no longer waits for data ({_share(data, times.p50):.0%} of each step)"
+        what = f"no longer waits for data ({100 * _share(data, times.p50):.0f} % of each step)"
         return Finding("starved", what, over=True, step=step)
 
 
