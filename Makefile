@@ -24,7 +24,7 @@ demo: $(READY)  ## the main job end to end, narrated
 	@$(PY) -m examples.demo
 
 test: $(READY)  ## every test; under ten minutes on two cores
-	@$(PY) -m pytest -n 3 --dist loadfile
+	@$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)  ## ruff, mypy --strict, import-linter
 	@$(PY) -m ruff check .
@@ -35,8 +35,9 @@ check: $(READY)  ## ruff, mypy --strict, import-linter
 bench: $(READY)  ## every benchmark, against its peer in the same run
 	@$(PY) -m benchmarks
 
-campaign: $(READY)  ## long seeded fault runs (SEED=n repeats one)
+campaign: $(READY)  ## long seeded fault runs (SEED=n repeats one), and tests that take long
 	@$(PY) -m campaigns $(if $(SEED),--seed $(SEED))
+	@$(PY) -m pytest -m long
 
 docs: $(READY)  ## print the generated pages of docs/ anew
 	@$(PY) -m docs.generate

@@ -25,3 +25,8 @@ def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
 def settings(server: EmbeddedServer) -> Settings:
     """Settings that lead to `server`, whatever the environment says."""
     return Settings(state=str(server.folder.path))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, so that no core is idle in the end: tests with real ranks and nodes."""
+    items.sort(key=lambda item: "flow" not in item.path.parts)

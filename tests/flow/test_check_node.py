@@ -25,6 +25,7 @@ def test_without_a_control_plane_this_machine_is_looked_at(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_nodes_are_looked_at_and_the_network_between_them(tmp_path: Path) -> None:
     with cluster(tmp_path) as site:
         site.start_agent("n1")

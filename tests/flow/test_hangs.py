@@ -86,6 +86,7 @@ def test_of_two_ranks_at_the_same_step_the_one_that_did_not_reach_the_collective
     assert [i.id for i in told.incidents()] == [incident.id]
 
 
+@pytest.mark.long
 def test_a_peer_that_waits_for_a_rank_that_died_is_no_hang(train: Callable[..., Told]) -> None:
     told = train("--on", "hang=restart@4")
     told.run.kill(1)
@@ -98,6 +99,7 @@ def test_a_peer_that_waits_for_a_rank_that_died_is_no_hang(train: Callable[..., 
 # ── what only looks like it ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 def test_an_evaluation_and_a_pause_that_nobody_announced_end_no_rank(train: Callable[..., Told]) -> None:
     told = train()
     run = told.run
@@ -112,6 +114,7 @@ def test_an_evaluation_and_a_pause_that_nobody_announced_end_no_rank(train: Call
     assert len(told.incidents()) <= 1, "of the evaluation nothing is told"
 
 
+@pytest.mark.long
 def test_a_rank_that_computes_while_it_holds_its_interpreter_is_left_alone(train: Callable[..., Told]) -> None:
     told = train()
     run = told.run
@@ -126,6 +129,7 @@ def test_a_rank_that_computes_while_it_holds_its_interpreter_is_left_alone(train
 # ── who acts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 def test_a_dry_run_only_says_what_would_be_done(train: Callable[..., Told]) -> None:
     told = train("--dry-run-policy")
     pid = told.run.pid(1)
@@ -142,6 +146,7 @@ def test_a_dry_run_only_says_what_would_be_done(train: Callable[..., Told]) -> N
     assert not [record for record in told.records() if isinstance(record, (ResponseBegan, AttemptStopping))]
 
 
+@pytest.mark.long
 def test_a_weaver_that_is_killed_while_a_rank_hangs_acts_once(train: Callable[..., Told]) -> None:
     told = train()
     os.kill(told.run.pid(0), signal.SIGSTOP)

@@ -41,6 +41,7 @@ def responses(told: Told) -> list[ResponseBegan]:
     return [record for record in told.records() if isinstance(record, ResponseBegan)]
 
 
+@pytest.mark.long
 def test_a_slow_rank_is_named_and_nobody_is_ended(train: Callable[..., Told]) -> None:
     told = train()
     told.run.tell(1, "slow")
@@ -54,6 +55,7 @@ def test_a_slow_rank_is_named_and_nobody_is_ended(train: Callable[..., Told]) ->
     assert responses(told) == []
 
 
+@pytest.mark.long
 def test_a_slow_rank_may_be_started_anew_after_a_checkpoint_but_not_more_often_than_its_limit(
     train: Callable[..., Told],
 ) -> None:
@@ -88,6 +90,7 @@ def test_bad_numbers_lead_back_to_before_them_and_training_ends_as_if_they_had_n
     assert told.run.lives()[-1]["first"] < response.rollback.before
 
 
+@pytest.mark.long
 def test_a_short_storm_of_troubles_gives_the_right_verdict_each_time(tmp_path: Path, up: Up) -> None:
     blows = [hangs.Blow("freeze", 1), hangs.Blow("stop_for_a_moment", 0, 0.3), hangs.Blow("hold", 0)]
     found = hangs.storm(tmp_path, up, hangs.QUICK, blows)
