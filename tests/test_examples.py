@@ -35,6 +35,7 @@ def test_an_example_ends_well_without_a_control_plane(script: str, options: tupl
     assert ended.stderr.count("no control plane answers") <= 1
 
 
+@pytest.mark.long
 def test_the_classifier_learns_with_loaders_of_its_own(tmp_path: Path) -> None:
     ended = run(TRAIN, "--samples", "3200", "--loaders", "2", env=environment(tmp_path, TORCHLOOM_OFF="1"))
     accuracies = [float(text) for text in re.findall(r"accuracy ([0-9.]+)%", ended.stdout)]

@@ -208,6 +208,7 @@ def warm(site: Cluster, node: str) -> list[bool]:
     return [rank.warm for attempt in attempts for rank in attempt.ranks if rank.state == "running"]
 
 
+@pytest.mark.long
 def test_a_job_that_runs_again_on_the_same_agent_finds_a_process_that_is_ready_though_the_first_was_killed(
     site: Cluster,
 ) -> None:

@@ -39,6 +39,7 @@ def test_nodes_are_looked_at_and_the_network_between_them(tmp_path: Path) -> Non
         assert site.loom("check-node", "n3").returncode == 4
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_job_waits_where_no_node_is_fit_and_says_why(tmp_path: Path) -> None:
     with cluster(tmp_path) as site:

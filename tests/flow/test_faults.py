@@ -70,6 +70,7 @@ def test_a_training_that_loses_ranks_ends_as_if_it_had_not(
     assert run.left() == []
 
 
+@pytest.mark.long
 def test_gloo_ranks_that_are_lost_again_and_again_end_with_the_same_parameters_to_the_bit(
     tmp_path: Path, up: Up
 ) -> None:

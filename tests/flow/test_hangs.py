@@ -72,6 +72,7 @@ def test_a_held_interpreter_is_named_with_the_line_that_holds_it(train: Callable
     assert [i.id for i in told.incidents()] == [incident.id]
 
 
+@pytest.mark.long
 def test_of_two_ranks_at_the_same_step_the_one_that_did_not_reach_the_collective_is_named(
     train: Callable[..., Told],
 ) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 SCRIPT = Path(__file__).parent.parent.parent / "examples" / "simulated_training.py"
 LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main", "run"]
@@ -38,6 +39,7 @@ def digests(output: str) -> list[str]:
     return re.findall(r"ends with parameters ([0-9a-f]{64})", output)
 
 
+@pytest.mark.long
 def test_a_script_without_torchloom_ends_with_the_same_bits_after_a_kill_as_undisturbed(tmp_path: Path) -> None:
     disturbed = tmp_path / "disturbed"
     with (

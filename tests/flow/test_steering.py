@@ -16,6 +16,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from campaigns.control import storm
 from tests.flow.ddp import Group, Plan
 from tests.flow.plane import Plane, plane
@@ -248,6 +250,7 @@ async def test_stacks_are_shown_and_one_rank_is_killed(tmp_path: Path) -> None:
 # ── what goes wrong meanwhile ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 async def test_changes_while_the_weaver_is_killed_at_random_are_neither_lost_nor_doubled(tmp_path: Path) -> None:
     found = await storm(tmp_path, random.Random(7), changes=25)
     assert found.problems == []
@@ -386,6 +389,7 @@ async def test_ranks_that_reach_the_step_without_a_verdict_have_it_aborted_and_a
 # ── the example ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 async def test_the_ddp_example_is_steered_ends_with_equal_parameters_and_goes_on_later(tmp_path: Path) -> None:
     async with plane(tmp_path / "s") as up:
         words = ["--job", "job", "--step-seconds", "0.02", "--save", f"{tmp_path}/end", "--log-interval", "1"]

@@ -6,6 +6,8 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.flow.plane import Plane, plane
 from torchloom.bus.client import connect, find
 from torchloom.core.fabric import State
@@ -117,6 +119,7 @@ async def test_a_killed_nats_server_comes_back_with_everything_and_the_ranks_too
         assert not [r for r in await up.records() if isinstance(r, RankLost) and r.rank.replica == "stays"]
 
 
+@pytest.mark.long
 async def test_a_weaver_that_slept_calls_no_one_dead(tmp_path: Path) -> None:
     async with plane(tmp_path / "s") as up:
         up.start_rank()

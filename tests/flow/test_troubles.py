@@ -74,6 +74,7 @@ def test_a_slow_rank_may_be_started_anew_after_a_checkpoint_but_not_more_often_t
     assert not stopping.counts, "it costs no restart of the job's budget"
 
 
+@pytest.mark.long
 def test_bad_numbers_lead_back_to_before_them_and_training_ends_as_if_they_had_never_been(
     train: Callable[..., Told],
 ) -> None:

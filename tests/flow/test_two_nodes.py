@@ -122,6 +122,7 @@ def test_what_is_logged_with_tls_is_what_matters(calm: Site) -> None:
     assert "eof_received" not in log
 
 
+@pytest.mark.long
 def test_a_rank_killed_on_one_node_costs_no_bit(calm: Site) -> None:
     kept = train(calm, "hurt", step_seconds=0.05)
     calm.until(lambda: list(kept.glob("checkpoint_step_*")), "a checkpoint")

@@ -136,6 +136,7 @@ def test_a_rank_that_waits_for_a_slow_one_has_a_small_time_of_its_own(tmp_path: 
         assert waits.own < SLOW / 2, waits.way  # type: ignore[operator]
 
 
+@pytest.mark.long
 def test_training_computes_the_same_bits_compiled_or_not(tmp_path: Path) -> None:
     (timed,) = told(COMPILED, tmp_path / "timed", size=1)
     (plain,) = told(COMPILED, tmp_path / "plain", size=1, TORCHLOOM_OFF="1")
