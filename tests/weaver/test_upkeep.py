@@ -125,12 +125,19 @@ def test_a_killed_child_is_started_again_and_it_says_so(home: Home, name: str) -
     assert home.folder.read_endpoint() == before  # the same port, or ranks would seek the old one
 
 
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two
+        return False
+
+
 def test_a_killed_up_takes_its_children_along_and_the_next_one_finds_nothing_in_its_way(home: Home) -> None:
     up = home.up()
     children = psutil.Process(up.pid).children(recursive=True)
     up.kill()
     up.wait()
-    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in children))
+    until(lambda: not any(map(lives, children)))
     home.up()
     assert home.run("status").returncode == 0
 
