@@ -43,6 +43,7 @@ def test_the_classifier_learns_with_loaders_of_its_own(tmp_path: Path) -> None:
     assert accuracies[-1] > max(80, accuracies[0])
 
 
+@pytest.mark.long
 def test_training_is_the_same_to_the_bit_with_torchloom_without_it_and_with_its_server_killed_halfway(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -176,6 +176,7 @@ def spares(site: Cluster, node: str = "") -> list[psutil.Process]:
     return [process for process in alike if process.parent() not in alike]
 
 
+@pytest.mark.long
 def test_a_job_takes_the_process_that_has_imported_torch_and_another_is_made(site: Cluster) -> None:
     agent = site.start_agent("n3", standby=1)
     site.until(lambda: site.standby_mb("n3") > 0, "a spare process", 60)

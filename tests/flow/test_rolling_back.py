@@ -68,6 +68,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_bad_batch_is_left_out_on_all_ranks_and_training_comes_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

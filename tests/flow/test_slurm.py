@@ -67,6 +67,7 @@ def nothing_is_left(site: Slurm, number: str, folder: Path) -> None:
     assert not list((folder / "tmp").iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "code"), [("finish", 0), ("fail", 7)])
 def test_an_allocation_ends_when_the_job_is_over_with_its_exit_code(
     site: Slurm, folder: Path, how: str, code: int

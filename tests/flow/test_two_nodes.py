@@ -148,6 +148,7 @@ def test_ranks_outlive_the_agent_of_one_node_and_the_next_agent_has_them_again(s
     assert "restart" not in ended.stderr
 
 
+@pytest.mark.long
 def test_what_a_cut_off_node_ran_goes_on_elsewhere_or_waits_and_what_it_still_runs_ends_when_it_is_back(
     site: Site,
 ) -> None:

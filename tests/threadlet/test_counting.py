@@ -287,6 +287,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 async def test_what_loader_processes_compute_is_not_counted(
     settings: Settings, weaver: PlayedWeaver, tmp_path: Path
 ) -> None:
@@ -296,6 +297,7 @@ async def test_what_loader_processes_compute_is_not_counted(
     assert (await weaver.report(Goodbye)).step == 3
 
 
+@pytest.mark.long
 async def test_checkpoints_of_a_script_that_does_not_attach_are_told(
     settings: Settings, weaver: PlayedWeaver, tmp_path: Path
 ) -> None:
