@@ -23,7 +23,7 @@ $(READY): pyproject.toml
 demo: $(READY)  ## the main job end to end, narrated
 	@$(PY) -m examples.demo
 
-test: $(READY)  ## every test; under ten minutes on two cores
+test: $(READY)  ## the tests, but for the longest; about ten minutes on two cores
 	@$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)  ## ruff, mypy --strict, import-linter
