@@ -38,7 +38,8 @@ DETECTED: Mapping[EventKind, Found] = {
         ("hang_floor_seconds", "hang_factor", "first_step_seconds", "phase_seconds", "hang_act_seconds"),
     ),
     "frozen": Found(
-        "The agent sees in the process table that the process is stopped (SIGSTOP, a debugger).",
+        "The agent sees in the process table that the process is stopped (SIGSTOP). One that a debugger "
+        "holds has somebody who looks after it, and is not.",
         ("frozen_seconds", "frozen_act_seconds"),
     ),
     "held": Found(
@@ -184,20 +185,21 @@ def policies() -> list[str]:
         "They are done one after the other. After `checkpoint` the next waits until it is written, at most a minute. "
         "After a crash there is nothing left to ask or to look at: its rule says whether the job is started again. "
         "`restart`, `evict` and `rollback` end all ranks, so nothing can follow them. Only a job that torchLoom "
-        "started is acted on; trouble in any other is reported.",
+        "started is acted on; trouble in any other is reported. Where a restart for a hang did not help, thirty times "
+        "as long is waited the next time, and a hang alone never ends a job.",
         "",
         "## What a stopped rank costs",
         "",
         f"By default a rank that has been stopped for {settings.frozen_act_seconds:g} s is given up, and all ranks "
         "start again from the newest valid checkpoint. Where no checkpoint is known of (none was told of, and there is "
-        f"no `--checkpoint-dir`), the job would begin anew: then it has {settings.hang_act_seconds:g} s. A debugger "
-        "that attaches stops a process, and so do SIGSTOP and Ctrl-Z. So:",
+        f"no `--checkpoint-dir`), the job would begin anew: then it has {settings.hang_act_seconds:g} s. SIGSTOP "
+        "and Ctrl-Z stop a process; a debugger does too, but that is not held against it. So:",
         "",
         "- have checkpoints: `torchloom.Checkpoints` in the script, or `--checkpoint-dir` where the script writes its "
         "own;",
         "- or give the one who looks time: `--on frozen=restart@600`, and `--on frozen=report` to let it stand.",
         "",
-        f"All ranks of a job stopped at once, if it has more than one, may be on purpose: they have "
+        f"All ranks of a job stopped at once, or its only one, may be on purpose: they have "
         f"{settings.hang_act_seconds:g} s, unless a rule says otherwise. `loom pause JOB` holds training for as long "
         "as you like, and nothing is made of it.",
         "",
@@ -247,7 +249,7 @@ def policies() -> list[str]:
         "computes on the CPU was given none, nor was one of `loom run` on one machine, where the script chooses: there "
         "`drain` takes nothing away, and `evict` is a restart. `loom drain NODE` keeps a machine free of ranks. A CPU "
         "that is said to have failed (`loom fail CPU-…`) keeps its node free of them where there are no GPUs, until it "
-        "has recovered. Warnings about a device are only reported, whatever a rule says.",
+        "has recovered.",
         "",
         "## The brake",
         "",

@@ -1,4 +1,4 @@
-"""`make demo`: what torchLoom does, shown on this machine in a minute. It needs no GPU and leaves nothing behind."""
+"""`make demo`: what torchLoom does, shown on this machine in a minute or two. It needs no GPU, and leaves nothing."""
 
 from __future__ import annotations
 

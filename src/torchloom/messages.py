@@ -454,7 +454,7 @@ class RankStatus(Part, frozen=True):
     still: Seconds = 0.0
     """Seconds in which the agent has watched it make no step."""
     frozen: Seconds = 0.0
-    """Seconds in which the agent has seen the process stopped (SIGSTOP, a debugger)."""
+    """Seconds in which the agent has seen the process stopped (SIGSTOP)."""
     held: Seconds = 0.0
     """Seconds in which no other thread of it got the interpreter."""
     computes: bool = False

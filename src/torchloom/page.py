@@ -29,8 +29,6 @@ _MAGIC, STEP, TICK, WANTED, SHOWN, SIGNAL, STARTED, PAUSED, COLLECTING, COLLECTI
 _PHASE = 64 * 8
 """Where the name of the phase stands: a byte of length, then ASCII."""
 _NAME = 32
-
-
 _PHASE_NAME = re.compile(r"[A-Za-z0-9_-]{0,32}")
 
 
@@ -104,11 +102,6 @@ class View:
             return os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return None
-
-    def close(self) -> None:
-        with contextlib.suppress(BufferError):
-            self.marks.release()
-            self._map.close()
 
 
 def close_own(fd: int, inode: int) -> None:

@@ -117,7 +117,7 @@ class Settings:
     hang_act_seconds: float = 600.0
     """A rank has made no step for this long, and for three of its longest pauses, before anything is done about it."""
     frozen_seconds: float = 1.0
-    """A process stopped for this long (SIGSTOP, a debugger) is frozen."""
+    """A process stopped for this long (SIGSTOP) is frozen; one that a debugger holds is not."""
     frozen_act_seconds: float = 2.0
     """It may stay frozen this long before anything is done about it."""
     held_seconds: float = 1.0

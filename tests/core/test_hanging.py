@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tests.core.loom import life
+from tests.core.loom import Loom, life
 from tests.core.site import JOB, Site, incidents
 from torchloom.core.decision import Decision
 from torchloom.core.events import FactTold, Heard, Tick
@@ -302,9 +302,9 @@ def test_what_was_decided_survives_a_restart_of_the_weaver() -> None:
 # ── jobs that others started ──
 
 
-def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_where_they_are() -> None:
-    site = Site()
-    loom = site.loom
+def theirs() -> tuple[Loom, list[RankId], int]:
+    """Two ranks that somebody else has started, how they are called, and the step to which they have trained."""
+    loom = Site().loom
     ranks = [RankId("theirs", "r", n) for n in range(2)]
     for number, rank in enumerate(ranks):
         loom.join(rank, number + 1, world_size=2)
@@ -314,6 +314,11 @@ def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_
         for number, rank in enumerate(ranks):
             loom.happen(Heard(rank, Beat(incarnation=life(number + 1), step=step, times=TIMES)))
         loom.now += 1
+    return loom, ranks, step
+
+
+def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_where_they_are() -> None:
+    loom, ranks, step = theirs()
     sent = len(loom.sent)
     for passed in range(1, 10):
         for number, rank in enumerate(ranks):
@@ -331,17 +336,7 @@ def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_
 
 
 def test_whoever_waits_for_a_rank_that_nobody_hears_is_not_blamed() -> None:
-    site = Site()
-    loom = site.loom
-    ranks = [RankId("theirs", "r", n) for n in range(2)]
-    for number, rank in enumerate(ranks):
-        loom.join(rank, number + 1, world_size=2)
-    step = 0
-    for _ in range(30):
-        step += 50
-        for number, rank in enumerate(ranks):
-            loom.happen(Heard(rank, Beat(incarnation=life(number + 1), step=step, times=TIMES)))
-        loom.now += 1
+    loom, ranks, step = theirs()
     for passed in range(1, 60):  # rank 1 was stopped: it says nothing, and rank 0 waits for it
         loom.happen(Heard(ranks[0], Beat(incarnation=life(1), step=step + 1, still=float(passed))))
         for event in list(look_at_jobs(loom.fabric, loom.now)):

@@ -14,6 +14,7 @@ from torchloom.messages import (
     AttemptStopping,
     Beat,
     DeviceMarkedFailed,
+    DeviceWarned,
     Fail,
     Hello,
     IncidentAmended,
@@ -336,3 +337,15 @@ def test_what_a_rollback_leaves_out_is_told() -> None:
     find(site, "not_finite", "loss is NaN at step 137", step=137)
     (known,) = site.loom.fabric.incidents.values()
     assert any(text.startswith("batches of step 137 are left out") for _, text in known.history)
+
+
+def test_a_device_that_is_not_well_may_be_left_before_it_fails() -> None:
+    site = on_devices(policy=(rule("device_warning", "evict"),))
+    site.tell(site.loom.tell(DeviceWarned(device="GPU-a", what="hot", detail="95 °C")))
+    site.settle()
+    assert [p.device for p in site.run.places] == ["GPU-b", "GPU-c"]
+    assert site.run.stops == ()  # not the job's fault
+    calm = on_devices()
+    calm.tell(calm.loom.tell(DeviceWarned(device="GPU-a", what="hot", detail="95 °C")))
+    calm.settle()
+    assert calm.run.attempt == 1

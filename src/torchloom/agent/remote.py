@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from nats.aio.client import Client
 
 from torchloom.agent.output import Output
-from torchloom.bus.lines import read_lines
+from torchloom.bus.nodes import ask_node
 from torchloom.errors import Refused, Unreachable
-from torchloom.messages import LookLines, Place, RunView
+from torchloom.messages import LinesView, LookLines, Place, RunView
 
 WHICH = ("out", "err")
 
@@ -41,7 +41,7 @@ class RemoteOutput:
         look = LookLines(job=run.job, rank=place.rank, which=which, ordinal=ordinal, at=at)  # type: ignore[arg-type]
         with contextlib.suppress(Refused):  # it is not started yet, or was on another node
             try:
-                found = await read_lines(self.client, place.node, look)
+                found = await ask_node(self.client, place.node, look, LinesView)
             except Unreachable as error:
                 self.trouble = error.message
                 return False

@@ -1,20 +1,27 @@
-"""Asking the agent on a node, past the weaver: whether it is fit, and how fast its network is."""
+"""Asking the agent on a node, past the weaver: what its ranks printed, whether it is fit, how fast its network is."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import msgspec
 import nats.errors
 from nats.aio.client import Client
 
 from torchloom.errors import Refused, TorchLoomError, Unreachable
-from torchloom.messages import ExchangeView, FitnessView, No, NodeLook, decode_answer, encode
-from torchloom.subjects import CHECK
+from torchloom.messages import LookLines, No, NodeLook, decode_answer, encode
+from torchloom.subjects import CHECK, LINES
+
+View = TypeVar("View")
 
 
-async def ask_node(client: Client, node: str, look: NodeLook, timeout: float) -> FitnessView | ExchangeView:
+async def ask_node(
+    client: Client, node: str, look: LookLines | NodeLook, kind: type[View], timeout: float = 5.0
+) -> View:
     """Refused if the agent cannot tell, Unreachable if there is no agent on that node."""
+    subject = LINES if isinstance(look, LookLines) else CHECK
     try:
-        reply = await client.request(CHECK.to(node=node), encode(look), timeout=timeout)
+        reply = await client.request(subject.to(node=node), encode(look), timeout=timeout)
         answer: object = decode_answer(reply.data)
     except (nats.errors.Error, OSError) as error:
         raise Unreachable(f"the agent on {node} does not answer", hint="`loom nodes` shows which do") from error
@@ -22,6 +29,6 @@ async def ask_node(client: Client, node: str, look: NodeLook, timeout: float) ->
         raise TorchLoomError(f"the answer of {node} cannot be understood: {error}") from error
     if isinstance(answer, No):
         raise Refused(answer.why, hint=answer.hint)
-    if not isinstance(answer, FitnessView | ExchangeView):
+    if not isinstance(answer, kind):
         raise TorchLoomError(f"{node} answered with {type(answer).__name__}, which was not asked for")
     return answer

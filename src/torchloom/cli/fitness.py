@@ -112,12 +112,10 @@ async def _look(weaver: Asking, node: str, folder: str) -> FitnessView:
     from torchloom.messages import Check, FitnessView, LookFitness
 
     try:
-        answer = await ask_node(weaver.client, node, LookFitness(folder=folder), LOOK_SECONDS)
+        return await ask_node(weaver.client, node, LookFitness(folder=folder), FitnessView, LOOK_SECONDS)
     except TorchLoomError as error:
         remedy = "see whether its agent is there, and as new as this `loom`: `loom nodes`"
         return FitnessView(checks=(Check(what="agent", found=error.message, fit=False, remedy=remedy),))
-    assert isinstance(answer, FitnessView)
-    return answer
 
 
 async def _exchange(weaver: Asking, one: NodeView, other: NodeView) -> Check:
@@ -134,11 +132,9 @@ async def _exchange(weaver: Asking, one: NodeView, other: NodeView) -> Check:
     async def half(view: NodeView, rank: int) -> ExchangeView:
         look = LookExchange(host=one.beat.host, port=port, rank=rank)
         try:
-            answer = await ask_node(weaver.client, view.node, look, LOOK_SECONDS)
+            return await ask_node(weaver.client, view.node, look, ExchangeView, LOOK_SECONDS)
         except TorchLoomError as error:
             return ExchangeView(trouble=error.message)
-        assert isinstance(answer, ExchangeView)
-        return answer
 
     halves = await asyncio.gather(half(one, 0), half(other, 1))
     if trouble := next((half.trouble for half in halves if half.trouble), ""):

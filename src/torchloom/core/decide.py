@@ -43,7 +43,7 @@ from torchloom.core.events import (
     TookOver,
     VerdictKnown,
 )
-from torchloom.core.evicting import with_eviction
+from torchloom.core.evicting import with_responses
 from torchloom.core.fabric import Fabric
 from torchloom.messages import (
     Applied,
@@ -96,14 +96,14 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
             return hanging.inspected(fabric, inspected)
         case FactTold(fact=DeviceFailed(device=device, cause=cause, source=source, alert=alert, began=began)):
             blame = Blame(by=alert or source, cause=cause, began=began, alert=bool(alert))
-            return with_eviction(fabric, devices.fail(fabric, device, source, blame), now)
+            return with_responses(fabric, devices.fail(fabric, device, source, blame), device, now)
         case FactTold(fact=DeviceRecovered() as recovered):
             return devices.take_back(fabric, recovered)
         case FactTold(fact=DeviceWarned() as warned):
-            return devices.warn(fabric, warned)
+            return with_responses(fabric, devices.warn(fabric, warned), warned.device, now)
         case Asked(ask=Fail(device=device, cause=cause, operator=operator)):
             blame = Blame(by=devices.HAND, cause=cause)
-            return with_eviction(fabric, devices.fail(fabric, device, operator, blame), now)
+            return with_responses(fabric, devices.fail(fabric, device, operator, blame), device, now)
         case Asked(ask=Recover(device=device, operator=operator)):
             return devices.recover(fabric, device, operator)
         case Asked(ask=Register() as register):

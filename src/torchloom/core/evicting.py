@@ -1,4 +1,4 @@
-"""A device has failed: what that means for the jobs whose ranks are on it."""
+"""A device has failed, or is not well: what that means for the jobs whose ranks are on it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ from torchloom.core.fabric import Fabric
 from torchloom.core.responding import Trouble, respond
 from torchloom.core.running import UNDER_WAY
 from torchloom.core.runs import Run
-from torchloom.messages import DeviceMarkedFailed, IncidentAmended, IncidentOpened
+from torchloom.messages import EventKind, IncidentAmended, IncidentOpened
 
 
-def with_eviction(fabric: Fabric, failed: Decision, now: float) -> Decision:
-    """The decision that a device failed, and what the policy of each job on it says."""
-    marked = next((record for record in failed.records if isinstance(record, DeviceMarkedFailed)), None)
-    opened = next((record for record in failed.records if isinstance(record, IncidentOpened)), None)
-    if marked is None or opened is None:
-        return failed
+def with_responses(fabric: Fabric, told: Decision, device: str, now: float) -> Decision:
+    """A decision that opens an incident about a device, and what the policy of each job on it says."""
+    opened = next((record for record in told.records if isinstance(record, IncidentOpened)), None)
+    if opened is None:
+        return told
+    kind: EventKind = "device_warning" if opened.kind == "device_warning" else "device"
     responses: dict[str, Decision] = {}
-    for job in dict.fromkeys(replica.job for replica in marked.replicas):
+    for job in dict.fromkeys(replica.job for replica in fabric.drmap.replicas_on(device)):
         run = fabric.runs.active(job)
         if run is not None and run.phase in UNDER_WAY:
-            reason = f"device {marked.device} failed: {marked.cause}"
-            trouble = Trouble("device", opened.id, reason, _on(fabric, run, marked.device), fabric.furthest(run))
+            trouble = Trouble(kind, opened.id, opened.what, _on(fabric, run, device), fabric.furthest(run))
             responses[job] = respond(fabric, run, trouble, now)
     said = {job: _said(decision, opened.id) for job, decision in responses.items()}
-    told = "; ".join(f"{job}: {text}" for job, text in said.items() if text)
+    sentence = "; ".join(f"{job}: {text}" for job, text in said.items() if text)
     rest = [_without(decision, opened.id) for decision in responses.values()]
-    summary = Decision((IncidentAmended(id=opened.id, decision=told),)) if told else NOTHING
-    whole = together([failed, *rest, summary])
-    return Decision(
-        whole.records, whole.commands, failed.answer, whole.reason, whole.notes, whole.replies, whole.verdicts,
-        whole.tasks,
-    )  # fmt: skip
+    summary = Decision((IncidentAmended(id=opened.id, decision=sentence),)) if sentence else NOTHING
+    return replace(together([told, *rest, summary]), answer=told.answer)
 
 
 def _said(decision: Decision, incident: str) -> str:

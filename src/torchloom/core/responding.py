@@ -14,7 +14,7 @@ from torchloom.core.brake import braked
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric, Incident
 from torchloom.core.ledger import ChangePhase
-from torchloom.core.policy import ENDING, MEANING, rule_for, told
+from torchloom.core.policy import ENDING, HANGS, MEANING, rule_for, told
 from torchloom.core.rollbacks import rollback
 from torchloom.core.runs import REPLICA, Run
 from torchloom.core.stopping import Cause, stop
@@ -176,10 +176,10 @@ def _end(fabric: Fabric, run: Run, response: ResponseBegan, what: str, now: floa
         decision=MEANING[what],
         kind=response.kind,
         incident=response.incident,
-        deaf=response.ranks if response.kind in {"frozen", "held", "hang"} else (),
+        deaf=response.ranks if response.kind in HANGS else (),
         rollback=response.rollback if what == "rollback" else None,
         subject=str(subject) if subject is not None and response.kind in {"frozen", "held"} else "",
-        blame=response.kind not in {"device", "straggler"},
+        blame=response.kind not in {"device", "device_warning", "straggler"},
     )
     return together([Decision(drained), stop(fabric, run, now, cause)])
 
