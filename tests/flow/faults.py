@@ -265,7 +265,8 @@ class Run:
         return last
 
     def end(self, seconds: float = 60.0) -> int:
-        """Its exit code."""
+        """Let it come to its end; its exit code."""
+        (self.folder / "finish").touch()
         self.pids |= {process.pid for process in self.census.processes()}
         return self.process.wait(seconds)
 

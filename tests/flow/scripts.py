@@ -2,7 +2,8 @@
 
 LIGHT needs no torch; its state is a chain of hashes. Both write down each life (`lives`), the step they are at
 (`step-N`) and what they end with (`end-N`), and do what a file `do-N` tells them: exit, raise, eat memory, start a
-child, or hang and be deaf to SIGTERM.
+child, or hang and be deaf to SIGTERM. A life of LIGHT makes 15 steps and then waits for the file `finish`, so that
+whoever hits it is never too late.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ for step in range(first + 1, steps + 1):
             archive.writestr("a/data.pkl", json.dumps([step, value]))
         beside.rename(kept / f"checkpoint_step_{step}.pt")
     obey(step)
+    while step >= first + 15 and not (folder / "finish").exists():
+        time.sleep(0.01)
+        obey(step)
 end(value)
 """
 )
