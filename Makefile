@@ -1,6 +1,7 @@
 # Every target sets up .venv by itself. `make demo` and `make test` need nothing but Python 3.11+ and make.
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
+TORCHFT ?= torchft==0.2.0; sys_platform == 'linux' and platform_machine == 'x86_64'
 PY     := .venv/bin/python
 READY  := .venv/.ready
 
@@ -17,7 +18,7 @@ $(READY): pyproject.toml
 	@[ -x $(PY) ] || $(PYTHON) -m venv .venv
 	@echo "installing torchLoom and its tools into .venv (the first time takes a minute)"
 	@$(PY) -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]' "$(TORCHFT)"
 	@touch $(READY)
 
 demo: $(READY)  ## the main job end to end, narrated

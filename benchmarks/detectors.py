@@ -121,6 +121,8 @@ def _usual(chance: random.Random, number: int) -> Beat:
         metrics={"grad_norm": chance.lognormvariate(0.0, 0.3), "lr": 0.1},
         rss_mb=20_000.0 + chance.gauss(0.0, 20.0),
         device_mb=40_000.0,
+        free_mb=40_000.0,
+        device_free_mb=20_000.0,
         collectives=20 * number,
     )
 

@@ -62,6 +62,14 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("resumed_s", "<=", 4),
         Target("false_kills", "<=", 0),
     ),
+    "torchft_evict": (
+        Target("kills", ">=", 10),
+        Target("loom_s_p95", "<=", 0.5),
+        Target("ratio", ">=", 10),
+        Target("loom3_s_p95", "<=", 0.5),
+        Target("rejoin_s_p50", "<=", 1.0),
+        Target("step_ratio", "<=", 1.1),
+    ),
     "checkpoint": (
         Target("ratio_to_torch_save", "<=", 0.15),
         Target("ratio_to_dcp_async", "<=", 0.9),

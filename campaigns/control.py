@@ -22,7 +22,7 @@ from torchloom.messages import ChangeDecided, ChangeProposed, SetKnobs, Steer
 from torchloom.subjects import Role
 
 CHANGES = 200
-ANSWER_SECONDS = 40.0
+ANSWER_SECONDS = 90.0
 
 
 class Storm:

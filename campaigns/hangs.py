@@ -27,7 +27,7 @@ from tests.core.chaos import Chaos
 from tests.core.detect.test_senses import test_ten_minutes_of_noise_end_no_rank as noise
 from tests.flow.faults import Run, Up
 from tests.flow.scripts import trained
-from tests.flow.troubled import HANGS, LEARNT, TROUBLED, Told, blames, shows_stacks
+from tests.flow.troubled import BY_ITSELF, HANGS, LEARNT, TROUBLED, Told, blames, shows_stacks
 from torchloom.messages import AttemptStopping, IncidentView
 
 EVENTS = 1_000_000
@@ -38,6 +38,8 @@ PATIENCE = 120.0
 """Seconds after a blow in which its verdict must be known, and then training go on. Machines may be busy."""
 BURNING_SECONDS = 20.0
 GLANCE = 0.3
+A_MOMENT = 1.0
+"""Seconds after which a stopped rank is one that is frozen."""
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,19 @@ class Storm:
             if incident.id not in self.known:
                 self.known.add(incident.id)
                 over = self.told.until(lambda i, id=incident.id: i.id == id and i.closed is not None, PATIENCE)  # type: ignore[misc]
-                if not over.outcome.startswith("it went on by itself"):
+                if not over.outcome.startswith(BY_ITSELF):
                     self.problems.append(f"{blow}: {over.outcome}")
 
     def stop_for_a_moment(self, blow: Blow) -> None:
+        began = time.monotonic()
         with self.run.frozen(self.run.pid(blow.rank)):
             time.sleep(GLANCE)
+        took = time.monotonic() - began
         self._trains_for(3.0)
+        if took > A_MOMENT:  # this process did not get on: it was rightly ended
+            print(f"    the moment took {took:.1f} s", flush=True)
+            self.known |= {i.id for i in self.told.incidents("frozen")}
+            self.attempt = max(self.told.up.attempts(self.run.job))
 
     def burn(self, _: Blow) -> None:
         """Every core has more to do than it can."""
@@ -202,8 +210,7 @@ class Storm:
         """No incident beside the one that was awaited, but for what follows from a busy machine; and one attempt."""
         mild = {"slowdown", "overdue", "straggler"} if blow.kind in {"slow", "burn", "grow"} else {"slowdown"}
         for incident in self.told.incidents():
-            harmless = incident.kind in mild or incident.outcome.startswith("it went on by itself")
-            if incident.id not in self.known and not harmless:
+            if incident.id not in self.known and incident.kind not in mild and not self._goes_on(incident):
                 self.problems.append(f"{blow}: also {incident.id} {incident.what}: {incident.evidence}")
             self.known.add(incident.id)
         begun = self.told.up.attempts(self.run.job)
@@ -211,10 +218,16 @@ class Storm:
             self.problems.append(f"{blow}: attempts began as {begun}")
             self.attempt = max(begun)
 
+    def _goes_on(self, incident: IncidentView) -> bool:
+        """By itself; that may be still to come."""
+        if incident.kind not in HANGS:
+            return False
+        over = self.told.until(lambda i: i.id == incident.id and i.closed is not None, PATIENCE)
+        return over.outcome.startswith(BY_ITSELF)
+
     def _end(self) -> None:
         self.told.until_learnt(self.attempt, further=11)
-        last = self.run.end_soon()
-        code = self.run.end(PATIENCE)
+        code, last = self.run.end_now()
         assert code == 0, f"exit code {code}:\n{self.run.text()}"
         if self.run.ends() != [trained(last)] * self.run.ranks:
             self.problems.append(f"other parameters than without the troubles after {last} steps: {self.run.ends()}")

@@ -30,7 +30,7 @@ def weaver(settings: Settings) -> Iterator[Responder]:
 
 @pytest.fixture
 def loom(weaver: Responder) -> Iterator[torchloom.Client]:
-    with torchloom.Client(weaver.settings, timeout=10) as client:
+    with torchloom.Client(weaver.settings, timeout=60) as client:
         yield client
 
 
@@ -129,33 +129,31 @@ def test_what_was_heard_but_not_answered_is_sent_again_under_the_same_request(
     weaver: Responder, loom: torchloom.Client
 ) -> None:
     weaver.deaf = 2  # the weaver was killed over it, twice
-    began = time.monotonic()
     assert loom.set("mnist", lr=0.5).text == "done"
-    assert 3.5 < time.monotonic() - began < 8
-    assert len(weaver.asked) == 3
+    assert len(weaver.asked) >= 3
     assert len({ask.request for ask in weaver.asked}) == 1  # type: ignore[union-attr]
 
 
 def test_a_weaver_that_is_away_for_a_while_is_waited_for(weaver: Responder, loom: torchloom.Client) -> None:
     weaver.leave()
-    back = threading.Timer(3, weaver.come_back)
-    back.start()
-    began = time.monotonic()
-    assert loom.set("mnist", lr=0.5).text == "done"
-    assert 2.5 < time.monotonic() - began < 5
-    assert len(weaver.asked) == 1
-    back.join()
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(loom.set, "mnist", lr=0.5)
+        time.sleep(3)
+        assert not asking.done()
+        weaver.come_back()
+        assert asking.result(60).text == "done"
+    assert len({ask.request for ask in weaver.asked}) == 1  # type: ignore[union-attr]
 
 
 async def test_the_same_to_await(weaver: Responder) -> None:
-    async with torchloom.AsyncClient(weaver.settings, timeout=10) as loom:
+    async with torchloom.AsyncClient(weaver.settings, timeout=60) as loom:
         await asyncio.to_thread(weaver.leave)
         waiting = asyncio.create_task(loom.set("mnist", lr=0.5))
         other = asyncio.create_task(loom.status())
         await asyncio.sleep(3)
         assert not waiting.done()
         await asyncio.to_thread(weaver.come_back)
-        assert (await asyncio.wait_for(waiting, 3)).text == "done"
+        assert (await asyncio.wait_for(waiting, 60)).text == "done"
         assert (await other).plane.term == 3
         assert asked(weaver).values == {"lr": 0.5}
         with pytest.raises(BadValue):
@@ -171,7 +169,7 @@ def test_nats_may_restart_while_something_is_asked(
         paused = pool.submit(loom.pause, "mnist")
         time.sleep(1)
         server.start()  # on this thread: the server dies with the one that started it
-        assert paused.result(10).text == "done"
+        assert paused.result(60).text == "done"
     assert len({ask.request for ask in weaver.asked}) == 1  # type: ignore[union-attr]
 
 
@@ -179,9 +177,11 @@ def test_it_can_be_closed_while_nats_comes_and_goes(weaver: Responder, server: E
     with torchloom.Client(weaver.settings, timeout=3) as loom:
         assert loom.jobs()
         kill(server)
-        threading.Timer(1, server.start).start()  # it dies as soon as it is up, with the thread that started it
+        short = threading.Timer(1, server.start)  # it dies as soon as it is up, with the thread that started it
+        short.start()
         with pytest.raises(Unreachable):
             loom.pause("mnist")
+    short.join()
     server.start()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from torchloom import jobfile
 from torchloom.errors import BadInput, TorchLoomError
-from torchloom.messages import Rule
+from torchloom.messages import Rule, Torchft
 
 
 def write(folder: Path, text: str, name: str = "mnist.toml") -> Path:
@@ -113,3 +113,56 @@ def test_a_span_says_how_small_a_job_may_be(tmp_path: Path) -> None:
     assert (task.min_nodes, task.nodes, task.least, task.per_node) == (2, 3, 4, 8)
     with pytest.raises(BadInput, match="nnodes 3:2"):
         jobfile.read(write(tmp_path, 'script = "a.py"\nnnodes = "3:2"\n'))
+
+
+# ── replicas under torchft ──
+
+
+def test_a_table_makes_a_job_of_replicas(tmp_path: Path) -> None:
+    text = """
+    script = "train_ddp.py"
+    nproc_per_node = 2
+    [torchft]
+    replicas = 3
+    min_replicas = 2
+    spares = 1
+    lighthouse = "stock"
+    heartbeat_timeout = 2
+    join_timeout = 7.5
+    """
+    task = jobfile.read(write(tmp_path, text))[1]
+    assert task.torchft == Torchft(
+        replicas=3, min_replicas=2, spares=1, lighthouse="stock", heartbeat_timeout=2.0, join_timeout=7.5
+    )
+    assert (task.per_node, task.preload, task.env) == (2, ("torchft",), {"RUST_LOG": "warn"})
+
+
+def test_an_empty_table_is_enough_and_none_is_no_job_of_replicas(tmp_path: Path) -> None:
+    assert jobfile.read(write(tmp_path, 'script = "a.py"\n[torchft]'))[1].torchft == Torchft(replicas=2)
+    assert jobfile.read(write(tmp_path, 'script = "a.py"'))[1].torchft is None
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("replica = 2", "[torchft] there is no setting 'replica'"),
+        ("replicas = 0", "[torchft] Expected `int` >= 1 - at `replicas`"),
+        ('replicas = "2"', "[torchft] Expected `int`, got `str` - at `replicas`"),
+        ("spares = -1", "[torchft] Expected `int` >= 0 - at `spares`"),
+        ("min_replicas = 3", "[torchft] at least 3 of 2 replicas"),
+        ('lighthouse = "there"', "[torchft] no such lighthouse: 'there'"),
+        ("join_timeout = 5", "[torchft] a join timeout of 5 s, and a heartbeat timeout of 5 s"),
+        ("heartbeat_timeout = 0", "[torchft] Expected `float` > 0.0 - at `heartbeat_timeout`"),
+    ],
+)
+def test_a_table_that_cannot_be_is_told(tmp_path: Path, line: str, told: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        jobfile.read(write(tmp_path, f'script = "a.py"\n[torchft]\n{line}\n'))
+    assert told in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_replica_is_on_one_node_and_has_a_fixed_number_of_ranks(tmp_path: Path) -> None:
+    for line in ("nnodes = 2", 'nproc_per_node = "1:2"'):
+        with pytest.raises(BadInput, match=r"\[torchft\] a replica has a fixed number of ranks"):
+            jobfile.read(write(tmp_path, f'script = "a.py"\n{line}\n[torchft]\n'))

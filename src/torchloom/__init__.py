@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torchloom.checkpoints.retention import Keep
     from torchloom.client import AsyncClient, Client
     from torchloom.errors import TorchLoomError
+    from torchloom.integrations.torchft.attaching import attach_manager
     from torchloom.threadlet.threadlet import Threadlet, attach
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "TorchLoomError",
     "__version__",
     "attach",
+    "attach_manager",
 ]
 
 _HOME = {
@@ -36,6 +38,7 @@ _HOME = {
     "Keep": "torchloom.checkpoints.retention",
     "Client": "torchloom.client",
     "attach": "torchloom.threadlet.threadlet",
+    "attach_manager": "torchloom.integrations.torchft.attaching",
     "Threadlet": "torchloom.threadlet.threadlet",
     "TorchLoomError": "torchloom.errors",
 }

@@ -31,6 +31,7 @@ from torchloom.messages import (
     ChangeView,
     CheckpointsView,
     Done,
+    EvictReplica,
     FabricView,
     Fail,
     JobView,
@@ -217,6 +218,13 @@ class AsyncClient:
         """End the processes without asking them."""
         return await self._steer("kill", target)
 
+    async def evict(self, target: str) -> Done:
+        """JOB/REPLICA, under torchft: end it at once, while the others go on without it; then start it again."""
+        job, replica, rank = parse_target(target)
+        if replica is None or rank is not None:
+            raise BadInput(f"{target!r} is not a replica", hint="write JOB/REPLICA; `loom map` lists them")
+        return await self._ask(EvictReplica(job=job, replica=replica, operator=self.operator))
+
     async def stacks(self, target: str) -> Done:
         """Where every thread of every rank is; the results hold the text."""
         return await self._steer("stacks", target)
@@ -355,6 +363,9 @@ class Client:
 
     def kill(self, target: str) -> Done:
         return self._do(self._client.kill(target))
+
+    def evict(self, target: str) -> Done:
+        return self._do(self._client.evict(target))
 
     def stacks(self, target: str) -> Done:
         return self._do(self._client.stacks(target))

@@ -17,6 +17,14 @@
     not_finite = "rollback,back=2,skip"
     dry_run = true                 # only say what would be done
 
+    [torchft]                      # replicas that torchft keeps together; nproc_per_node is of each
+    replicas = 4                   # default: 2
+    min_replicas = 2               # fewer commit no step; default: 1
+    spares = 1                     # ready to step in; default: 0
+    lighthouse = "loom"            # or "stock", or an address
+    heartbeat_timeout = 5          # seconds
+    join_timeout = 10
+
 Paths are meant from the folder of the file, as the nodes see it.
 """
 
@@ -31,6 +39,7 @@ import msgspec
 from msgspec.structs import replace
 
 from torchloom.errors import BadInput
+from torchloom.grouped import as_replicas
 from torchloom.guess import did_you_mean
 from torchloom.messages import Rule, Task, check_name
 from torchloom.rules import EVENTS, LASTING, rule
@@ -65,6 +74,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     check: bool = False
     env: dict[str, str] = {}
     policy: dict[str, object] = {}
+    torchft: dict[str, object] | None = None
 
 
 def read(path: Path) -> tuple[str, Task]:
@@ -97,7 +107,13 @@ def parse(content: dict[str, Any], path: Path) -> tuple[str, Task]:
     cwd = (path.parent / wish.cwd).absolute()
     name = wish.job or sanitised(path.stem)
     check_name("job", name)
-    return name, _task(wish, cwd, path)
+    task = _task(wish, cwd, path)
+    if wish.torchft is None:
+        return name, task
+    try:
+        return name, as_replicas(task, wish.torchft)
+    except BadInput as error:
+        raise BadInput(f"{path}: [torchft] {error.message}", hint=error.hint) from None
 
 
 def _rules(policy: dict[str, object], path: Path) -> tuple[Rule, ...]:

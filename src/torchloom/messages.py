@@ -5,14 +5,18 @@ names only the incarnation that speaks. Unknown fields are ignored, so an older 
 an unknown tag, a wrong type or a value out of bounds is refused whole.
 
     rank     → weaver   Report   Hello Goodbye Knobs Saved SaveFailed Resumed      durable: on the server's disk
+                                 Joined Regrouped Healed Discarded                 of replicas under torchft
     rank     → weaver   Reply    Standing Ready Applied Ordered   to a command; asked for again until it comes
     rank     → weaver   Beat                              once a second, never stored one by one
     agent    → weaver   NodeBeat                          once a second, and when something changed
     anyone who knows → weaver   Fact   DeviceFailed DeviceRecovered DeviceWarned RankExited Inspected   durable
-    operator → weaver   Ask      Fail Recover Register SetKnobs Revert Steer Submit Cancel Drain → Done or No
+    operator → weaver   Ask      Fail Recover Register SetKnobs Revert Steer Submit Cancel Drain
+                                 EvictReplica DrainReplica                         → Done or No
     viewer   → weaver   Look     LookFabric LookCurves LookKnobs LookCheckpoints LookRuns    answered with a picture
     weaver   → rank     Command  Welcome Introduce Muted Farewell WhereAreYou Propose Verdict Order
     weaver   → agent    NodeCommand   Prepare Launch Halt Examine Inspect Dismiss   told until beats show that it is so
+    weaver   → lighthouse   Evict                         told until its beats show that it is so
+    lighthouse → weaver, ranks   LighthouseBeat           once a second, and when something changed
     weaver   → log      Entry    of Records: everything the weaver knows is a fold of these
 """
 
@@ -168,6 +172,48 @@ class Resumed(Message, frozen=True):
     """Newer ones that were not whole, and why."""
 
 
+class Joined(Message, frozen=True):
+    """The rank belongs to a torchft replica, under the id that torchft made for this life of it."""
+
+    incarnation: Incarnation
+    member: Name
+    """`name:uuid`."""
+    lighthouse: Text = ""
+    """The address the replica was given."""
+    version: Annotated[str, Meta(max_length=64)] = ""
+    """Of torchft."""
+
+
+class Regrouped(Message, frozen=True):
+    """torchft has put the replica into another quorum. Told by rank 0 of each."""
+
+    incarnation: Incarnation
+    quorum: int
+    step: int
+    participants: int
+
+
+class Healed(Message, frozen=True):
+    """The replica has taken over the state of a peer. Told by rank 0 of it."""
+
+    incarnation: Incarnation
+    step: int
+    source: Text = ""
+    """Whose."""
+    seconds: Seconds = 0.0
+
+
+class Discarded(Message, frozen=True):
+    """Steps that the replica did not commit, since this was last told. Told by rank 0 of it."""
+
+    incarnation: Incarnation
+    step: int
+    """That was tried, and will be again."""
+    count: Annotated[int, Meta(ge=1)]
+    quorum: int
+    why: Text = ""
+
+
 PhaseName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,32}$")]
 
 
@@ -217,9 +263,15 @@ class Beat(Message, frozen=True):
     """What it says it does other than training: "eval", "checkpoint"; empty: it trains."""
     collectives: int | None = None
     """Collectives its main process group has begun so far; absent without one."""
+    quorum: int | None = None
+    """Of torchft, in which it is; absent without torchft."""
+    participants: int | None = None
+    """Replicas in that quorum."""
+    discarded: int = 0
+    """Steps that were not committed, in this life."""
 
 
-Report = Hello | Goodbye | Knobs | Saved | SaveFailed | Resumed
+Report = Hello | Goodbye | Knobs | Saved | SaveFailed | Resumed | Joined | Regrouped | Healed | Discarded
 
 
 # ── rank → weaver, in reply to a command ─────────────────────────────────────────────────────────────────────────────
@@ -391,6 +443,22 @@ class Rule(Part, frozen=True):
     """Most often it is done within the job's window of restarts; after that it is only reported."""
 
 
+class Torchft(Part, frozen=True):
+    """A job of replicas that torchft keeps together: each fails and is started again by itself, while others go on."""
+
+    replicas: Annotated[int, Meta(ge=1, le=1000)]
+    min_replicas: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """Fewer commit no step."""
+    spares: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """More of them than are needed, kept up to date to step in at once."""
+    lighthouse: Annotated[str, Meta(max_length=1000)] = "loom"
+    """Ours; `stock`: torchft's own; or the address of one that somebody else runs."""
+    heartbeat_timeout: Annotated[float, Meta(gt=0, le=3600)] = 5.0
+    """Seconds of silence after which the lighthouse does not count on a replica of which nobody knows more."""
+    join_timeout: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+    """Seconds a quorum waits for replicas that are alive and not yet ready."""
+
+
 class Task(Part, frozen=True):
     """What to run, how often, and what to do when it fails."""
 
@@ -434,6 +502,11 @@ class Task(Part, frozen=True):
     """Only say what the policy would do."""
     check: bool = False
     """Look at the nodes before ranks are started there, and leave out those that are not fit."""
+    torchft: Torchft | None = None
+    part_of: Name | None = None
+    """The job that this is one replica of; absent where it is all of it."""
+    replica: Name = "main"
+    """What its ranks are a replica of the job under."""
 
 
 class RankStatus(Part, frozen=True):
@@ -652,7 +725,24 @@ class Drain(Message, frozen=True):
     operator: Text = ""
 
 
-Ask = Fail | Recover | Register | SetKnobs | Revert | Steer | Submit | Cancel | Drain
+class EvictReplica(Message, frozen=True):
+    """Kill a replica and do not count on it any more; if torchLoom started it, start it again."""
+
+    job: Name
+    replica: Name
+    operator: Text = ""
+
+
+class DrainReplica(Message, frozen=True):
+    """Have a replica leave at the end of a step, and start it again only when that is undone."""
+
+    job: Name
+    replica: Name
+    undo: bool = False
+    operator: Text = ""
+
+
+Ask = Fail | Recover | Register | SetKnobs | Revert | Steer | Submit | Cancel | Drain | EvictReplica | DrainReplica
 
 
 class Done(Message, frozen=True):
@@ -714,7 +804,9 @@ class LookLines(Message, frozen=True):
     rank: RankNumber = 0
     which: Literal["out", "err"] = "out"
     ordinal: int | None = None
-    """Of which attempt of the last run; the last one, if none is named."""
+    """Of which attempt; the last one, if none is named."""
+    submitted: float | None = None
+    """Of the run that was submitted then; of the last one that was started there, if none is named."""
     at: Annotated[int, Meta(ge=0)] = 0
     """From which byte on."""
     most: Annotated[int, Meta(ge=1, le=512 * 1024)] = 256 * 1024
@@ -947,6 +1039,38 @@ class Dismiss(Message, frozen=True):
 NodeCommand = Prepare | Launch | Halt | Examine | Inspect | Dismiss
 
 
+# ── weaver ↔ lighthouse ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Evict(Message, frozen=True):
+    """These are gone for good: they are not waited for, and every later word of theirs is refused."""
+
+    term: int
+    members: Annotated[tuple[Name, ...], Meta(max_length=1000)]
+    reason: Text = ""
+
+
+class LighthouseBeat(Message, frozen=True):
+    """What the lighthouse of a job has decided. Ranks hear it too: a quorum that lost a member never completes."""
+
+    incarnation: Incarnation
+    address: Text
+    """Under which replicas reach it."""
+    quorum: int = 0
+    """The number of the last one."""
+    members: Annotated[tuple[Name, ...], Meta(max_length=1000)] = ()
+    """Of the last one, as long as they were not evicted."""
+    waiting: Annotated[tuple[Name, ...], Meta(max_length=1000)] = ()
+    """Have asked for the next one."""
+    evicted: Annotated[tuple[Name, ...], Meta(max_length=1000)] = ()
+    """The latest."""
+    broken: Annotated[tuple[int, ...], Meta(max_length=100)] = ()
+    """The latest quorums that lost a member."""
+    stores: Annotated[dict[Name, Text], Meta(max_length=2000)] = {}
+    """Where the ranks of each member meet, by which the replica is known that does not say its id itself."""
+    min_replicas: Annotated[int, Meta(ge=1)] = 1
+
+
 # ── what the log holds ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -1177,6 +1301,53 @@ class JobResumed(Message, frozen=True):
     """Newer ones that were not whole, and why."""
 
 
+class MemberJoined(Message, frozen=True):
+    """A life of a rank belongs to a torchft replica."""
+
+    rank: RankId
+    incarnation: Incarnation
+    member: str
+    lighthouse: str = ""
+    version: str = ""
+    devices: tuple[str, ...] = ()
+
+
+class MemberRegrouped(Message, frozen=True):
+    """A replica is in another quorum."""
+
+    rank: RankId
+    quorum: int
+    step: int
+    participants: int
+
+
+class MemberHealed(Message, frozen=True):
+    """A replica has taken over the state of a peer."""
+
+    rank: RankId
+    step: int
+    source: str = ""
+    seconds: float = 0.0
+
+
+class MemberDiscarded(Message, frozen=True):
+    """A replica did not commit some steps."""
+
+    rank: RankId
+    step: int
+    count: int
+    quorum: int
+    why: str = ""
+
+
+class MembersEvicted(Message, frozen=True):
+    """Ended, or to be ended: the lighthouse of their job is told not to count on them."""
+
+    job: str
+    members: tuple[str, ...]
+    reason: str = ""
+
+
 class AttemptNote(Part, frozen=True):
     """What became of one attempt."""
 
@@ -1250,7 +1421,7 @@ class AttemptStopping(Message, frozen=True):
     """What is compared to tell a crash loop: the rank and how it failed."""
     step: int = 0
     """The furthest step that was heard of."""
-    then: Literal["restart", "fail", "cancel"] = "restart"
+    then: Literal["restart", "fail", "cancel", "done"] = "restart"
     code: int = 1
     """What the one who started it exits with if this is the end."""
     counts: bool = True
@@ -1300,6 +1471,14 @@ class RunEnded(Message, frozen=True):
     """The furthest that was heard of."""
 
 
+class ReplicaDrained(Message, frozen=True):
+    """It is to leave at the end of a step and stay away; or to come back."""
+
+    job: str
+    drained: bool
+    operator: str = ""
+
+
 class NodeDrained(Message, frozen=True):
     node: str
     drained: bool
@@ -1340,6 +1519,11 @@ Record = (
     | CheckpointSaved
     | CheckpointFailed
     | JobResumed
+    | MemberJoined
+    | MemberRegrouped
+    | MemberHealed
+    | MemberDiscarded
+    | MembersEvicted
     | RunSubmitted
     | AttemptBegan
     | AttemptLaunched
@@ -1350,6 +1534,7 @@ Record = (
     | ResponseWent
     | AttemptEnded
     | RunEnded
+    | ReplicaDrained
     | NodeDrained
     | InboxRead
 )
@@ -1399,6 +1584,8 @@ class RankView(Part, frozen=True):
     beat: Beat | None = None
     counted: bool = False
     """Its script has not attached: of its training the step alone is known, counted at its optimizer."""
+    member: str = ""
+    """The id that torchft has given its replica."""
 
 
 class JobView(Part, frozen=True):
@@ -1689,5 +1876,7 @@ decode_command: Callable[[bytes], Command] = _decoder(Command)
 decode_entry: Callable[[bytes], Entry] = _decoder(Entry)
 decode_node_beat: Callable[[bytes], NodeBeat] = _decoder(NodeBeat)
 decode_node_command: Callable[[bytes], NodeCommand] = _decoder(NodeCommand)
+decode_evict: Callable[[bytes], Evict] = _decoder(Evict)
+decode_lighthouse_beat: Callable[[bytes], LighthouseBeat] = _decoder(LighthouseBeat)
 decode_points: Callable[[bytes], CurvePoints] = _decoder(CurvePoints)
 decode_answer: Any = _decoder(Answer)

@@ -63,6 +63,8 @@ ABORT = _subject("loom.verdict.{job}.{change}.abort", [W, T], [], "it is not to 
 COMMAND = _subject("loom.command.{job}.{replica}.{rank}", [W], [T], "what the weaver tells one rank")
 NODE = _subject("loom.node.{node}", [A], [W, A, V, O], "what an agent runs, once a second and when it changes")
 TASK = _subject("loom.task.{node}", [W], [A], "what the weaver tells an agent")
+QUORUM = _subject("loom.quorum.{job}", [T], [W, T, V, O], "what a lighthouse has decided, once a second and at once")
+EVICT = _subject("loom.evict.{job}", [W], [T], "whom a lighthouse must not count on any more")
 LINES = _subject("loom.lines.{node}", [O, V], [A], "someone wants to read what a rank printed")
 CHECK = _subject("loom.check.{node}", [O], [A], "an operator wants to know whether a node is fit")
 CLOCK = _subject("loom.clock", [A], [W], "an agent compares its clock with the weaver's")
@@ -73,8 +75,8 @@ SNAPSHOT = _subject("loom.snapshot", [W], [], "the fold of the log up to a seque
 CURVES = _subject("loom.curves", [W], [V, O], "downsampled history; kept by the curves stream")
 
 SUBJECTS = (
-    BEAT, REPORT, REPLY, FACT, COMMIT, ABORT, COMMAND, NODE, TASK, LINES, CHECK, CLOCK, ASK, LOOK, LOG, SNAPSHOT,
-    CURVES,
+    BEAT, REPORT, REPLY, FACT, COMMIT, ABORT, COMMAND, NODE, TASK, QUORUM, EVICT, LINES, CHECK, CLOCK, ASK, LOOK, LOG,
+    SNAPSHOT, CURVES,
 )  # fmt: skip
 
 

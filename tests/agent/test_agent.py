@@ -57,7 +57,7 @@ async def told(folder: Path) -> AsyncIterator[Told]:
         await weaver.flush()
         running = asyncio.create_task(agent.run())
         try:
-            await beats.next_msg(timeout=10)  # it hears what it is told before it says anything
+            await beats.next_msg(timeout=60)  # it hears what it is told before it says anything
             yield Told(agent, weaver, folder)
         finally:
             running.cancel()

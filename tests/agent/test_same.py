@@ -115,7 +115,9 @@ ENDS = {
     "broken pipe": "import os\nr, w = os.pipe(); os.close(r)\nos.write(w, b'x')",
     "atexit": "from atexit import *\nregister(print, 1)\nregister(print, 2)\nprint('main')\nraise SystemExit(4)",
     "failing atexit": "import atexit, sys\natexit.register(sys.exit, 9)\nprint('main')",
-    "threads are joined": "from threading import *\nTimer(0.1, print, ['thread']).start()\nprint('main')",
+    "threads are joined": (
+        "from threading import *\nThread(target=lambda: [main_thread().join(), print('thread')]).start()\nprint('main')"
+    ),
     "daemon threads are not": "from threading import *\nt = Timer(99, print)\nt.daemon = True\nt.start()",
     "thread fails": "import threading\nt = threading.Thread(target=lambda: 1/0); t.start(); t.join()",
     "an object's last words": "class A:\n    def __del__(self): print('deleted')\na = A()",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.sight import LOOK_SECONDS, Sight, process_state, processor_seconds, waits_for_a_page
+from torchloom.agent.sight import LOOK_SECONDS, Sight, process_state, processor_seconds, turns, waits_for_a_page
 from torchloom.messages import RankStatus
 from torchloom.page import Page, View
 
@@ -62,7 +62,7 @@ class Held:
 
     def until(self, what: Callable[[Sight], object]) -> None:
         """Look, as an agent does, until it is so."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 90
         while not what(self.sight):
             assert time.monotonic() < end, self.sight
             time.sleep(0.05)
@@ -105,8 +105,7 @@ def test_the_step_of_a_rank_is_seen_without_its_help_and_still_when_it_is_dead()
 def test_a_rank_that_makes_no_step_stands_still_and_a_step_ends_that() -> None:
     with held() as rank:
         rank.say("step 1")
-        rank.until(lambda sight: sight.still > 0.5)
-        assert rank.sight.held < 0.5
+        rank.until(lambda sight: sight.still > 0.5 and sight.held < 0.5)
         assert rank.sight.frozen == 0
         rank.say("step 2")
         rank.until(lambda sight: sight.still < 0.5)
@@ -129,26 +128,36 @@ def test_an_interpreter_that_is_held_is_seen_and_whether_it_computes() -> None:
         rank.say("step 1")
         rank.until(lambda sight: sight.page is not None)
         assert rank.say("hold") == "holding"
-        rank.until(lambda sight: sight.held > 1.0)
-        assert not rank.sight.computes
+        rank.until(lambda sight: sight.held > 1.0 and not sight.computes)
     with held() as rank:
         rank.say("step 1")
         rank.until(lambda sight: sight.page is not None)
         assert rank.say("spin") == "spinning"
-        rank.until(lambda sight: sight.held > 1.0)
-        assert rank.sight.computes
+        rank.until(lambda sight: sight.held > 1.0 and sight.computes)
 
 
 def test_a_process_that_gets_little_of_a_busy_machine_is_known_to_want_more(tmp_path: Path) -> None:
     rank = tmp_path / "7"
     rank.mkdir()
     (rank / "stat").write_text("7 (python) R " + "0 " * 10 + "10 5 " + "0 " * 20)
-    assert processor_seconds(7, tmp_path) == 0.15  # a kernel that tells no more
+    before = turns(7, tmp_path)
+    assert processor_seconds({}, before) == 0.15  # a kernel that tells no more
     for thread, waited in (("7", 3), ("8", 1)):
         (rank / "task" / thread).mkdir(parents=True)
         (rank / "task" / thread / "schedstat").write_text(f"100000000 {waited}000000000 12\n")
-    assert processor_seconds(7, tmp_path) == pytest.approx(4.2)
-    assert processor_seconds(8, tmp_path) == 0.0
+    assert processor_seconds(before, turns(7, tmp_path)) == pytest.approx(4.2)
+    assert processor_seconds({}, turns(8, tmp_path)) == 0.0
+
+
+def test_threads_that_wait_for_the_interpreter_do_not_want_a_processor_however_long_they_wait_for_one(
+    tmp_path: Path,
+) -> None:
+    thread = tmp_path / "7" / "task" / "8"
+    thread.mkdir(parents=True)
+    (thread / "schedstat").write_text("5000000000 9000000000 1000\n")
+    before = turns(7, tmp_path)
+    (thread / "schedstat").write_text("5012000000 10048000000 1583\n")  # 20 microseconds at a time
+    assert processor_seconds(before, turns(7, tmp_path)) == pytest.approx(0.012)
 
 
 def test_a_phase_is_seen() -> None:
@@ -233,7 +242,7 @@ def test_a_process_without_a_page_is_only_seen_to_be_stopped() -> None:
     try:
         sight = Sight(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 90
         while sight.frozen < 0.3:
             assert time.monotonic() < end
             time.sleep(0.05)

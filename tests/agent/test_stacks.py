@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from tests.agent.test_sight import RANK, held
+from torchloom.agent import stacks as module
 from torchloom.agent.sight import Sight
 from torchloom.agent.stacks import STATES, catches, forced, spy, take
 from torchloom.messages import RankStacks
@@ -19,11 +20,19 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs L
 needs_spy = pytest.mark.skipif(spy() is None or os.getuid() != 0, reason="py-spy reads another process only as root")
 
 
+@pytest.fixture(autouse=True)
+def _at_leisure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way may take its time: which of them is gone does not depend on what else the machine has to do."""
+    for name in ("SIGNAL_SECONDS", "SPY_SECONDS"):
+        monkeypatch.setattr(module, name, 60.0)
+
+
 def stacks(sight: Sight) -> RankStacks:
     return asyncio.run(take(0, sight, asyncio.Semaphore(1)))
 
 
-def test_a_rank_at_its_ease_shows_its_stacks_itself_as_often_as_it_is_asked() -> None:
+def test_a_rank_at_its_ease_shows_its_stacks_itself_as_often_as_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ITSELF_SECONDS", 60.0)
     with held() as rank:
         rank.say("step 1")
         rank.until(lambda sight: sight.page is not None)

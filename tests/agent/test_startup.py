@@ -25,7 +25,7 @@ def run(script: str, folder: Path, **more: str) -> list[str]:
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env = with_startup(ours | {"TORCHLOOM_LAUNCHER": "loom"} | more)
     command = [sys.executable, "train.py"]
-    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout.splitlines()
 

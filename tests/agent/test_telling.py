@@ -95,8 +95,9 @@ def test_how_far_it_is_in_one_line() -> None:
         samples_per_second=5230.4,
     )  # fmt: skip
     run = a_run("running", notes=(a_note(1), a_note(2)))
-    assert how_far(run, job) == "mnist: running, 2/2 ranks, step 1,500, loss 0.01234, 5,230 samples/s, 1 restart"
-    assert how_far(a_run("starting"), None) == "mnist: starting"
+    told = "mnist: running, 2/2 ranks, step 1,500, loss 0.01234, 5,230 samples/s, 1 restart"
+    assert how_far("mnist", [run], job) == told
+    assert how_far("mnist", [a_run("starting")], None) == "mnist: starting"
 
 
 def test_the_line_at_the_bottom_makes_room_for_what_is_printed_and_comes_back(

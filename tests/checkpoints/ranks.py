@@ -23,7 +23,7 @@ from torchloom.errors import TorchLoomError
 
 Given = ParamSpec("Given")
 Told = TypeVar("Told")
-PATIENCE = 15
+PATIENCE = 100
 """Seconds after which a rank that does not answer is taken to hang."""
 
 _processes = multiprocessing.get_context("forkserver")

@@ -148,7 +148,7 @@ if sys.argv[1] == "1":
     dist.destroy_process_group()
 """
     ranks = [subprocess.Popen([sys.executable, "-c", script, str(rank)]) for rank in range(2)]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
     found, rejected = latest(tmp_path / "kept")
     assert (found.step, rejected) == (7, {})
     assert visible(tmp_path / "kept") == ["step-7"]

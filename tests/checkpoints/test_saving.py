@@ -263,7 +263,7 @@ def fork_in_flight(folder: Path, how: str) -> None:
             sys.exit(0)
         if child == 0:
             os._exit(checkpoints.wait() if how == "waits" else 0)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while time.monotonic() < end and not (ended := os.waitpid(child, os.WNOHANG))[0]:
             time.sleep(0.01)
         if not ended[0]:

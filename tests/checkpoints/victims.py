@@ -38,7 +38,7 @@ def run(task: Callable[..., None], *args: object) -> int:
     """What it ended with, in a process of its own."""
     process = FORKED.Process(target=task, args=args)
     process.start()
-    process.join(60)
+    process.join(120)
     assert process.exitcode is not None, "it did not end"
     return process.exitcode
 

@@ -48,24 +48,24 @@ class Responder:
     ) -> None:
         self.do(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     def do(self, work: object) -> object:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)  # type: ignore[arg-type]
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)  # type: ignore[arg-type]
 
     def append(self, *records: m.Record, at: float = 1_800_000_000.0) -> None:
         """Write one entry into the log stream."""
         self.do(self._append(msgspec.json.encode(m.Entry(term=1, at=at, records=records))))
 
     async def _append(self, data: bytes) -> None:
-        await self._client.jetstream().publish(LOG.to(), data, timeout=5)
+        await self._client.jetstream().publish(LOG.to(), data, timeout=30)
 
     async def _start(self) -> None:
         self._client = await connect(find(self.settings, Role.WEAVER), name="stand-in", keep_trying=True)
         await self._client.jetstream().add_stream(name=LOG_STREAM.name, subjects=[LOG.to()], allow_direct=True)
         await self._listen()
-        await self._client.request(LOOK.to(), m.encode(m.LookFabric(limit=0)), timeout=5)  # answered: it is up
+        await self._client.request(LOOK.to(), m.encode(m.LookFabric(limit=0)), timeout=30)  # answered: it is up
         self.looked.clear()
 
     def leave(self) -> None:
@@ -98,7 +98,7 @@ class Responder:
             await message.respond(m.encode(self.checkpoints.get(look.job, m.CheckpointsView(job=look.job))))
             return
         if isinstance(look, m.LookRuns):
-            runs = tuple(run for run in self.runs.runs if look.job in {None, run.job})
+            runs = tuple(run for run in self.runs.runs if look.job in {None, run.job, run.task.part_of})
             await message.respond(m.encode(m.RunsView(runs=runs, nodes=self.runs.nodes)))
             return
         end = look.offset + look.limit

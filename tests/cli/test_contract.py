@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[list[str], set[str]]] = {
     "checkpoint": (["target"], STEERING),
     "stop": (["target"], STEERING | {"-y", "--yes"}),
     "kill": (["target"], STEERING | {"-y", "--yes"}),
+    "evict": (["target"], STEERING | {"-y", "--yes"}),
     "stacks": (["target"], STEERING),
     "checkpoints": (["target"], LISTING | {"--verify", "--pattern"}),
     "run": (
@@ -58,6 +59,11 @@ VERBS: dict[str, tuple[list[str], set[str]]] = {
             "--env",
             "--log-dir",
             "--grace",
+            "--torchft",
+            "--replicas",
+            "--min-replicas",
+            "--spares",
+            "--lighthouse",
             "-m",
         }
         | RULES,
@@ -67,6 +73,18 @@ VERBS: dict[str, tuple[list[str], set[str]]] = {
     "cancel": (["job"], STEERING | {"-y", "--yes"}),
     "logs": (["job"], {"--rank", "--attempt", "-f", "--follow"}),
     "agent": ([], {"--name", "--host", "--folder", "--standby", "--tied"}),
+    "lighthouse": (
+        [],
+        {
+            "--job",
+            "--bind",
+            "--min-replicas",
+            "--join-timeout-ms",
+            "--heartbeat-timeout-ms",
+            "--quorum-tick-ms",
+            "--folder",
+        },
+    ),
     "nodes": ([], LISTING),
     "drain": (["node"], LISTING | {"--undo"}),
     "checkpoints prune": (["target"], LISTING | {"--last", "--hours", "--every", "--dry-run", "-y", "--yes"}),
@@ -112,6 +130,7 @@ def test_public_names() -> None:
         "TorchLoomError",
         "__version__",
         "attach",
+        "attach_manager",
     ]
     assert dir(torchloom) == sorted(torchloom.__all__)
 
@@ -122,8 +141,8 @@ def test_the_two_clients_have_the_same_methods() -> None:
 
     assert methods(torchloom.Client) == methods(torchloom.AsyncClient)
     assert sorted(methods(torchloom.Client)) == [
-        "changes", "checkpoint", "checkpoints", "close", "fail", "jobs", "kill", "knobs", "parse", "pause", "recover",
-        "register", "resume", "revert", "set", "stacks", "status", "stop",
+        "changes", "checkpoint", "checkpoints", "close", "evict", "fail", "jobs", "kill", "knobs", "parse", "pause",
+        "recover", "register", "resume", "revert", "set", "stacks", "status", "stop",
     ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from torchloom.bus.server import EmbeddedServer
 from torchloom.messages import Hello, InboxRead, JobBegan, RankId, RankJoined
 from torchloom.settings import Settings
 
-DEADLINE = 20.0
+DEADLINE = 90.0
 
 
 def told(out: str) -> list[str]:

@@ -10,7 +10,10 @@ from tests.cli.conftest import Loom
 from torchloom.agent.foreground import output_folder
 from torchloom.cli.launching import _count, _counts
 from torchloom.cli.parser import parse
+from torchloom.cli.replicas import with_replicas
+from torchloom.core.grouping import timeouts
 from torchloom.errors import BadInput
+from torchloom.messages import Task, Torchft
 from torchloom.settings import Settings
 
 
@@ -57,3 +60,62 @@ def test_the_usage_names_the_script_and_what_is_for_it(loom: Loom) -> None:
     usage = loom("run", "--help").out.split("\n\n")[0]
     assert "loom run [options] SCRIPT [ARGS ...]" in usage
     assert "-m MODULE [ARGS ...]" in usage
+
+
+# ── replicas under torchft ──
+
+
+PLAIN = Task(argv=("a.py",))
+
+
+def grouped(*words: str, gpus: int = 0, task: Task = PLAIN) -> Task:
+    return with_replicas(task, parse(["run", *words, "a.py"]).args, gpus)
+
+
+def test_a_job_under_torchft_has_two_replicas_unless_told_otherwise() -> None:
+    assert grouped("--torchft").torchft == Torchft(replicas=2)
+    words = ("--replicas", "3", "--min-replicas", "2", "--spares", "1", "--lighthouse", "http://there:29510")
+    told = Torchft(replicas=3, min_replicas=2, spares=1, lighthouse="http://there:29510")
+    assert grouped("--torchft", *words).torchft == told
+    assert grouped().torchft is None
+
+
+def test_torchft_is_imported_beforehand_and_quiet_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RUST_LOG", *timeouts(Torchft(replicas=2))):
+        monkeypatch.delenv(name, raising=False)
+    task = grouped("--torchft")
+    assert (task.preload, task.env) == (("torchft",), {"RUST_LOG": "warn"})
+    assert grouped("--torchft", task=Task(argv=("a.py",), env={"RUST_LOG": "info"})).env == {"RUST_LOG": "info"}
+    monkeypatch.setenv("RUST_LOG", "debug")
+    monkeypatch.setenv("TORCHFT_TIMEOUT_SEC", "7")
+    assert grouped("--torchft").env == {"RUST_LOG": "debug", "TORCHFT_TIMEOUT_SEC": "7"}
+
+
+@pytest.mark.parametrize("words", [("--replicas", "2"), ("--min-replicas", "1"), ("--spares", "0")])
+def test_what_is_for_torchft_alone_says_so(words: tuple[str, str]) -> None:
+    with pytest.raises(BadInput, match=f"{words[0]} is for jobs under torchft") as error:
+        grouped(*words)
+    assert error.value.hint == "add --torchft"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--replicas", "0"), "replicas"),
+        (("--replicas", "1001"), "replicas"),
+        (("--spares", "-1"), "spares"),
+        (("--min-replicas", "3"), "at least 3 of 2 replicas"),
+        (("--lighthouse", "there"), "no such lighthouse: 'there'"),
+    ],
+)
+def test_what_cannot_be_is_told(words: tuple[str, str], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        grouped("--torchft", *words)
+
+
+def test_more_replicas_than_gpus_are_refused() -> None:
+    assert grouped("--torchft", "--replicas", "3", "--spares", "1", gpus=4).torchft is not None
+    with pytest.raises(BadInput, match="4 replicas of 1 rank and 3 GPUs"):
+        grouped("--torchft", "--replicas", "3", "--spares", "1", gpus=3)
+    with pytest.raises(BadInput, match="a fixed number of ranks"):
+        grouped("--torchft", task=Task(argv=("a.py",), nodes=2))

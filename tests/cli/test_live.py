@@ -74,7 +74,7 @@ async def test_commands_from_the_command_line(tmp_path: Path, ask: Callable[...,
         assert asked.code == 2
         assert "this will stop job: 2 ranks, at step" in asked.err
         assert (await ask("stop", "job", "--yes")).code == 0
-        assert [await asyncio.to_thread(rank.wait, 10) for rank in up.ranks] == [0, 0]
+        assert [await asyncio.to_thread(rank.wait, 60) for rank in up.ranks] == [0, 0]
 
 
 async def _shows(ask: Callable[..., asyncio.Future[Ran]], word: str) -> bool:
@@ -82,7 +82,7 @@ async def _shows(ask: Callable[..., asyncio.Future[Ran]], word: str) -> bool:
 
 
 async def test_a_change_outlives_the_weaver_it_was_asked_of(tmp_path: Path) -> None:
-    async with plane(tmp_path / "s") as up, torchloom.AsyncClient(up.settings) as loom:
+    async with plane(tmp_path / "s") as up, torchloom.AsyncClient(up.settings, timeout=60) as loom:
         await train(up)
         assert up.weaver
         up.weaver.kill()
@@ -90,7 +90,7 @@ async def test_a_change_outlives_the_weaver_it_was_asked_of(tmp_path: Path) -> N
         asking = asyncio.create_task(loom.set("job", lr=0.5))
         await asyncio.sleep(1)
         up.start_weaver()
-        done = await asyncio.wait_for(asking, 20)
+        done = await asyncio.wait_for(asking, 90)
         assert done.step
         assert [change.values for change in await loom.changes("job")] == [{"lr": 0.5}]
 

@@ -47,7 +47,7 @@ from torchloom.core.events import (
 from torchloom.core.fabric import Fabric
 from torchloom.core.observing import hang_of_run, look_at_jobs
 from torchloom.core.policy import rule_for
-from torchloom.core.runs import REPLICA, Run
+from torchloom.core.runs import Run
 from torchloom.messages import (
     Applied,
     Ask,
@@ -234,7 +234,7 @@ class Chaos:
         """How long what is responded to has been seen, by agents or in beats."""
         seen = [status for node in run.nodes for status in self._statuses(run, node)]
         if began.kind == "hang":
-            pulses = [self.fabric.watch.pulses.get(RankId(run.job, REPLICA, place.rank)) for place in run.places]
+            pulses = [self.fabric.watch.pulses.get(RankId(run.job, "main", place.rank)) for place in run.places]
             beats = [pulse.beat.still for pulse in pulses if pulse is not None and pulse.beat is not None]
             return max([*beats, *(status.still for status in seen)], default=0.0)
         mine = [status for status in seen if status.rank in began.ranks]
@@ -292,7 +292,7 @@ class Chaos:
                 self.happen(RunDue(job, hang_of_run(self.fabric, job, self.now)))
 
     def _watched(self, job: str, status: RankStatus) -> RankStatus:
-        body = self.bodies.get(RankId(job, REPLICA, status.rank))
+        body = self.bodies.get(RankId(job, "main", status.rank))
         if status.state == "ended" or body is None or body.life != status.incarnation:
             return status
         lasted = round(self.now - body.since, 2)
@@ -363,7 +363,7 @@ class Chaos:
             self.happen(LinkClosed(body.id, body.life, "link", "Client Closed"))
         if self.chance.random() < 0.5:
             exited = RankExited(
-                job=body.id.job, replica=REPLICA, rank=body.id.rank, incarnation=body.life, exit_code=code, signal=by
+                job=body.id.job, replica="main", rank=body.id.rank, incarnation=body.life, exit_code=code, signal=by
             )
             self.happen(FactTold(exited))
         self.bodies.pop(body.id, None)
@@ -422,7 +422,7 @@ class Chaos:
         self.bodies = {id: body for id, body in self.bodies.items() if body.life in lives}
         for run in runs:
             for place in run.places:
-                id = RankId(run.job, REPLICA, place.rank)
+                id = RankId(run.job, "main", place.rank)
                 if place.incarnation not in lives or id in self.bodies:
                     continue
                 self.bodies[id] = Body(id, place.incarnation, run.resume_step or 0)

@@ -8,7 +8,7 @@ from tests.core.loom import Loom, life
 from torchloom.core.decision import Decision
 from torchloom.core.events import Heard, LinkOpened, NodeHeard, Reported, RunDue, Tick
 from torchloom.core.observing import hang_of_run
-from torchloom.core.runs import REPLICA, Run
+from torchloom.core.runs import Run
 from torchloom.messages import (
     AttemptStatus,
     Beat,
@@ -172,7 +172,7 @@ class Site:
     def join(self) -> None:
         """The ranks of the attempt attach."""
         for place in self.run.places:
-            rank = RankId(JOB, REPLICA, place.rank)
+            rank = RankId(JOB, "main", place.rank)
             self.loom.happen(LinkOpened(rank, place.incarnation, "link"))
             self.loom.happen(
                 Reported(rank, Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=(), world_size=2))
@@ -181,7 +181,7 @@ class Site:
     def beat_all(self, paused: bool = False) -> None:
         for place in self.run.places:
             beat = Beat(incarnation=place.incarnation, step=1, change=0, paused=paused)
-            self.loom.happen(Heard(RankId(JOB, REPLICA, place.rank), beat))
+            self.loom.happen(Heard(RankId(JOB, "main", place.rank), beat))
 
     def settle(self, seconds: float = 0.0, beating: bool = False) -> None:
         end = self.loom.now + seconds

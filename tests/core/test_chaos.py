@@ -13,7 +13,6 @@ from torchloom.core.decide import decide
 from torchloom.core.detect.finding import Finding
 from torchloom.core.events import Heard, Tick
 from torchloom.core.observing import hang_of_run, look_at_jobs
-from torchloom.core.runs import REPLICA
 from torchloom.messages import Beat, Committed, IncidentOpened, RankId, ResponseBegan
 
 EVENTS = 25_000
@@ -65,7 +64,7 @@ def test_ranks_that_do_not_answer_the_roll_call_get_incidents_with_numbers_of_th
 
 def test_a_beat_that_shows_two_things_opens_two_incidents() -> None:
     site = Training()
-    rank, life = RankId(JOB, REPLICA, 1), site.run.places[1].incarnation
+    rank, life = RankId(JOB, "main", 1), site.run.places[1].incarnation
     pulse = site.loom.fabric.watch.pulses[rank]
     pulse.missed, pulse.astray = Committed(id="c9", number=9, step=1, values={}, action="set"), 2
     beat = Beat(incarnation=life, step=site.step)
@@ -78,7 +77,7 @@ def test_a_beat_that_shows_two_things_opens_two_incidents() -> None:
 def test_agreeing_with_its_peers_again_closes_nothing_else_about_a_rank() -> None:
     site = Training()
     find(site, "straggler", "is slow")
-    rank, life = RankId(JOB, REPLICA, 1), site.run.places[1].incarnation
+    rank, life = RankId(JOB, "main", 1), site.run.places[1].incarnation
     site.loom.fabric.watch.pulses[rank].mended = True
     decision = decide(site.loom.fabric, Heard(rank, Beat(incarnation=life, step=site.step)), site.loom.now)
     assert decision.records == ()
@@ -161,11 +160,11 @@ def test_a_silent_rank_that_is_presumed_dead_is_alive_if_its_agent_sees_it_run()
     site = Training()
     for passed in range(1, 50):
         beat = Beat(incarnation=site.run.places[0].incarnation, step=site.step, still=float(passed))
-        site.loom.happen(Heard(RankId(JOB, REPLICA, 0), beat))
+        site.loom.happen(Heard(RankId(JOB, "main", 0), beat))
         site.seen = {1: {"held": float(passed), "still": float(passed), "computes": True}}
         site.loom.happen(Tick())
         site.look()
-    assert site.loom.presence(RankId(JOB, REPLICA, 1)) == "dead"
+    assert site.loom.presence(RankId(JOB, "main", 1)) == "dead"
     found = hang_of_run(site.loom.fabric, JOB, site.loom.now)
     assert found is not None
     assert (found.kind, found.culprits) == ("held", (1,))
@@ -179,9 +178,9 @@ def test_memory_that_creeps_up_towards_what_the_machine_has_is_told_of_the_rank_
             mb = 500.0 + 60.0 * second * place.rank
             left = 8_000.0 - 60.0 * second
             beat = Beat(incarnation=place.incarnation, step=site.step, times=TIMES, rss_mb=mb, free_mb=left)
-            site.loom.happen(Heard(RankId(JOB, REPLICA, place.rank), beat))
+            site.loom.happen(Heard(RankId(JOB, "main", place.rank), beat))
         for event in list(look_at_jobs(site.loom.fabric, site.loom.now)):
             site.loom.happen(event)
         site.look()
-    assert [i.subject for i in site.loom.fabric.incidents.values()] == [f"{JOB}/{REPLICA}/1#memory"]
+    assert [i.subject for i in site.loom.fabric.incidents.values()] == [f"{JOB}/main/1#memory"]
     assert site.run.attempt == 1

@@ -7,13 +7,14 @@ from msgspec.structs import replace
 from tests.core.loom import Loom, life
 from tests.core.site import JOB, Site, incidents
 from torchloom.core.decision import Decision
-from torchloom.core.events import FactTold, Heard, Tick
+from torchloom.core.events import FactTold, Heard, LinkOpened, Reported, Tick
 from torchloom.core.observing import look_at_jobs
-from torchloom.core.runs import REPLICA
+from torchloom.core.runs import Run
 from torchloom.messages import (
     AttemptStopping,
     Beat,
     Halt,
+    Hello,
     IncidentAmended,
     Inspect,
     Inspected,
@@ -23,6 +24,7 @@ from torchloom.messages import (
     ResponseBegan,
     Rule,
     StepTimes,
+    Torchft,
 )
 
 WELL: dict[str, object] = {"still": 0.0, "frozen": 0.0, "held": 0.0, "computes": False, "phase": ""}
@@ -59,7 +61,7 @@ class Training(Site):
     def beat_step(self, step: int, times: StepTimes | None, still: float = 0.0, phase: str = "") -> None:
         for place in self.run.places:
             beat = Beat(incarnation=place.incarnation, step=step, times=times, still=still, phase=phase)
-            self.loom.happen(Heard(RankId(JOB, REPLICA, place.rank), beat))
+            self.loom.happen(Heard(RankId(JOB, "main", place.rank), beat))
 
     def look(self) -> None:
         """The agents say what they see; a second passes."""
@@ -351,14 +353,14 @@ def test_a_rank_that_is_lost_because_it_is_frozen_is_one_incident() -> None:
     site.stand(3, rank=1, frozen=True)
     silent = site.run.places[1]
     for passed in range(20):
-        rank = RankId(JOB, REPLICA, 0)
+        rank = RankId(JOB, "main", 0)
         site.loom.happen(
             Heard(rank, Beat(incarnation=site.run.places[0].incarnation, step=site.step, still=3.0 + passed))
         )
         site.seen = {1: {"frozen": 3.0 + passed, "still": 3.0 + passed}, 0: {"still": 3.0 + passed}}
         site.look()
         site.loom.happen(Tick())
-    assert site.loom.presence(RankId(JOB, REPLICA, silent.rank)) == "lost"
+    assert site.loom.presence(RankId(JOB, "main", silent.rank)) == "lost"
     assert len(incidents(site)) == 1
     (known,) = site.loom.fabric.incidents.values()
     assert any(line.startswith("it is lost: ") for line in known.evidence)
@@ -373,3 +375,91 @@ def test_what_was_wrong_with_a_job_that_has_ended_is_over() -> None:
     loom.leave(rank, 1)
     loom.wait(5)
     assert loom.open_incidents() == []
+
+
+# ── replicas that wait for each other ──
+
+
+class Together(Training):
+    """Three replicas of one rank each, in which all wait for all."""
+
+    def __init__(self, **task: object) -> None:
+        super().__init__(torchft=Torchft(replicas=3), per_node=1, checkpoint_dir="", **task)
+
+    @property
+    def replicas(self) -> list[Run]:
+        return [self.loom.fabric.runs.by_job[f"{JOB}:{number}"] for number in range(3)]
+
+    def join(self) -> None:
+        for run in self.replicas:
+            hello = Hello(incarnation=run.places[0].incarnation, node="n1", pid=1, devices=())
+            self.loom.happen(LinkOpened(run.rank(0), hello.incarnation, "link"))
+            self.loom.happen(Reported(run.rank(0), hello))
+
+    def beat_step(self, step: int, times: StepTimes | None, still: float = 0.0, phase: str = "") -> None:
+        for run in self.replicas:
+            beat = Beat(incarnation=run.places[0].incarnation, step=step, times=times, still=still, phase=phase)
+            self.loom.happen(Heard(run.rank(0), beat))
+
+    def wait(self, seconds: int, culprit: int | None, **seen: bool) -> None:
+        """Nobody makes a step; of one replica its agent sees more than that."""
+        agent = self.agents["n1"]
+        for passed in range(1, seconds + 1):
+            self.beat_step(self.step, None, still=float(passed))
+            for (job, attempt), status in list(agent.attempts.items()):
+                mine = {name: float(passed) for name in seen} if job == f"{JOB}:{culprit}" else {}
+                now = WELL | {"step": self.step, "still": float(passed)} | mine
+                ranks = tuple(replace(rank, **now) if rank.state == "running" else rank for rank in status.ranks)
+                agent.attempts[job, attempt] = replace(status, ranks=ranks)
+            self.hear()
+            self.loom.now += 1.0
+
+    @property
+    def ordinals(self) -> list[int]:
+        return [run.ordinal for run in self.replicas]
+
+
+def test_of_replicas_that_wait_for_each_other_the_frozen_one_alone_is_started_again() -> None:
+    site = Together()
+    site.wait(1, 1, frozen=True)
+    assert incidents(site) == [f"{JOB}:1: rank 0 is frozen: its process is stopped"]
+    site.wait(4, 1, frozen=True)
+    assert site.ordinals == [1, 2, 1]
+    assert len(incidents(site)) == 1
+
+
+def test_the_incident_says_what_was_heard_of_the_one_that_is_frozen() -> None:
+    site = Together(dry_run=True)
+    site.wait(3, 1, frozen=True)
+    (incident,) = site.loom.fabric.incidents.values()
+    assert incident.subject == f"{JOB}/{JOB}_1/0#frozen"
+    assert incident.evidence[0].startswith(f"{JOB}_1 has made no step for ")
+    heard = [line for line in incident.evidence if "was last heard" in line]
+    assert len(heard) == 2
+    assert heard[0].startswith("rank 0 was last heard")
+    assert heard[1].startswith(f"rank {JOB}/{JOB}_0/0 was last heard")
+
+
+def test_stacks_of_a_replica_are_kept_with_the_incident_of_its_job() -> None:
+    site = Together(dry_run=True)
+    site.wait(1, 1, frozen=True)
+    (incident,) = site.loom.fabric.incidents
+    ranks = (RankStacks(rank=0, how="py-spy", text=SLEEPS, state="stopped"),)
+    site.loom.happen(FactTold(Inspected(job=f"{JOB}:1", node="n1", incident=incident, ranks=ranks)))
+    assert "model.py:88" in "\n".join(site.loom.fabric.incidents[incident].evidence)
+
+
+def test_where_no_replica_stands_out_nothing_is_done() -> None:
+    site = Together()
+    site.wait(300, None)
+    assert incidents(site) == []
+    assert site.ordinals == [1, 1, 1]
+
+
+def test_one_that_goes_on_by_itself_is_left_alone() -> None:
+    site = Together()
+    site.wait(1, 1, frozen=True)
+    site.train(3)
+    (incident,) = site.loom.fabric.incidents.values()
+    assert incident.outcome.startswith("it went on by itself")
+    assert site.ordinals == [1, 1, 1]

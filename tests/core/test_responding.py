@@ -8,7 +8,6 @@ from tests.core.test_hanging import TIMES, Training
 from torchloom.core.brake import AT_LEAST, braked
 from torchloom.core.detect.finding import Finding
 from torchloom.core.events import Found, Heard, Replied, Reported, VerdictKnown
-from torchloom.core.runs import REPLICA
 from torchloom.messages import (
     Applied,
     AttemptStopping,
@@ -36,7 +35,7 @@ def find(
     site: Site, kind: str, what: str = "something is wrong", rank: int = 1, step: int = 0, over: bool = False
 ) -> None:
     finding = Finding(kind, what, ("seen",), over, step)  # type: ignore[arg-type]
-    site.tell(site.loom.happen(Found(RankId(JOB, REPLICA, rank), (finding,))))
+    site.tell(site.loom.happen(Found(RankId(JOB, "main", rank), (finding,))))
 
 
 def rule(on: str, *do: str, **more: object) -> Rule:
@@ -55,7 +54,7 @@ def test_a_condition_is_one_incident_from_its_beginning_to_its_end() -> None:
     find(site, "straggler", "needs 3 times as long as its peers")
     find(site, "straggler", "needs 3 times as long as its peers")
     (known,) = site.loom.fabric.incidents.values()
-    assert (known.subject, known.kind) == (f"{JOB}/{REPLICA}/1#straggler", "straggler")
+    assert (known.subject, known.kind) == (f"{JOB}/main/1#straggler", "straggler")
     assert known.decision == "it is reported"
     find(site, "straggler", "as fast as its peers again", over=True)
     (known,) = site.loom.fabric.incidents.values()
@@ -75,7 +74,7 @@ def test_what_all_ranks_of_a_job_have_is_one_incident_that_names_the_first() -> 
 def test_two_conditions_in_one_beat_are_two_incidents() -> None:
     site = Training()
     found = (Finding("memory", "grows"), Finding("starved", "waits"))
-    site.loom.happen(Found(RankId(JOB, REPLICA, 0), found))
+    site.loom.happen(Found(RankId(JOB, "main", 0), found))
     assert [i.kind for i in site.loom.fabric.incidents.values()] == ["memory", "starved"]
 
 
@@ -119,7 +118,7 @@ class Saving(Training):
     def __init__(self, **task: object) -> None:
         super().__init__(**task)
         for place in self.run.places:
-            rank = RankId(JOB, REPLICA, place.rank)
+            rank = RankId(JOB, "main", place.rank)
             self.loom.happen(Reported(rank, Knobs(incarnation=place.incarnation, knobs=(), checkpoints=True)))
 
     def answer(self) -> bool:
@@ -210,7 +209,7 @@ def on_devices(**task: object) -> Site:
     site.settle()
     for place in site.run.places:
         hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=(place.device,), world_size=2)
-        site.loom.happen(Reported(RankId(JOB, REPLICA, place.rank), hello))
+        site.loom.happen(Reported(RankId(JOB, "main", place.rank), hello))
     site.settle()
     return site
 
@@ -294,7 +293,7 @@ def test_the_brake_holds_a_restart_and_says_so() -> None:
 def test_a_beat_with_nan_in_it_is_an_incident_at_once() -> None:
     site = Training()
     place = site.run.places[0]
-    rank = RankId(JOB, REPLICA, 0)
+    rank = RankId(JOB, "main", 0)
     beat = Beat(incarnation=place.incarnation, step=site.step + 50, times=TIMES, not_finite=("loss",))
     site.loom.happen(Heard(rank, beat))
     kinds = [i.kind for i in site.loom.fabric.incidents.values()]
@@ -309,7 +308,7 @@ def test_two_jobs_on_a_device_that_failed_are_each_told_of() -> None:
     for job in ("one", "two"):
         (place,) = site.loom.fabric.runs.by_job[job].places
         hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=("GPU-x",), world_size=1)
-        site.loom.happen(Reported(RankId(job, REPLICA, 0), hello))
+        site.loom.happen(Reported(RankId(job, "main", 0), hello))
     site.tell(site.loom.ask(Fail(device="GPU-x", cause="XID 79"), "hand"))
     known = next(i for i in site.loom.fabric.incidents.values() if i.kind == "device")
     assert "one: its device gets no more ranks" in known.decision
@@ -325,7 +324,7 @@ def test_a_node_whose_processor_failed_gets_no_ranks_until_it_is_well_again() ->
     site.settle()
     (place,) = site.run.places
     hello = Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=("CPU-1",), world_size=1)
-    site.loom.happen(Reported(RankId(JOB, REPLICA, 0), hello))
+    site.loom.happen(Reported(RankId(JOB, "main", 0), hello))
     site.tell(site.loom.ask(Fail(device="CPU-1", cause="smokes"), "hand"))
     site.settle()
     (moved,) = site.run.places

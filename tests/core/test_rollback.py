@@ -5,12 +5,11 @@ from __future__ import annotations
 from tests.core.site import JOB, Site
 from torchloom.core.detect.senses import Senses
 from torchloom.core.events import Heard, Reported
-from torchloom.core.runs import REPLICA
 from torchloom.messages import Beat, RankId, Rollback, Rule, Saved, StepTimes
 from torchloom.settings import Settings
 
 SKIPPING = (Rule(on="not_finite", do=("rollback",), skip=True),)
-RANK = RankId(JOB, REPLICA, 0)
+RANK = RankId(JOB, "main", 0)
 
 
 def started(*policy: Rule) -> Site:

@@ -21,6 +21,8 @@ from torchloom.settings import Settings
 from torchloom.subjects import Role
 
 LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main"]
+PATIENCE = 120.0
+"""Seconds after which something that has not come is taken not to come. Machines may have much else to do."""
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
@@ -75,7 +77,7 @@ class Cluster:
 
     def loom(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*LOOM, *words], env=self.env, capture_output=True, text=True, cwd=self.folder, timeout=60
+            [*LOOM, *words], env=self.env, capture_output=True, text=True, cwd=self.folder, timeout=PATIENCE
         )
 
     def submit(self, steps: int = 100_000, **settings: Any) -> None:
@@ -90,7 +92,8 @@ class Cluster:
 
     def nodes(self) -> tuple[NodeView, ...]:
         async def look() -> RunsView:
-            async with Asking(Settings(state=self.env["TORCHLOOM_STATE"]), Role.VIEWER) as weaver:
+            settings = Settings(state=self.env["TORCHLOOM_STATE"])
+            async with Asking(settings, Role.VIEWER, timeout=20, connect_timeout=20) as weaver:
                 return await weaver.runs()
 
         return asyncio.run(look()).nodes
@@ -115,7 +118,7 @@ class Cluster:
         """The folders of all runs so far, on each node."""
         return set(self.folder.glob("state/agents/*/jobs/mnist/logs/*"))
 
-    def until(self, what: Callable[[], Any], wanted: str, seconds: float = 30.0) -> None:
+    def until(self, what: Callable[[], Any], wanted: str, seconds: float = PATIENCE) -> None:
         end = time.monotonic() + seconds
         while not what():
             assert time.monotonic() < end, f"{wanted}: not within {seconds:g} s\n{self.log()}"
@@ -151,6 +154,13 @@ def ours(folder: Path) -> list[psutil.Process]:
             if process.pid != os.getpid() and process.environ().get("TORCHLOOM_STATE", "").startswith(str(folder)):
                 found.append(process)
     return found
+
+
+def said(process: psutil.Process) -> str:
+    """With which words it was started; nothing if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 @contextlib.contextmanager

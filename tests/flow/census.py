@@ -40,7 +40,7 @@ class Census:
                     found.append(process)
         return found
 
-    def left(self, pids: set[int], ports: set[int], seconds: float = 10.0) -> list[str]:
+    def left(self, pids: set[int], ports: set[int], seconds: float = 60.0) -> list[str]:
         """What should be gone and is not, after the kernel had time to take it away."""
         end = time.monotonic() + seconds
         while (found := self._left(pids, ports)) and time.monotonic() < end:
@@ -53,8 +53,9 @@ class Census:
             with contextlib.suppress(psutil.Error):
                 if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
                     found.append(f"zombie {pid}")
-        listening = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-        found += [f"port {port}" for port in sorted(ports & listening)]
+        heard = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port in ports]
+        ours = [c.laddr.port for c in heard if c.pid is None or c.pid in pids]  # else it is another's by now
+        found += [f"port {port}" for port in sorted(set(ours))]
         found += [f"shared memory {name}" for name in sorted(_shared() - self.shared) if not _in_use(name)]
         kept = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]  # torch's
         return found + [f"temporary {name}" for name in sorted(kept)]

@@ -17,6 +17,9 @@ from typing import Any
 
 from torchloom.settings import Settings
 
+PATIENCE = 90.0
+CALM = {"verdict_seconds": 20.0, "goodbye_seconds": 20.0}
+"""So that what is agreed on, and what is said at the end, survives a pause of anyone."""
 KNOBS = ("lr", "batch_size", "accumulation", "x")
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "torchloom.threadlet.threadlet"])
@@ -56,7 +59,7 @@ def train(plan: Plan, rank: int) -> None:
     model = DistributedDataParallel(torch.nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     addr, creds = plan.addresses.get(rank, ("", ""))
-    settings = Settings(state=plan.state, addr=addr, creds=creds, **plan.settings)
+    settings = Settings(state=plan.state, addr=addr, creds=creds, **CALM | plan.settings)
     seen: dict[str, Any] = {}
     with (
         (plan.folder / f"rank{rank}.log").open("a", buffering=1) as log,
@@ -140,7 +143,7 @@ class Group:
         """For each rank a digest of its final parameters and its last step."""
         return self.saw("end")
 
-    def exit_codes(self, seconds: float = 20) -> list[int | None]:
+    def exit_codes(self, seconds: float = PATIENCE) -> list[int | None]:
         deadline = time.monotonic() + seconds
         for process in self.processes:
             process.join(max(0.1, deadline - time.monotonic()))

@@ -27,6 +27,9 @@ from torchloom.settings import Settings
 from torchloom.subjects import LOG_STREAM, Role
 
 LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main"]
+PATIENCE = 120.0
+"""Seconds after which something that has not come is taken not to come. Machines may have much else to do."""
+PATIENT = {"timeout": 10.0, "connect_timeout": 10.0}
 
 
 # ── a control plane ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -60,7 +63,7 @@ class Up:
 
     def run(self, job: str) -> RunView | None:
         async def look() -> RunView | None:
-            async with Asking(self.settings, Role.OPERATOR, timeout=1.0, connect_timeout=1.0) as weaver:
+            async with Asking(self.settings, Role.OPERATOR, **PATIENT) as weaver:
                 return next(iter((await weaver.runs(job)).runs), None)
 
         with contextlib.suppress(TorchLoomError):
@@ -69,7 +72,7 @@ class Up:
 
     def standby_mb(self, job: str) -> int:
         async def look() -> int:
-            async with Asking(self.settings, Role.OPERATOR, timeout=1.0, connect_timeout=1.0) as weaver:
+            async with Asking(self.settings, Role.OPERATOR, **PATIENT) as weaver:
                 view = await weaver.runs(job)
                 return max((node.beat.standby_mb for node in view.nodes), default=0)
 
@@ -79,17 +82,17 @@ class Up:
 
     def ask(self, ask: Ask) -> Answer:
         async def asking() -> Answer:
-            async with Asking(self.settings, Role.OPERATOR, timeout=5.0, patience=10.0) as weaver:
-                return await weaver.ask(ask)
+            async with Asking(self.settings, Role.OPERATOR, patience=PATIENCE, **PATIENT) as weaver:
+                return await weaver.ask_until(ask, PATIENCE)
 
         return asyncio.run(asking())
 
     def until_it_answers(self) -> None:
         async def look() -> None:
-            async with Asking(self.settings, Role.OPERATOR, timeout=1.0, connect_timeout=1.0) as weaver:
+            async with Asking(self.settings, Role.OPERATOR, **PATIENT) as weaver:
                 await weaver.runs("-")
 
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while True:
             try:
                 return asyncio.run(look())
@@ -99,20 +102,24 @@ class Up:
 
     def attempts(self, job: str) -> list[int]:
         """Each beginning of an attempt that is in the log."""
+        return [record.attempt for record in self.records() if isinstance(record, AttemptBegan) and record.job == job]
+
+    def records(self) -> list[Record]:
+        """All that is in the log."""
 
         async def read() -> list[Record]:
-            client = await connect(find(self.settings, Role.VIEWER), name="test")
+            client = await connect(find(self.settings, Role.VIEWER), name="test", timeout=20)
             try:
                 entries = [decode_entry(stored.data) async for stored in read_log(client, LOG_STREAM.name, 1)]
                 return [record for entry in entries for record in entry.records]
             finally:
                 await client.close()
 
-        return [r.attempt for r in asyncio.run(read()) if isinstance(r, AttemptBegan) and r.job == job]
+        return asyncio.run(read())
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
 
 
 # ── a run ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,7 +171,7 @@ class Run:
     def text(self) -> str:
         return self.output.read_text(errors="replace")
 
-    def until(self, what: Callable[[], object], seconds: float = 40.0) -> None:
+    def until(self, what: Callable[[], object], seconds: float = PATIENCE) -> None:
         end = time.monotonic() + seconds
         while not what():
             assert time.monotonic() < end, f"not in {seconds} s:\n{self.text()}"
@@ -200,6 +207,8 @@ class Run:
         self.until(there)
 
     def until_phase(self, phase: str, attempt: int) -> None:
+        """For a phase that something holds it in: another may be over between two looks."""
+
         def there() -> bool:
             assert self.up
             run = self.up.run(self.job)
@@ -227,9 +236,12 @@ class Run:
         beside.write_text(order)
         beside.rename(self.folder / f"do-{rank}")
 
-    def kill(self, *ranks: int) -> None:
-        for pid in [self.pid(rank) for rank in ranks]:
-            os.kill(pid, signal.SIGKILL)
+    def kill(self, first: int, *others: int) -> None:
+        pids = [self.pid(rank) for rank in others]
+        os.kill(self.pid(first), signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it may have been ended for the first by now
+                os.kill(pid, signal.SIGKILL)
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -248,23 +260,20 @@ class Run:
     def drain(self, undo: bool = False) -> None:
         """Hold it before its next attempt: there is no node for it; or let it go on."""
         assert self.up
-        view = self.up.run(self.job)
-        assert view is not None
-        node = view.task.node
+        found: list[RunView] = []
+        self.until(lambda: self.up and (view := self.up.run(self.job)) and not found.append(view))
+        node = found[0].task.node
         assert node
         assert isinstance(self.up.ask(Drain(node=node, undo=undo)), Done)
 
     # ── the end ──
 
-    def end_soon(self) -> int:
-        """Tell GLOO at which step to end: so far ahead that no rank has passed it."""
-        last = self.step() + 100
-        beside = self.folder / "beside"
-        beside.write_text(str(last))
-        beside.rename(self.folder / "last")
-        return last
+    def end_now(self) -> tuple[int, int]:
+        """Tell GLOO to end; its exit code, and the step after which all its ranks ended."""
+        (self.folder / "last").touch()
+        return self.end(), self.step()
 
-    def end(self, seconds: float = 60.0) -> int:
+    def end(self, seconds: float = PATIENCE) -> int:
         """Let it come to its end; its exit code."""
         (self.folder / "finish").touch()
         self.pids |= {process.pid for process in self.census.processes()}

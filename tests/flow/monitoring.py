@@ -82,9 +82,9 @@ class Monitoring:
         )  # fmt: skip
 
     def _write_prometheus(self, exporter: int, alertmanager: int) -> None:
-        """Quicker than one would have it; the rules as they are."""
+        """Quicker than one would have it; the rules as they are. A scrape that takes too long ends the alerts."""
         config = {
-            "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
+            "global": {"scrape_interval": "3s", "scrape_timeout": "3s", "evaluation_interval": "200ms"},
             "rule_files": [str(DOCS / "prometheus-rules.yaml")],
             "scrape_configs": [{"job_name": "dcgm", "static_configs": [{"targets": [f"127.0.0.1:{exporter}"]}]}],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{alertmanager}"]}]}]},

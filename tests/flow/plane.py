@@ -27,6 +27,7 @@ from torchloom.messages import (
     IncidentView,
     LookFabric,
     RankId,
+    RankLost,
     RankView,
     Record,
     decode_answer,
@@ -36,6 +37,10 @@ from torchloom.messages import (
 from torchloom.settings import Settings
 from torchloom.subjects import ASK, LOOK, Role
 
+PATIENCE = 90.0
+"""Seconds after which something that has not come is taken not to come. Machines may have much else to do."""
+CALM = {"TORCHLOOM_LEAD_SECONDS": "0.2", "TORCHLOOM_VERDICT_SECONDS": "20", "TORCHLOOM_GOODBYE_SECONDS": "20"}
+"""So that what is agreed on, and what is said at the end, survives a pause of anyone: the most that is waited for."""
 LOOP = """
 import sys, time, torchloom
 job, replica, rank = sys.argv[1:4]
@@ -57,7 +62,7 @@ class Plane:
         self.weaver: subprocess.Popen[bytes] | None = None
         self.ranks: list[subprocess.Popen[bytes]] = []
         self.env = {k: v for k, v in os.environ.items() if not k.upper().startswith(("TORCHLOOM", "MARDUK"))}
-        self.env |= {"TORCHLOOM_STATE": str(folder)}
+        self.env |= CALM | {"TORCHLOOM_STATE": str(folder)}
         self._client: Client | None = None
 
     # ── processes ──
@@ -110,9 +115,9 @@ class Plane:
 
     async def _request(self, role: Role, subject: str, data: bytes) -> Answer:
         address = find(self.settings, role)
-        client = await connect(address, name="test")
+        client = await connect(address, name="test", timeout=20)
         try:
-            return decode_answer((await client.request(subject, data, timeout=2)).data)  # type: ignore[no-any-return]
+            return decode_answer((await client.request(subject, data, timeout=20)).data)  # type: ignore[no-any-return]
         finally:
             await client.close()
 
@@ -132,14 +137,14 @@ class Plane:
 
     async def records(self) -> list[Record]:
         """Everything in the log, oldest first."""
-        client = await connect(find(self.settings, Role.VIEWER), name="test")
+        client = await connect(find(self.settings, Role.VIEWER), name="test", timeout=20)
         try:
             found = [decode_entry(stored.data).records async for stored in read_log(client, "LOOM_LOG", 1)]
             return [record for records in found for record in records]
         finally:
             await client.close()
 
-    async def until(self, condition: Callable[[], Any], seconds: float = 15, what: str = "") -> Any:
+    async def until(self, condition: Callable[[], Any], seconds: float = PATIENCE, what: str = "") -> Any:
         """Wait for a condition, asked again and again; its true value is the result."""
         deadline = time.monotonic() + seconds
         last: object = None
@@ -152,12 +157,23 @@ class Plane:
             await asyncio.sleep(0.02)
         raise AssertionError(f"not within {seconds} s: {what or condition}; last {last!r}\n{self.weaver_log()[-3000:]}")
 
-    async def until_presence(self, presence: str, replica: str = "hi", rank: int = 0, seconds: float = 15) -> RankView:
+    async def until_presence(self, presence: str, replica: str = "hi", rank: int = 0) -> RankView:
+        """For what lasts. A rank may be lost and dead between two looks: see `until_lost`."""
+
         async def there() -> RankView | None:
             found = await self.rank(replica, rank)
             return found if found and found.presence == presence else None
 
-        return await self.until(there, seconds, f"{replica}/{rank} {presence}")  # type: ignore[no-any-return]
+        return await self.until(there, what=f"{replica}/{rank} {presence}")  # type: ignore[no-any-return]
+
+    async def until_lost(self, replica: str = "hi") -> RankLost:
+        """As the log has it, however long ago it was."""
+
+        async def there() -> RankLost | None:
+            lost = [record for record in await self.records() if isinstance(record, RankLost)]
+            return next((record for record in lost if record.rank.replica == replica), None)
+
+        return await self.until(there, what=f"{replica} lost")  # type: ignore[no-any-return]
 
     async def until_beating(self, replica: str = "hi", rank: int = 0, after: int = 0, job: str = "job") -> RankView:
         async def beating() -> RankView | None:

@@ -3,7 +3,8 @@
 LIGHT needs no torch; its state is a chain of hashes. Both write down each life (`lives`), the step they are at
 (`step-N`) and what they end with (`end-N`), and do what a file `do-N` tells them: exit, raise, eat memory, start a
 child, or hang and be deaf to SIGTERM. A life of LIGHT makes 15 steps and then waits for the file `finish`, so that
-whoever hits it is never too late.
+whoever hits it is never too late. GLOO goes on until it has made its steps, or finds the file `last`: its ranks agree
+on the step after which they end.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ def live(first):
     with (folder / "lives").open("a") as lives:
         lives.write(json.dumps(life) + "\\n")
 
+def note(step):
+    # Whole at once, whoever looks and whenever this is killed.
+    (folder / f"noting-{rank}").write_text(str(step))
+    (folder / f"noting-{rank}").rename(folder / f"step-{rank}")
+
 def obey(step):
-    (folder / f"step-{rank}").write_text(str(step))
+    note(step)
     order = folder / f"do-{rank}"
     if not order.exists():
         return
@@ -78,8 +84,16 @@ for step in range(first + 1, steps + 1):
 end(value)
 """
 )
+TOGETHER = """
+def is_last():
+    # Whether one of the ranks was told to end: all know it after the same step.
+    told = torch.tensor(float((folder / "last").exists()))
+    dist.all_reduce(told)
+    return bool(told)
+"""
 GLOO = (
     _BOTH
+    + TOGETHER
     + """
 import hashlib
 import torch
@@ -93,10 +107,8 @@ checkpoints = torchloom.Checkpoints(folder / "kept", every=5, keep=4)
 state = {"model": model}
 first = checkpoints.resume(state)
 live(first)
-step, last = first, folder / "last"  # where it ends may be told while it runs, well ahead
 with torchloom.attach() as loom:
-    while step < (int(last.read_text()) if last.exists() else steps):
-        step += 1
+    for step in range(first + 1, steps + 1):
         chance = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
         loss = model(torch.randn(4, 8, generator=chance)).square().mean()
         model.zero_grad()
@@ -108,7 +120,7 @@ with torchloom.attach() as loom:
         checkpoints.save(step, state)
         loom.step(step=step, loss=loss)
         obey(step)
-        if loom.stopping:
+        if loom.stopping or is_last():
             break
 checkpoints.close()
 end(hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -78,7 +79,7 @@ class Slurm:
         with (self.folder / "daemons.log").open("ab") as log:
             self.processes.append(subprocess.Popen(words, env=self.env, stdout=log, stderr=log))
 
-    def _until(self, what: Callable[[], bool], wanted: str, seconds: float = 20.0) -> None:
+    def _until(self, what: Callable[[], bool], wanted: str, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while not what():
             if time.monotonic() > end or any(process.poll() is not None for process in self.processes):
@@ -93,7 +94,7 @@ class Slurm:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=200,
             stdin=subprocess.DEVNULL,
         )
 
@@ -135,11 +136,15 @@ class Slurm:
 
 
 def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """Of those that the kernel gives to nobody by itself, so that they are still free when they are used."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(12_000, 32_000), 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError(f"no {count} free ports")
 
 
 @contextlib.contextmanager

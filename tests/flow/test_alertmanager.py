@@ -15,7 +15,7 @@ from torchloom.weaver.door import read_token
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 BROKEN, WELL = "GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28", "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 class Site:

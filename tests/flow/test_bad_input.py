@@ -122,7 +122,7 @@ async def test_a_full_disk_is_said_and_outlived(small_disk: Path) -> None:
                 accepted.append(name)
             return isinstance(answer, No) and "cannot be written" in answer.why
 
-        await up.until(refused, seconds=40, what="a refusal")
+        await up.until(refused, what="a refusal")
         view = await up.look()
         assert "cannot be written" in view.plane.trouble
         assert training.poll() is None
@@ -131,7 +131,7 @@ async def test_a_full_disk_is_said_and_outlived(small_disk: Path) -> None:
         async def works_again() -> bool:
             return isinstance(await up.ask(Register(device="GPU-late", job="m", replica="r")), Done)
 
-        await up.until(works_again, seconds=40, what="the log is writable again")
+        await up.until(works_again, what="the log is writable again")
         devices = {device.device for device in (await up.look()).devices}
         assert set(accepted) | {"GPU-late"} <= devices
         await up.until_beating(after=0)
@@ -140,7 +140,7 @@ async def test_a_full_disk_is_said_and_outlived(small_disk: Path) -> None:
             process.kill()
             process.wait()
         keeper.terminate()
-        keeper.communicate(timeout=20)
+        keeper.communicate(timeout=60)
     assert keeper.returncode == 0
 
 

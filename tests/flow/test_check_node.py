@@ -12,11 +12,12 @@ import pytest
 from tests.flow.agents import LOOM, cluster
 
 
+@pytest.mark.timeout(300)
 def test_without_a_control_plane_this_machine_is_looked_at(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("TORCHLOOM_")}
     env["TORCHLOOM_STATE"] = str(tmp_path)
     done = subprocess.run(
-        [*LOOM, "check-node", "--checkpoint-dir", "/proc/nothing"], env=env, capture_output=True, text=True, timeout=110
+        [*LOOM, "check-node", "--checkpoint-dir", "/proc/nothing"], env=env, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 1
     assert "checkpoint folder" in done.stdout
@@ -45,12 +46,10 @@ def test_a_job_waits_where_no_node_is_fit_and_says_why(tmp_path: Path) -> None:
     with cluster(tmp_path) as site:
         site.start_agent("n1")
         site.submit(check=True, nproc_per_node=1, checkpoint_dir="/proc/nothing")
-        site.until(
-            lambda: "not fit, checkpoint folder" in site.loom("wait", "mnist", "--timeout", "1").stderr, "why", 90
-        )
+        site.until(lambda: "not fit, checkpoint folder" in site.loom("wait", "mnist", "--timeout", "1").stderr, "why")
         told = json.loads(site.loom("incidents", "-o", "json").stdout)
         assert {i["subject"] for i in told} >= {"n1#fitness"}
         assert "not fit" in site.loom("nodes").stdout
         assert site.loom("cancel", "mnist", "--yes").returncode == 0
         site.submit(check=True, nproc_per_node=1, checkpoint_dir="kept")
-        site.until(lambda: site.trains(1), "a rank", 100)
+        site.until(lambda: site.trains(1), "a rank")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ def foreign(tmp_path: Path) -> Iterator[str]:
         server = subprocess.Popen(words, stdout=output, stderr=output)
     while not (found := re.search(rb"Listening for client connections on (\S+)", log.read_bytes())):
         assert server.poll() is None, log.read_text()
+        time.sleep(0.01)
     yield f"nats://{found[1].decode()}"
     server.kill()
     server.wait()
@@ -53,7 +55,7 @@ async def test_without_a_system_account_silence_tells_and_the_weaver_says_so(for
         assert not (await up.look()).plane.advisories
         assert "only as silence" in up.weaver_log()
         rank.kill()
-        lost = await up.until_presence("lost", seconds=30)
+        lost = await up.until_lost()
         assert "silent" in lost.reason
     finally:
         up.stop_all()

@@ -23,15 +23,20 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def shown(up: Cluster) -> str:
-    found = re.search(r"alerts are taken at (\S+)", up.loom("status").stdout)
-    assert found
-    return found[1]
+    found: list[str] = []
+
+    def look() -> list[str]:
+        found[:] = re.findall(r"alerts are taken at (\S+)", up.loom("status").stdout)
+        return found
+
+    up.until(look, "a place for alerts")
+    return found[0]
 
 
 def post(where: str, token: str) -> int:
     request = urllib.request.Request(where, FIRING, {"Authorization": f"Bearer {token}"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -42,7 +47,7 @@ def test_the_address_that_is_shown_takes_the_token_that_is_printed(up: Cluster) 
     assert printed.returncode == 0, printed.stderr
     where = shown(up)
     assert where in printed.stderr
-    assert f", alerts at {where}, state in " in up.log()
+    up.until(lambda: f", alerts at {where}, state in " in up.log(), "the same place")
     assert post(where, printed.stdout.strip()) == 200
     assert post(where, "another") == 401
 

@@ -113,7 +113,7 @@ async def until_saved(up: Plane, *steps: int) -> CheckpointsView:
         view = await seen(up)
         return view if [kept.step for kept in view.saved] == list(steps) else None
 
-    return await up.until(there, seconds=30, what=f"steps {steps}")  # type: ignore[no-any-return]
+    return await up.until(there, what=f"steps {steps}")  # type: ignore[no-any-return]
 
 
 async def incident(up: Plane, what: str) -> IncidentView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ LENGTH = ("--epochs", "2", "--steps", "30", "--checkpoint-interval", "10", "--st
 
 
 def start(launcher: list[str], folder: Path, *options: str) -> subprocess.Popen[str]:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith("TORCHLOOM_")}
     env |= {"TORCHLOOM_STATE": str(folder / "state"), "OMP_NUM_THREADS": "1"}
     script = [str(SCRIPT), *LENGTH, "--checkpoint-dir", str(folder / "kept")]
@@ -29,10 +30,11 @@ def start(launcher: list[str], folder: Path, *options: str) -> subprocess.Popen[
 
 
 def rank_of(launcher: subprocess.Popen[str], number: int) -> int:
-    family = psutil.Process(launcher.pid).children(recursive=True)
-    return next(
-        p.pid for p in family if p.environ().get("RANK") == str(number) and SCRIPT.name in " ".join(p.cmdline())
-    )
+    for process in psutil.Process(launcher.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # some come and go
+            if process.environ().get("RANK") == str(number) and SCRIPT.name in " ".join(process.cmdline()):
+                return process.pid
+    raise AssertionError(f"rank {number} does not run")
 
 
 def digests(output: str) -> list[str]:
@@ -40,21 +42,28 @@ def digests(output: str) -> list[str]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_script_without_torchloom_ends_with_the_same_bits_after_a_kill_as_undisturbed(tmp_path: Path) -> None:
     disturbed = tmp_path / "disturbed"
+    # Whoever opens a pipe to write into it waits for a reader: rank 0 stands there until it was hit.
+    gate = disturbed / "kept" / ".checkpoint_step_30.pt.writing"
+    gate.parent.mkdir(parents=True)
+    os.mkfifo(gate)
     with (
         start(TORCHRUN, tmp_path / "undisturbed") as peer,
         start(LOOM, disturbed, "--standby", "0", "--checkpoint-dir", str(disturbed / "kept")) as launcher,
     ):
         try:
-            end = time.monotonic() + 60
+            end = time.monotonic() + 120
             while not (disturbed / "kept" / "checkpoint_step_20.pt").exists():
                 assert time.monotonic() < end
                 assert launcher.poll() is None
                 time.sleep(0.01)
-            os.kill(rank_of(launcher, 1), signal.SIGKILL)
-            told = launcher.communicate(timeout=60)[0]
-            expected = peer.communicate(timeout=60)[0]
+            victim = rank_of(launcher, 1)
+            gate.unlink()
+            os.kill(victim, signal.SIGKILL)
+            told = launcher.communicate(timeout=200)[0]
+            expected = peer.communicate(timeout=200)[0]
         finally:
             launcher.kill()
             peer.terminate()

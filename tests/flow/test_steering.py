@@ -12,7 +12,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import pytest
 
 from campaigns.control import storm
 from tests.flow.ddp import Group, Plan
-from tests.flow.plane import Plane, plane
+from tests.flow.plane import PATIENCE, Plane, plane
 from tests.flow.proxy import Proxy
 from torchloom.agent.process import with_startup
 from torchloom.bus.asking import Asking
@@ -29,6 +28,7 @@ from torchloom.errors import Refused
 from torchloom.messages import (
     Ask,
     ChangeDecided,
+    ChangeProposed,
     Done,
     No,
     Order,
@@ -39,6 +39,7 @@ from torchloom.messages import (
     Value,
     encode,
 )
+from torchloom.page import STEP, view
 from torchloom.subjects import COMMAND, Role
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_ddp_gloo.py"
@@ -64,11 +65,15 @@ while True:
 """A rank that knows nothing of torchLoom."""
 
 
+AHEAD = 200
+"""Steps, of ten milliseconds at least: nobody is so slow that the step it names is past when it is heard."""
+
+
 def request() -> str:
     return secrets.token_hex(16)
 
 
-async def ask(up: Plane, wanted: Ask, seconds: float = 30) -> Done | No:
+async def ask(up: Plane, wanted: Ask, seconds: float = PATIENCE) -> Done | No:
     """The answer, whatever it is; the same request is sent again until there is one."""
     async with Asking(up.settings, Role.OPERATOR, patience=seconds) as weaver:
         try:
@@ -112,9 +117,10 @@ async def stopped(up: Plane, group: Group) -> None:
 async def test_a_change_takes_effect_at_the_same_step_on_all_ranks_of_a_group(tmp_path: Path) -> None:
     async with plane(tmp_path / "s") as up, training(up, tmp_path / "g") as group:
         first = await change(up, lr=0.02, batch_size=7, accumulation=3)
-        second = await change(up, at_step=(first.step or 0) + 40, lr=0.01)
+        second = await change(up, at_step=(first.step or 0) + AHEAD, lr=0.01)
         ramped = await change(up, x=10.0, over=5)
         await up.until(lambda: all(saw[-1][0] == 10.0 for saw in group.saw("x")), what="the end of the ramp")
+        await up.until(lambda: all(saw[-1][0] == 0.01 for saw in group.saw("lr")), what="the step that was named")
         await stopped(up, group)
         assert group.saw("lr") == [[(0.1, 0), (0.02, first.step), (0.01, second.step)]] * 4
         assert group.saw("batch_size") == [[(4, 0), (7, first.step)]] * 4
@@ -159,7 +165,7 @@ async def test_a_rank_whose_script_does_not_attach_refuses_to_be_steered_and_goe
     named = {"TORCHLOOM_JOB": "job", "TORCHLOOM_REPLICA": "hi"}
     async with plane(tmp_path / "s") as up:
         up.start_script([sys.executable, str(script)], **with_startup(up.env | rank | named))
-        before = await up.until(up.rank, 60, "a rank")
+        before = await up.until(up.rank, what="a rank")
         assert before.counted
         for answer in (await tell(up, "pause"), await tell(up, "stop")):
             assert isinstance(answer, No), answer
@@ -184,8 +190,9 @@ async def test_a_restarted_group_has_the_values_of_its_step_and_takes_later_chan
             state = json.loads(Path(path).read_text())
             assert state["step"] == saved.step
             assert state["knobs"]["x"] == 1.0
-            late = await change(up, at_step=saved.step + 60, x=2.0)
-            assert group.saw("x") == [[(0.0, 0), (1.0, early.step), (2.0, late.step)]] * 4
+            late = await change(up, at_step=saved.step + AHEAD, x=2.0)
+            all_of_it = [[(0.0, 0), (1.0, early.step), (2.0, late.step)]] * 4
+            await up.until(lambda: group.saw("x") == all_of_it, what="both values")
 
         again = [[(1.0, saved.step), (2.0, late.step)]] * 4  # the first before any step is made
         async with training(up, tmp_path / "by-step", resume_at=saved.step) as group:
@@ -237,7 +244,7 @@ async def test_stacks_are_shown_and_one_rank_is_killed(tmp_path: Path) -> None:
 
         killed = await tell(up, "kill", "hi", 2)
         assert isinstance(killed, Done), killed
-        await asyncio.to_thread(group.processes[2].join, 10)
+        await asyncio.to_thread(group.processes[2].join, 60)
         assert group.processes[2].exitcode == -signal.SIGKILL
 
         async def gone() -> bool:
@@ -271,10 +278,13 @@ async def test_a_request_whose_weaver_is_killed_at_once_has_one_outcome(tmp_path
         await stopped(up, group)
         # A weaver that was away until its step was past makes no change, and says so; no rank has it then.
         made = [(4.0, end.step)] if isinstance(end, Done) else []
-        assert isinstance(end, Done) or "is past" in end.why
+        assert isinstance(end, Done) or "is past" in end.why or "was not made" in end.why
         assert group.saw("x") == [[(0.0, 0), *made]] * 4
-        decided = [r for r in await up.records() if isinstance(r, ChangeDecided) and r.id == "c1"]
-        assert [r.commit for r in decided] == [bool(made)]
+        records = await up.records()
+        asked = [r.change.id for r in records if isinstance(r, ChangeProposed) and r.request == wanted.request]
+        decided = [r for r in records if isinstance(r, ChangeDecided) and r.id in asked]
+        assert [r.id for r in decided] == asked  # each once; a step that came too early for someone is tried further on
+        assert sum(r.commit for r in decided) == len(made)
 
 
 async def test_nats_is_killed_in_the_middle_of_a_change(tmp_path: Path) -> None:
@@ -327,27 +337,30 @@ async def test_a_rank_cut_off_at_the_step_goes_on_unchanged_and_is_an_incident_w
         async with Proxy(int(endpoint.url.rpartition(":")[2])) as proxy:
             creds = str(up.server.folder.creds("threadlet"))
             up.start_script([sys.executable, "-c", RANK, "a"])
-            addr = f"nats://127.0.0.1:{proxy.port}"
-            up.start_script([sys.executable, "-c", RANK, "b"], TORCHLOOM_ADDR=addr, TORCHLOOM_CREDS=creds)
+            away = {"TORCHLOOM_ADDR": f"nats://127.0.0.1:{proxy.port}", "TORCHLOOM_CREDS": creds}
+            cut = up.start_script([sys.executable, "-c", RANK, "b"], TORCHLOOM_VERDICT_SECONDS="1", **away)
             await up.until_beating("a")
-            away = await up.until_beating("b")
-            assert away.beat
+            await up.until_beating("b")
             proxy.last_words = (b'"is":"Propose"', b'"is":"Ready"')
             asking = asyncio.create_task(ask(up, SetKnobs(request=request(), job="job", values={"x": 1.0})))
-            a = await up.until_beating("a", after=away.beat.step + 200)
-            assert a.beat
-            assert a.beat.metrics["x"] == 1.0
-            assert await up.incidents() == []  # nothing is known of it yet
 
-            proxy.last_words = ()
-            proxy.reset()
-            back = time.monotonic()
+            async def taken() -> bool:
+                a = await up.rank("a")
+                return a is not None and a.beat is not None and a.beat.metrics["x"] == 1.0
 
             async def incident() -> bool:
                 return any("disagrees" in incident.what for incident in await up.incidents())
 
-            await up.until(incident, seconds=5, what="an incident")
-            assert time.monotonic() - back < 2 * 1.0 + 1.0  # two beats, and a moment to connect
+            await up.until(taken, what="a has it")
+            step = max(record.change.step for record in await up.records() if isinstance(record, ChangeProposed))
+            page = view(cut.pid)
+            assert page is not None
+            await up.until(lambda: page.marks[STEP] > step, what="b goes on without it")
+            assert not await incident()  # nothing is known of it yet
+
+            proxy.last_words = ()
+            proxy.reset()
+            await up.until(incident, what="an incident")
             b = await up.until_beating("b")
             assert b.beat
             assert b.beat.metrics["x"] == 0.0  # it had waited, in vain, and went on
@@ -399,7 +412,7 @@ async def test_the_ddp_example_is_steered_ends_with_equal_parameters_and_goes_on
         launched = subprocess.Popen([*torchrun, str(EXAMPLE), *words], env=env, stdout=subprocess.PIPE, text=True)
         try:
             for rank in range(4):
-                await up.until(lambda rank=rank: up.until_beating("hi", rank), seconds=60)
+                await up.until_beating("hi", rank)
             await change(up, lr=0.01, batch_size=8, accumulation=2)
             saved = await tell(up, "checkpoint")
             assert isinstance(saved, Done)
@@ -407,7 +420,7 @@ async def test_the_ddp_example_is_steered_ends_with_equal_parameters_and_goes_on
             assert isinstance(await tell(up, "pause"), Done)
             assert isinstance(await tell(up, "resume"), Done)
             assert isinstance(await tell(up, "stop"), Done)
-            output, _ = await asyncio.to_thread(launched.communicate, timeout=30)
+            output, _ = await asyncio.to_thread(launched.communicate, timeout=120)
             assert launched.returncode == 0
         finally:
             if launched.poll() is None:
@@ -423,7 +436,7 @@ async def test_the_ddp_example_is_steered_ends_with_equal_parameters_and_goes_on
         words += ["--steps", str(saved.step + 3)]
         torchrun[torchrun.index("4")] = "2"
         again = [*torchrun, str(EXAMPLE), *words]
-        ended = await asyncio.to_thread(subprocess.run, again, env=env, capture_output=True, text=True, timeout=60)
+        ended = await asyncio.to_thread(subprocess.run, again, env=env, capture_output=True, text=True, timeout=200)
         assert ended.returncode == 0, ended.stderr
         steps = [int(step) for step in re.findall(r"step +([0-9]+)", ended.stdout)]
         assert steps == [saved.step + 1, saved.step + 2, saved.step + 3]

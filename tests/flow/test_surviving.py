@@ -18,7 +18,7 @@ from torchloom.weaver.store import Store
 
 async def durable_state(up: Plane) -> State:
     """What a weaver that starts now would begin with."""
-    client = await connect(find(up.settings, Role.WEAVER), name="test")
+    client = await connect(find(up.settings, Role.WEAVER), name="test", timeout=20)
     try:
         return (await Store(client).load(up.settings)).state()
     finally:
@@ -74,28 +74,29 @@ async def test_a_rank_that_died_while_the_weaver_was_away_is_found_by_the_roll_c
         doomed.kill()
         doomed.wait()
         up.start_weaver()
-        lost = await up.until_presence("lost", "goes")
-        assert "roll-call" in lost.reason
+        assert "roll-call" in (await up.until_lost("goes")).reason
         await up.until_presence("dead", "goes")
         assert (await up.rank("stays")).presence == "live"  # type: ignore[union-attr]
 
 
 async def test_a_goodbye_said_while_the_weaver_was_away_is_heard(tmp_path: Path) -> None:
     async with plane(tmp_path / "s") as up:
-        leaving = up.start_rank("leaves")
+        leaving = up.start_rank("leaves", TORCHLOOM_GOODBYE_SECONDS="3")  # nobody will answer it
         await up.until_beating("leaves")
         assert up.weaver
         up.weaver.kill()
         up.weaver.wait()
         leaving.send_signal(signal.SIGINT)
-        leaving.wait(10)
+        leaving.wait(60)
         up.start_weaver()
         await up.until_presence("left", "leaves")
         assert await up.incidents() == []
 
 
 async def test_a_killed_nats_server_comes_back_with_everything_and_the_ranks_too(tmp_path: Path) -> None:
-    async with plane(tmp_path / "s") as up:
+    async with plane(tmp_path / "s", weaver=False) as up:
+        up.env["TORCHLOOM_REUNION_SECONDS"] = "6"  # a rank that lives must be back by then, on whatever machine
+        up.start_weaver()
         up.start_rank("stays", devices="GPU-1")
         doomed = up.start_rank("goes")
         stays = await up.until_beating("stays")
@@ -106,8 +107,7 @@ async def test_a_killed_nats_server_comes_back_with_everything_and_the_ranks_too
         doomed.kill()  # no one can announce this
         doomed.wait()
         up.server.start()
-        lost = await up.until_presence("lost", "goes", seconds=30)
-        assert "roll-call" in lost.reason
+        assert "roll-call" in (await up.until_lost("goes")).reason
         again = await up.until_beating("stays", after=stays.beat.step if stays.beat else 0)
         assert again.incarnation == stays.incarnation
         after = await durable_state(up)
@@ -139,11 +139,11 @@ async def test_two_weavers_never_both_act(tmp_path: Path) -> None:
         first = up.weaver
         assert first
         second = up.start_weaver()
-        assert second.wait(20) == 5  # already up
+        assert await asyncio.to_thread(second.wait, 60) == 5  # already up
         third = up.start_weaver("--takeover")
         await up.until(lambda: _term(up, 2), what="the new term")
         await up.ask(Register(device="GPU-1", job="manual", replica="r"))  # both hear it; one may append
-        assert await asyncio.to_thread(first.wait, 20) == 7  # fenced
+        assert await asyncio.to_thread(first.wait, 60) == 7  # fenced
         assert third.poll() is None
         assert len((await durable_state(up)).hand_seats) == 1
 
@@ -195,11 +195,13 @@ async def test_replay_starts_from_a_snapshot_and_the_log_may_be_cut(tmp_path: Pa
             return store.snapshot_seq >= 2
 
         await up.until(snapshot, what="a snapshot")
-        before = await durable_state(up)
         assert up.weaver
         up.weaver.kill()
         up.weaver.wait()
-        await js.purge_stream("LOOM_LOG")  # as the limits would, one day
+        before = await durable_state(up)
+        newest = Store(client)
+        await newest.load(up.settings)
+        await js.purge_stream("LOOM_LOG", seq=newest.snapshot_seq + 1)  # as the limits would, one day
         await client.close()
         assert await durable_state(up) == before
         up.start_weaver()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,11 +45,12 @@ with torchloom.attach() as loom:
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
                 parameter -= 0.05 * parameter.grad
-        time.sleep(float(sys.argv[2]))
         loom.step()
         if rank == 0 and step % 20 == 0:
             torch.save({{"step": step, "model": model.state_dict()}}, f"{{folder}}/half")
             os.replace(f"{{folder}}/half", f"{{folder}}/checkpoint_step_{{step}}.pt")
+        while step == {STEPS // 2} and not os.path.exists(f"{{folder}}/go on"):
+            time.sleep(0.01)  # whoever hits it is never too late
 content = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
 print(f"rank {{rank}} ends with {{hashlib.sha256(content).hexdigest()}}", flush=True)
 dist.barrier()
@@ -69,13 +69,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def train(site: Site, job: str, step_seconds: float = 0.0) -> Path:
-    """Submit real training, one rank on each node; the folder of its checkpoints."""
+def train(site: Site, job: str) -> Path:
+    """Submit real training, a rank on each node; the folder of its checkpoints. Halfway it waits for `go on` there."""
     kept = site.folder / job
     kept.mkdir()
     (site.folder / "ddp.py").write_text(TRAIN)
-    args = [str(kept), str(step_seconds)]
-    site.submit(job=job, script="ddp.py", args=args, nnodes=2, checkpoint_dir=str(kept))
+    site.submit(job=job, script="ddp.py", args=[str(kept)], nnodes=2, checkpoint_dir=str(kept))
     return kept
 
 
@@ -101,7 +100,7 @@ def over(pids: list[int]) -> bool:
 @pytest.fixture(scope="module")
 def calm(site: Site) -> Site:
     """After a run that nothing has disturbed."""
-    train(site, "calm")
+    (train(site, "calm") / "go on").touch()
     ended = site.loom("wait", "calm")
     assert ended.returncode == 0, ended.stderr + site.log()
     return site
@@ -124,9 +123,11 @@ def test_what_is_logged_with_tls_is_what_matters(calm: Site) -> None:
 
 @pytest.mark.long
 def test_a_rank_killed_on_one_node_costs_no_bit(calm: Site) -> None:
-    kept = train(calm, "hurt", step_seconds=0.05)
-    calm.until(lambda: list(kept.glob("checkpoint_step_*")), "a checkpoint")
+    kept = train(calm, "hurt")
+    calm.until((kept / f"checkpoint_step_{STEPS // 2 // 20 * 20}.pt").exists, "checkpoints")
+    calm.until(lambda: 1 in calm.pids("node-b", "hurt"), "rank 1 on node-b")
     os.kill(calm.pids("node-b", "hurt")[1], signal.SIGKILL)
+    (kept / "go on").touch()
     ended = calm.loom("wait", "hurt")
     assert ended.returncode == 0, ended.stderr + calm.log()
     assert "1 restart (rank 1 failed: killed by SIGKILL)" in ended.stderr
@@ -140,7 +141,7 @@ def test_ranks_outlive_the_agent_of_one_node_and_the_next_agent_has_them_again(s
     before = site.pids("node-b", "orphaned")
     os.kill(site.agent("node-b"), signal.SIGKILL)
     site.start_agent("node-b")
-    assert site.pids("node-b", "orphaned") == before
+    site.until(lambda: site.pids("node-b", "orphaned") == before, "the same ranks")
     assert psutil.pid_exists(before[1])
     (folder / "finish").touch()
     ended = site.loom("wait", "orphaned")
@@ -166,10 +167,8 @@ def test_what_a_cut_off_node_ran_goes_on_elsewhere_or_waits_and_what_it_still_ru
         assert all(psutil.pid_exists(pid) for pid in lost)
     finally:
         site.mend("node-b")
-    began = time.monotonic()
     site.until(lambda: over(lost), "the old ranks end")
     site.until(lambda: len(site.pids("node-a", "wide") | site.pids("node-b", "wide")) == 2, "wide on both again")
-    assert time.monotonic() - began < 20
     for job, folder in (("narrow", narrow), ("wide", wide)):
         (folder / "finish").touch()
         ended = site.loom("wait", job)

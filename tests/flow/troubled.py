@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from tests.flow.faults import Run, Up
-from tests.flow.scripts import _BOTH
+from tests.flow.scripts import _BOTH, TOGETHER
 from torchloom.bus.asking import Asking
 from torchloom.bus.client import connect, find
 from torchloom.bus.log import read_log
@@ -29,14 +29,18 @@ from torchloom.errors import TorchLoomError
 from torchloom.messages import EventKind, IncidentView, Record, decode_entry
 from torchloom.subjects import LOG_STREAM, Role
 
+BY_ITSELF = "it went on by itself"
 LEARNT = 200
 """Steps of a life after which it is known how long its steps take: some beats, each a second."""
 PATIENCE = 120.0
 """Seconds within which what is wrong must be known, on a machine that has much else to do."""
 TROUBLES = frozenset(get_args(EventKind))
 HANGS = frozenset({"frozen", "held", "hang"})
+MILD = frozenset({"slowdown", "straggler", "overdue", "starved"})
+"""What a machine that has much else to do does to a training. It is told, and nobody is ended for it."""
 TROUBLED = (
     _BOTH
+    + TOGETHER
     + """
 import ctypes, gc, hashlib
 import torch
@@ -90,11 +94,9 @@ checkpoints = torchloom.Checkpoints(folder / "kept", every=5, keep=50)
 state = {"model": model}
 first = checkpoints.resume(state)
 live(first)
-step, last = first, folder / "last"  # where it ends may be told while it runs, well ahead
 work, hoard, growing_until = 0.02, [], 0.0
 with torchloom.attach() as loom:
-    while step < (int(last.read_text()) if last.exists() else steps):
-        step += 1
+    for step in range(first + 1, steps + 1):
         what, amount = ordered()
         if what in {"slow", "well"}:
             work = 0.06 if what == "slow" else 0.02
@@ -120,8 +122,8 @@ with torchloom.attach() as loom:
             parameter.data -= 0.01 * parameter.grad / dist.get_world_size()
         checkpoints.save(step, state)
         loom.step(step=step, loss=loss, grad_norm=norm)
-        (folder / f"step-{rank}").write_text(str(step))
-        if loom.stopping:
+        note(step)
+        if loom.stopping or is_last():
             break
 checkpoints.close()
 end(hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest())
@@ -146,12 +148,17 @@ class Told:
         """
 
         async def look() -> list[IncidentView]:
-            async with Asking(self.up.settings, Role.VIEWER, timeout=1.0, connect_timeout=1.0) as weaver:
+            async with Asking(self.up.settings, Role.VIEWER, timeout=10.0, connect_timeout=10.0) as weaver:
                 return [i for i in (await weaver.fabric(most=0)).incidents if i.job == self.run.job]
 
         with contextlib.suppress(TorchLoomError):
             self._latest = sorted(asyncio.run(look()), key=lambda incident: int(incident.id[1:]))
         return [incident for incident in self._latest if incident.kind in (kinds or TROUBLES)]
+
+    def grave(self) -> list[IncidentView]:
+        """Without what a busy machine does: it is mild, or goes on by itself."""
+        others = [incident for incident in self.incidents() if incident.kind not in MILD]
+        return [incident for incident in others if not incident.outcome.startswith(BY_ITSELF)]
 
     def until(self, wanted: Callable[[IncidentView], bool], seconds: float = PATIENCE) -> IncidentView:
         """The first incident of the run that is as wanted, as soon as there is one."""
@@ -185,7 +192,7 @@ class Told:
         """Of every run at this control plane."""
 
         async def read() -> list[Record]:
-            client = await connect(find(self.up.settings, Role.VIEWER), name="test")
+            client = await connect(find(self.up.settings, Role.VIEWER), name="test", timeout=20)
             try:
                 entries = [decode_entry(stored.data) async for stored in read_log(client, LOG_STREAM.name, 1)]
                 return [record for entry in entries for record in entry.records]

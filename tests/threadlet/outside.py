@@ -20,7 +20,7 @@ loom = torchloom.attach("job", "hi")
 """
 
 
-def seen(look: Callable[[], T | None], what: str, seconds: float = 20.0) -> T:
+def seen(look: Callable[[], T | None], what: str, seconds: float = 60.0) -> T:
     """What `look` finds, as soon as it finds something."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -14,6 +15,7 @@ from nats.aio.msg import Msg
 from torchloom.messages import (
     Beat,
     Command,
+    Farewell,
     Goodbye,
     Hello,
     RankId,
@@ -28,21 +30,24 @@ from torchloom.subjects import BEAT, COMMAND, INBOX_STREAM, REPORT
 RANK = RankId("job", "hi", 0)
 BEAT_SECONDS = 0.05
 """Often enough for a test."""
+PATIENCE = 60.0
+"""Seconds after which something that has not come is taken not to come. Machines may have much else to do."""
 T = TypeVar("T")
 
 
-async def until(look: Callable[[], Awaitable[T | None]], what: str, seconds: float = 10.0) -> T:
+async def until(look: Callable[[], Awaitable[T | None]], what: str, seconds: float = PATIENCE) -> T:
     """What `look` finds, as soon as it finds something."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        found = await look()
-        if found:
-            return found
+        with contextlib.suppress(nats.errors.Error):  # the server is just being restarted, or busy
+            found = await look()
+            if found:
+                return found
         await asyncio.sleep(0.01)
     raise AssertionError(f"{what} did not come within {seconds} s")
 
 
-async def until_true(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+async def until_true(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
     async def look() -> object:
         return condition()
 
@@ -55,6 +60,8 @@ class PlayedWeaver:
         self.beats: list[Beat] = []
         self.welcomes = False
         """Whether it answers a hello; a rank that is not welcomed says it again after about a second."""
+        self.farewells = True
+        """Whether it answers a goodbye; a rank that hears no farewell waits for it as long as it may."""
 
     async def begin(self) -> None:
         subjects = [subject.pattern() for subject in INBOX_STREAM.subjects]
@@ -69,6 +76,9 @@ class PlayedWeaver:
                 _, _, job, replica, rank = message.subject.split(".")
                 welcome = Welcome(term=0, incarnation=report.incarnation, beat_seconds=BEAT_SECONDS)
                 await self.say(welcome, RankId(job, replica, int(rank)))
+            if isinstance(report, Goodbye) and self.farewells:
+                _, _, job, replica, rank = message.subject.split(".")
+                await self.say(Farewell(term=0, incarnation=report.incarnation), RankId(job, replica, int(rank)))
 
         await self.client.subscribe(BEAT.pattern(), cb=hear)
         await self.client.subscribe(REPORT.pattern(), cb=greet)
@@ -80,7 +90,7 @@ class PlayedWeaver:
 
     async def letters(self) -> list[Report]:
         """Everything stored so far."""
-        js = self.client.jetstream(timeout=0.5)
+        js = self.client.jetstream(timeout=5)
         count = (await js.stream_info(INBOX_STREAM.name)).state.last_seq
         stored = [await js.get_msg(INBOX_STREAM.name, seq) for seq in range(1, count + 1)]
         return [decode_report(message.data or b"") for message in stored]
@@ -89,10 +99,7 @@ class PlayedWeaver:
         """The n-th report of a kind, waited for."""
 
         async def found() -> T | None:
-            try:
-                matching = [report for report in await self.letters() if isinstance(report, kind)]
-            except nats.errors.Error:  # the server is just being restarted
-                return None
+            matching = [report for report in await self.letters() if isinstance(report, kind)]
             return matching[which] if len(matching) > which else None
 
         return await until(found, f"{kind.__name__} number {which}")

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +16,12 @@ from torchloom.bus.server import EmbeddedServer
 from torchloom.messages import Goodbye, Hello
 from torchloom.settings import Settings
 
-SLACK = 1.0
-"""Seconds an exit may take beyond the goodbye's on a busy machine."""
+PATIENCE = 60.0
+"""Seconds after which a process that has not ended is taken to hang."""
 CONNECTED = """
 import sys, time, torchloom
 loom = torchloom.attach("job", "hi")
-end = time.monotonic() + 10
-while not loom.connected and time.monotonic() < end: time.sleep(0.005)
-assert loom.connected
+while not loom.connected: time.sleep(0.005)
 """
 
 
@@ -47,7 +44,7 @@ class Running:
 
     async def line(self) -> str:
         assert self.process.stdout
-        return (await asyncio.wait_for(self.process.stdout.readline(), 20)).decode().strip()
+        return (await asyncio.wait_for(self.process.stdout.readline(), PATIENCE)).decode().strip()
 
     async def tell(self) -> None:
         assert self.process.stdin
@@ -55,14 +52,14 @@ class Running:
         await self.process.stdin.drain()
 
     async def end(self) -> Ended:
-        out, err = await asyncio.wait_for(self.process.communicate(), 30)
+        out, err = await asyncio.wait_for(self.process.communicate(), PATIENCE)
         assert self.process.returncode is not None
         return Ended(self.process.returncode, out.decode(), err.decode())
 
 
 async def start(script: str, state: Path, **environ: str) -> Running:
     pipe = asyncio.subprocess.PIPE
-    env = os.environ | {"TORCHLOOM_STATE": str(state), "TORCHLOOM_GOODBYE_SECONDS": "0.3"} | environ
+    env = os.environ | {"TORCHLOOM_STATE": str(state), "TORCHLOOM_GOODBYE_SECONDS": "600"} | environ
     return Running(
         await asyncio.create_subprocess_exec(
             sys.executable, "-X", "dev", "-W", "error", "-c", script, stdin=pipe, stdout=pipe, stderr=pipe, env=env
@@ -104,14 +101,12 @@ async def test_an_exit_code_is_left_alone(weaver: PlayedWeaver, settings: Settin
 
 async def test_without_a_server_the_exit_does_not_wait(tmp_path: Path) -> None:
     script = "import time, torchloom; loom = torchloom.attach('job', 'hi'); loom.step(loss=1.0); input()"
-    running = await start(script, tmp_path / "nothing", TORCHLOOM_GOODBYE_SECONDS="20")
+    running = await start(script, tmp_path / "nothing")
     assert running.process.stderr
-    warning = (await asyncio.wait_for(running.process.stderr.readline(), 20)).decode()
+    warning = (await asyncio.wait_for(running.process.stderr.readline(), PATIENCE)).decode()
     assert "no control plane answers" in warning
     await running.tell()
-    began = time.monotonic()
     ended = await running.end()
-    assert time.monotonic() - began < SLACK
     assert (ended.code, ended.err) == (0, "")
 
 
@@ -119,16 +114,15 @@ async def test_without_a_server_the_exit_does_not_wait(tmp_path: Path) -> None:
 async def test_a_server_that_is_frozen_or_gone_delays_the_exit_by_the_goodbye_at_most(
     server: EmbeddedServer, weaver: PlayedWeaver, settings: Settings, sign: signal.Signals
 ) -> None:
-    running = await start(CONNECTED + "print('up', flush=True); input()", settings.state_folder)
+    script = CONNECTED + "print('up', flush=True); input()"
+    running = await start(script, settings.state_folder, TORCHLOOM_GOODBYE_SECONDS="0.3")
     assert await running.line() == "up"
     await weaver.report(Hello)
     assert server.process
     server.process.send_signal(sign)
     try:
-        began = time.monotonic()
         await running.tell()
-        ended = await running.end()
-        assert time.monotonic() - began < 0.3 + SLACK
+        ended = await running.end()  # a frozen one would never answer
     finally:
         server.process.send_signal(signal.SIGCONT)
     assert ended.code == 0
@@ -142,7 +136,7 @@ async def test_a_server_that_was_frozen_from_the_start_is_no_trouble(
     server.process.send_signal(signal.SIGSTOP)
     try:
         script = "import time, torchloom; torchloom.attach('job', 'hi'); time.sleep(0.2)"
-        ended = await (await start(script, settings.state_folder)).end()
+        ended = await (await start(script, settings.state_folder, TORCHLOOM_GOODBYE_SECONDS="0.3")).end()
     finally:
         server.process.send_signal(signal.SIGCONT)
     assert (ended.code, ended.err) == (0, "")
@@ -186,8 +180,8 @@ async def test_a_spawned_child_that_runs_the_script_again_is_not_the_rank(
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(script), stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"TORCHLOOM_STATE": str(settings.state_folder), "TORCHLOOM_GOODBYE_SECONDS": "0.3"},
+        env=os.environ | {"TORCHLOOM_STATE": str(settings.state_folder), "TORCHLOOM_GOODBYE_SECONDS": "600"},
     )  # fmt: skip
-    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert out == b"True\n"
     assert [type(report) for report in await weaver.reports()] == [Hello, Goodbye]

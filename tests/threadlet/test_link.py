@@ -60,10 +60,9 @@ async def test_beats_tell_steps_loss_and_metrics(weaver: PlayedWeaver, lively: S
     loom = join(lively)
     for _ in range(3):
         loom.step(loss=0.5, samples=8, accuracy=0.9, broken=float("nan"), text="no number")
-    beat = await weaver.beat(lambda beat: beat.step == 3)
+    beat = await weaver.beat(lambda beat: beat.step == 3 and beat.loss is not None)
     assert (beat.loss, beat.metrics, beat.not_finite, beat.dropped) == (0.5, {"accuracy": 0.9}, ("broken",), 1)
-    assert beat.times is not None
-    assert beat.times.count == 2
+    assert sum(beat.times.count for beat in weaver.beats if beat.times) == 2  # some may have been told before
     assert beat.rss_mb > 1
 
 
@@ -184,7 +183,7 @@ async def test_a_new_life_on_a_machine_whose_clock_is_behind_joins_as_a_newer_on
 async def test_a_life_that_was_welcomed_and_is_muted_falls_silent_and_training_goes_on(
     weaver: PlayedWeaver, lively: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loom = join(lively)
+    loom = join(replace(lively, goodbye_seconds=60.0))
     await weaver.report(Hello)
     await weaver.say(Welcome(term=1, incarnation=loom.incarnation, beat_seconds=0.02))
     await weaver.say(Muted(term=1, incarnation=loom.incarnation, newest=OTHER_LIFE, why="pid 7 is newer"))
@@ -193,14 +192,15 @@ async def test_a_life_that_was_welcomed_and_is_muted_falls_silent_and_training_g
     assert "pid 7 is newer" in warnings(caplog)[0]
     loom.step(loss=1.0)
     count = len(await weaver.reports())
-    assert await leave(loom) < 0.25
+    assert await leave(loom) < 30
     assert len(await weaver.reports()) == count
 
 
 async def test_a_goodbye_is_stored_before_close_returns_and_nothing_follows_it(
     weaver: PlayedWeaver, lively: Settings
 ) -> None:
-    loom = join(replace(lively, goodbye_seconds=5.0, beat_seconds=600.0))
+    weaver.farewells = False
+    loom = join(replace(lively, goodbye_seconds=60.0, beat_seconds=600.0))
     await weaver.report(Hello)
     loom.step(loss=0.25, step=7)
     closing = asyncio.create_task(leave(loom))
@@ -209,16 +209,16 @@ async def test_a_goodbye_is_stored_before_close_returns_and_nothing_follows_it(
     assert [beat.loss for beat in weaver.beats] == [0.25]  # what was not told yet goes before it
     assert not closing.done()
     await weaver.say(Farewell(term=1, incarnation=goodbye.incarnation))
-    assert await closing < 4
+    assert await closing < 30
     loom.step(loss=1.0)
-    assert await leave(loom) < 0.01
+    assert await leave(loom) < 30
     assert len(await weaver.reports()) == 2
 
 
 async def test_a_life_shorter_than_its_link_takes_to_come_up_is_still_told(
     weaver: PlayedWeaver, lively: Settings
 ) -> None:
-    await leave(join(replace(lively, goodbye_seconds=1.0)))
+    await leave(join(replace(lively, goodbye_seconds=60.0)))
     assert [type(report) for report in await weaver.reports()] == [Hello, Goodbye]
 
 
@@ -229,7 +229,7 @@ async def test_a_context_tells_how_it_was_left(
     weaver: PlayedWeaver, lively: Settings, error: BaseException, how: str
 ) -> None:
     def train() -> None:
-        with pytest.raises(type(error)), join(lively):
+        with pytest.raises(type(error)), join(replace(lively, goodbye_seconds=60.0)):
             raise error
 
     await asyncio.to_thread(train)

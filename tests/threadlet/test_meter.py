@@ -238,12 +238,16 @@ def test_no_value_makes_step_raise_or_spoils_later_steps(loss: Any, samples: Any
     assert meter.values["loss"] == 0.25
 
 
-def test_a_step_costs_less_than_five_microseconds() -> None:
+def test_a_step_costs_a_few_microseconds() -> None:
+    """On whatever machine: as much as this many times making a small tensor, which takes about one."""
     meter = Meter()
     loss = torch.ones(())
-    costs = []
+    costs, small = [], []
     for _ in range(2000):
         began = time.perf_counter_ns()
         meter.step(loss, 32, None, {"accuracy": 0.5})
-        costs.append(time.perf_counter_ns() - began)
-    assert statistics.median(costs) < 5000
+        between = time.perf_counter_ns()
+        torch.ones(())
+        costs.append(between - began)
+        small.append(time.perf_counter_ns() - between)
+    assert statistics.median(costs) < 5 * statistics.median(small)

@@ -177,3 +177,14 @@ def test_what_a_scheduler_sets_at_every_step_is_not_offered() -> None:
     optimizer = sgd()
     assert "momentum" not in knobs(optimizer, OneCycleLR(optimizer, 1.0, total_steps=10))
     assert "momentum" in knobs(optimizer, OneCycleLR(optimizer, 1.0, total_steps=10, cycle_momentum=False))
+
+
+def test_a_knob_reaches_the_optimizer_also_after_it_has_loaded_a_state() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    knobs = {knob.spec.name: knob for knob in optimizer_knobs(optimizer)}
+    optimizer.load_state_dict(
+        optimizer.state_dict() | {"param_groups": [optimizer.state_dict()["param_groups"][0] | {"lr": 0.2}]}
+    )
+    assert knobs["lr"].read() == 0.2
+    knobs["lr"].turn(0.3)
+    assert optimizer.param_groups[0]["lr"] == 0.3

@@ -61,7 +61,7 @@ async def test_the_newest_are_kept_and_the_others_counted(caplog: pytest.LogCapt
     assert await said(outbox) == list(range(3, MOST + 3))
     assert outbox.dropped == 3
     assert [record.getMessage() for record in caplog.records] == [
-        "torchLoom: the weaver is not there to be told of checkpoints; 1 forgotten"
+        "torchLoom: the weaver is not there to be told the news; 1 forgotten"
     ]
     for step in range(2 * MOST):
         outbox.put(saved(step))
@@ -154,7 +154,7 @@ def news_of(stored: list[Report]) -> list[int]:
 async def test_news_come_after_the_hello_in_order_and_before_the_goodbye(
     weaver: PlayedWeaver, lively: Settings
 ) -> None:
-    loom = join(lively)
+    loom = join(replace(lively, goodbye_seconds=60.0))
     loom.tell(saved(1))
     loom.tell(SaveFailed(incarnation=LIFE, step=2, folder="/runs/a", why="full"))
     await letters(weaver, lambda stored: len(news_of(stored)) == 2)
@@ -262,7 +262,7 @@ async def test_a_silenced_rank_keeps_nothing_back(
     await weaver.say(Muted(term=1, incarnation=loom.incarnation, newest=OTHER_LIFE, why="started twice"))
     await until_true(lambda: not loom.connected, "the end of the link")
     assert loom._link
-    assert loom._link._gone.wait(5)
+    assert loom._link._gone.wait(60)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         for step in range(3 * MOST):

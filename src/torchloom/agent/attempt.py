@@ -100,7 +100,7 @@ class Attempt:
         own = dataclasses.replace(ways, error_file=self.error_file(place.rank), creds=creds or ways.creds)
         return Begin(
             key=self.key(place.rank),
-            argv=rank_argv(python, launch),
+            argv=rank_argv(python, launch, str(self.folder.parent)),
             env=rank_environment(base, launch, place, own),
             cwd=launch.task.cwd or str(Path.cwd()),
             stdout=str(self.log(place.rank, "out")),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 from torchloom.agent.following import Following, Wish
 from torchloom.agent.output import Output
 from torchloom.agent.remote import RemoteOutput
+from torchloom.agent.replicas import replicas
 from torchloom.bus.asking import Asking
 from torchloom.messages import RunView
 from torchloom.settings import Settings
@@ -29,15 +31,17 @@ class RanksElsewhere:
         self.remote = remote
         self._looked = -LOOK_SECONDS
 
-    async def show(self, run: RunView | None, _told: int) -> None:
+    async def show(self, runs: Sequence[RunView], _told: Mapping[str, int]) -> None:
         now = asyncio.get_running_loop().time()
-        if run is not None and run.places and now - self._looked >= LOOK_SECONDS:
+        if now - self._looked >= LOOK_SECONDS:
             self._looked = now
-            await self.remote.show(run)
+            for run in replicas(runs):
+                await self.remote.show(run)
 
-    async def finish(self, run: RunView | None) -> None:
-        while run is not None and await self.remote.show(run):
-            pass
+    async def finish(self, runs: Sequence[RunView]) -> None:
+        for run in replicas(runs):
+            while await self.remote.show(run):
+                pass
         self.remote.output.finish()
 
     def rejected(self) -> dict[str, str]:

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from torchloom.core.runs import REPLICA
+from torchloom.core.grouping import ADDRESS, FOLDER
+from torchloom.core.runs import LIGHTHOUSE
 from torchloom.messages import Launch, Place
 
 
@@ -75,8 +76,8 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # the first rank holds the store, a fresh one for each attempt
         "TORCHELASTIC_ERROR_FILE": ways.error_file,
         "TORCHLOOM_LAUNCHER": "loom",
-        "TORCHLOOM_JOB": launch.job,
-        "TORCHLOOM_REPLICA": REPLICA,
+        "TORCHLOOM_JOB": task.part_of or launch.job,
+        "TORCHLOOM_REPLICA": task.replica,
         "TORCHLOOM_INCARNATION": place.incarnation,
         "TORCHLOOM_RESUME_FROM": launch.resume,
     }
@@ -87,9 +88,12 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways
     return env | {f"TORCHLOOM_{name}": value for name, value in known.items() if value}
 
 
-def rank_argv(python: str, launch: Launch) -> tuple[str, ...]:
+def rank_argv(python: str, launch: Launch, folder: str = "") -> tuple[str, ...]:
     """The command of a rank; with something to resume from, the argument that says so."""
     argv = (python, *launch.task.argv)
+    if launch.task.replica == LIGHTHOUSE:
+        known = {ADDRESS: f"{launch.host}:{launch.port}", FOLDER: folder}
+        argv = tuple(known.get(word, word) for word in argv)
     if launch.resume and launch.task.resume_arg:
         words = shlex.split(launch.task.resume_arg)
         step = "" if launch.resume_step is None else str(launch.resume_step)

@@ -19,6 +19,7 @@ from torchloom.agent.words import Begin
 LATE = frozenset({
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
     "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "PWD", "OLDPWD", "SHLVL", "_",
+    "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS", "TORCHFT_LIGHTHOUSE",
 })  # fmt: skip
 LATE_PREFIXES = ("MASTER_", "GLOO_", "NCCL_", "TORCHELASTIC_", "TORCHLOOM_", "SLURM_")
 """Variables that are looked at only when a rank joins its group, or by the script itself."""

@@ -11,12 +11,14 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torchloom.agent.replicas import all_told, are_over, group_code, label, replicas
 from torchloom.agent.statusline import StatusLine, how_far
-from torchloom.agent.telling import INTERRUPTED, OVER, exit_code, summary
+from torchloom.agent.tale import Tale
+from torchloom.agent.telling import INTERRUPTED
 from torchloom.agent.unknown import Unknown, script_of
 from torchloom.bus.asking import Asking
 from torchloom.errors import TorchLoomError
@@ -47,10 +49,10 @@ class Wish:
 class Hands(Protocol):
     """What can be done about the ranks from here."""
 
-    async def show(self, run: RunView | None, told: int) -> None:
-        """Print what they have printed since, of attempts whose beginning was told."""
+    async def show(self, runs: Sequence[RunView], told: Mapping[str, int]) -> None:
+        """Print what they have printed since, of attempts whose beginning was told: so many of each run."""
 
-    async def finish(self, run: RunView | None) -> None:
+    async def finish(self, runs: Sequence[RunView]) -> None:
         """Print what is left."""
 
     def rejected(self) -> dict[str, str]:
@@ -72,11 +74,7 @@ class Following:
     wish: Wish
     hands: Hands
     presses: int = 0
-    told: int = 0
-    """Attempts whose beginning was told."""
-    stopped: int = 0
-    waiting: str = ""
-    hinted: bool = False
+    tales: dict[str, Tale] = field(default_factory=dict)
     unknown: Unknown = field(init=False)
     _looked: float = 0.0
     _phase: str = ""
@@ -95,31 +93,31 @@ class Following:
             loop.add_signal_handler(number, self._press)
         async with Asking(self.settings, Role.OPERATOR, timeout=2.0, patience=3.0) as weaver:
             await self._submit(weaver)
-            run = await self._until_over(weaver)
-            incidents = await self._incidents(weaver) if run is not None and len(run.notes) > 1 else ()
+            runs = await self._until_over(weaver)
+            incidents = await self._incidents(weaver) if any(len(run.notes) > 1 for run in runs) else ()
             self.line.hide()
-            await self.hands.finish(run)
-        if run is None or run.phase not in OVER:
+            await self.hands.finish(runs)
+        if not are_over(runs):
             return INTERRUPTED
-        self.say(summary(run, time.time(), incidents))
-        return exit_code(run)
+        self.say(all_told(self.wish.job, runs, time.time(), incidents))
+        return group_code(runs)
 
-    async def _until_over(self, weaver: Asking) -> RunView | None:
+    async def _until_over(self, weaver: Asking) -> Sequence[RunView]:
         cancelling: asyncio.Task[None] | None = None
-        run: RunView | None = None
+        runs: Sequence[RunView] = ()
         heard = time.monotonic()
         try:
-            while run is None or run.phase not in OVER:
+            while not are_over(runs):
                 with contextlib.suppress(TorchLoomError):  # the weaver is being started anew
-                    found = (await weaver.runs(self.wish.job)).runs
-                    run = found[0] if found else run
+                    runs = (await weaver.runs(self.wish.job)).runs or runs
                     heard = time.monotonic()
-                    if run is not None:
-                        await self._look(weaver, run)
-                await self.hands.show(run, self.told)
-                if run is not None:
-                    self._tell(run)
-                    await self.hands.show(run, self.told)
+                    if runs:
+                        await self._look(weaver, runs)
+                await self.hands.show(runs, self._told())
+                if runs:
+                    for run in runs:
+                        self._tale(run).go_on(run)
+                    await self.hands.show(runs, self._told())
                 if self.presses and cancelling is None:
                     cancelling = asyncio.create_task(self._cancel(weaver))
                 if self.presses > 1:
@@ -128,12 +126,22 @@ class Following:
                 if self.presses and time.monotonic() - heard > NOBODY_SECONDS and self.hands.over():
                     break  # nobody is left to say that it is cancelled
                 self.line.show()
-                calm = run is not None and run.phase == "running"
+                calm = bool(runs) and all(run.phase == "running" for run in runs)
                 await asyncio.sleep(CALM_SECONDS if calm else POLL_SECONDS)
         finally:
             if cancelling is not None:
                 cancelling.cancel()
-        return run
+        return runs
+
+    def _tale(self, run: RunView) -> Tale:
+        name = label(run)
+        if run.job not in self.tales:
+            say = (lambda text: self.say(f"{name}: {text}")) if name else self.say
+            self.tales[run.job] = Tale(say, self.hands.rejected)
+        return self.tales[run.job]
+
+    def _told(self) -> dict[str, int]:
+        return {job: tale.told for job, tale in self.tales.items()}
 
     async def _incidents(self, weaver: Asking) -> tuple[IncidentView, ...]:
         """What went wrong, if there is still somebody to tell."""
@@ -154,13 +162,14 @@ class Following:
             else:
                 return
 
-    async def _look(self, weaver: Asking, run: RunView) -> None:
+    async def _look(self, weaver: Asking, runs: Sequence[RunView]) -> None:
+        run = replicas(runs)[0]
         await self.unknown.look(weaver, run)
         due = time.monotonic() - self._looked >= LOOK_SECONDS or run.phase != self._phase
         if self.line.wanted and due:
             self._looked, self._phase = time.monotonic(), run.phase
             view = await weaver.fabric(self.wish.job, most=0)
-            self.line.text = how_far(run, view.jobs[0] if view.jobs else None)
+            self.line.text = how_far(self.wish.job, replicas(runs), view.jobs[0] if view.jobs else None)
 
     # ── being interrupted ──
 
@@ -175,32 +184,3 @@ class Following:
             await weaver.ask_until(ask, 2.0)
         except TorchLoomError:  # nobody decides: then we do
             self.hands.halt()
-
-    # ── telling ──
-
-    def _tell(self, run: RunView) -> None:
-        if run.waiting and run.waiting != self.waiting:
-            self.say(f"waiting for {run.waiting}")
-        self.waiting = run.waiting
-        for note in run.notes:  # in the order of what happened, however much of it is new
-            last = note is run.notes[-1]
-            if note.number > self.told and (not last or run.phase in {"starting", "running", "stopping", *OVER}):
-                self.told = note.number
-                if last:
-                    self._tell_beginning(run)
-            if note.number > self.stopped and note.stopping is not None:
-                self.stopped = note.number
-                self.say(note.reason)
-
-    def _tell_beginning(self, run: RunView) -> None:
-        if run.resume:
-            at = f" (step {run.resume_step})" if run.resume_step is not None else ""
-            self.say(f"attempt {run.attempt} goes on from {run.resume}{at}")
-            if not self.wish.task.resume_arg and not self.hinted:
-                self.hinted = True
-                self.say("the script finds it in TORCHLOOM_RESUME_FROM; --resume-arg passes it as an argument")
-            for name, why in self.hands.rejected().items():
-                self.say(f"{name} is passed over: {why}")
-        elif run.attempt > 1:
-            where = self.wish.task.checkpoint_dir
-            self.say(f"attempt {run.attempt} begins" + (f" anew: no checkpoint in {where}" if where else ""))

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from torchloom.agent.agent import Agent
@@ -29,6 +29,7 @@ from torchloom.bus.asking import Asking
 from torchloom.bus.client import connect, find
 from torchloom.bus.folder import Folder
 from torchloom.bus.server import die_with_parent, stop_process
+from torchloom.core.runs import LIGHTHOUSE
 from torchloom.errors import BadState, Unreachable
 from torchloom.messages import RunView
 from torchloom.settings import Settings
@@ -120,12 +121,15 @@ class OwnRanks:
 
     def _follow(self, attempt: Attempt) -> None:
         assert attempt.launch is not None
-        self.output.follow(attempt.logs, sorted(attempt.ranks), attempt.launch.ordinal)
+        task = attempt.launch.task
+        replica = task.env.get("REPLICA_GROUP_ID", "") if task.part_of else ""
+        if task.replica != LIGHTHOUSE:  # whose words are for its own file
+            self.output.follow(attempt.logs, sorted(attempt.ranks), attempt.job, attempt.launch.ordinal, replica)
 
-    async def show(self, _run: RunView | None, told: int) -> None:
+    async def show(self, _runs: Sequence[RunView], told: Mapping[str, int]) -> None:
         await asyncio.to_thread(self.output.show, told)  # a terminal that is held must not hold the agent
 
-    async def finish(self, _run: RunView | None) -> None:
+    async def finish(self, _runs: Sequence[RunView]) -> None:
         self.output.finish()
 
     def rejected(self) -> dict[str, str]:

@@ -42,8 +42,10 @@ def find(folder: Path, look: LookLines, node: str) -> Path:
     known = [launch for launch, _ in launches(folder / look.job)]
     if not known:
         raise TorchLoomError(f"nothing of {look.job} was started on {node}")
-    newest = known[0].submitted
-    of_run = [launch for launch in known if launch.submitted == newest]
+    run = known[0].submitted if look.submitted is None else look.submitted
+    of_run = [launch for launch in known if launch.submitted == run]
+    if not of_run:
+        raise TorchLoomError(f"{look.job} is not started yet on {node}; what was there is another run")
     wanted = [launch for launch in of_run if look.ordinal in {None, launch.ordinal}]
     if not wanted:
         there = ", ".join(str(launch.ordinal) for launch in reversed(of_run))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -18,7 +18,10 @@ class Tail:
     """One file, read to its end as it grows."""
 
     path: Path
+    run: str = ""
     attempt: int = 1
+    label: str = ""
+    """Of its replica, where there are several."""
     _file: BinaryIO | None = field(default=None, repr=False)
 
     def read(self) -> bytes:
@@ -53,53 +56,55 @@ class Output:
         self._before = before
         self._streams = {"out": out or sys.stdout, "err": err or sys.stderr}
         self._tails: dict[tuple[Path, int, str], Tail] = {}
-        self._rests: dict[tuple[Hashable, int, str], bytes] = {}
+        self._rests: dict[tuple[Hashable, int, str, str], bytes] = {}
 
-    def follow(self, folder: Path, ranks: list[int], attempt: int = 1) -> None:
+    def follow(self, folder: Path, ranks: list[int], run: str = "", attempt: int = 1, replica: str = "") -> None:
         """Show the files of these ranks in this folder, too."""
         for rank in ranks:
             for which in self._streams:
                 key = (folder, rank, which)
                 if key not in self._tails:
-                    self._tails[key] = Tail(folder / f"rank-{rank}.{which}", attempt)
+                    self._tails[key] = Tail(folder / f"rank-{rank}.{which}", run, attempt, replica)
 
-    def show(self, attempts: int | None = None) -> bool:
-        """Print what is new in the files, of so many attempts; whether there was anything."""
+    def show(self, attempts: Mapping[str, int] | None = None) -> bool:
+        """Print what is new in the files, of so many attempts of each run; whether there was anything."""
         found = False
         for (folder, rank, which), tail in list(self._tails.items()):
-            if (attempts is None or tail.attempt <= attempts) and (data := tail.read()):
+            if (attempts is None or tail.attempt <= attempts.get(tail.run, 0)) and (data := tail.read()):
                 found = True
-                self.feed(folder, rank, which, data)
+                self.feed(folder, rank, which, data, tail.label)
         return found
 
-    def feed(self, source: Hashable, rank: int, which: str, data: bytes) -> None:
+    def feed(self, source: Hashable, rank: int, which: str, data: bytes, replica: str = "") -> None:
         """Print what a rank has printed; `source` tells its attempts apart."""
-        *lines, rest = (self._rests.pop((source, rank, which), b"") + data).split(b"\n")
+        *lines, rest = (self._rests.pop((source, rank, which, replica), b"") + data).split(b"\n")
         if rest:
-            self._rests[source, rank, which] = rest
-        self._print(rank, which, lines)
+            self._rests[source, rank, which, replica] = rest
+        self._print(rank, which, lines, replica)
 
     def finish(self) -> None:
         while self.show():
             pass
-        for (_, rank, which), rest in self._rests.items():
-            self._print(rank, which, [rest])
+        for (_, rank, which, replica), rest in self._rests.items():
+            self._print(rank, which, [rest], replica)
         for tail in self._tails.values():
             tail.close()
         self._tails.clear()
         self._rests.clear()
 
-    def _print(self, rank: int, which: str, lines: list[bytes]) -> None:
+    def _print(self, rank: int, which: str, lines: list[bytes], replica: str) -> None:
         if lines:
             self._before()
-            stream, prefix = self._streams[which], self._prefix(rank)
+            stream, prefix = self._streams[which], self._prefix(rank, replica)
             texts = (line.decode(errors="replace").rstrip("\r") for line in lines)
             stream.write("".join(f"{prefix}{text}\n" for text in texts))
             stream.flush()
 
-    def _prefix(self, rank: int) -> str:
+    def _prefix(self, rank: int, replica: str) -> str:
         if self._alone:
             return ""
+        name = f"{replica}/{rank}" if replica else str(rank)
         if not self._colour:
-            return f"[{rank}] "
-        return f"\033[{COLOURS[rank % len(COLOURS)]}m[{rank}]\033[0m "
+            return f"[{name}] "
+        shade = int(replica) if replica.isdecimal() else rank
+        return f"\033[{COLOURS[shade % len(COLOURS)]}m[{name}]\033[0m "

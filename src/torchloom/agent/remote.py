@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from nats.aio.client import Client
 
 from torchloom.agent.output import Output
+from torchloom.agent.replicas import label
 from torchloom.bus.nodes import ask_node
 from torchloom.errors import Refused, Unreachable
 from torchloom.messages import LinesView, LookLines, Place, RunView
@@ -38,7 +39,9 @@ class RemoteOutput:
     async def _part(self, run: RunView, ordinal: int, place: Place, which: str) -> bool:
         key = (run.job, ordinal, place.rank, which)
         at = self._read.get(key, 0)
-        look = LookLines(job=run.job, rank=place.rank, which=which, ordinal=ordinal, at=at)  # type: ignore[arg-type]
+        look = LookLines(
+            job=run.job, rank=place.rank, which=which, ordinal=ordinal, at=at, submitted=run.submitted  # type: ignore[arg-type]
+        )  # fmt: skip
         with contextlib.suppress(Refused):  # it is not started yet, or was on another node
             try:
                 found = await ask_node(self.client, place.node, look, LinesView)
@@ -47,6 +50,6 @@ class RemoteOutput:
                 return False
             if found.data:
                 self._read[key] = found.at + len(found.data)
-                self.output.feed((run.job, ordinal), place.rank, which, found.data)
+                self.output.feed((run.job, ordinal), place.rank, which, found.data, label(run))
                 return True
         return False

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -26,6 +27,17 @@ HELD_SECONDS = 0.5
 """Shorter pauses of the rank's other threads are of no interest."""
 IDLE_SHARE = 0.2
 """Of a processor: a process that uses less waits."""
+GLANCE_SECONDS = 0.0002
+"""A thread that gives the processor back sooner only looks: those that wait for the interpreter do so 200 times a
+second, and on a busy machine wait for a processor each time."""
+
+
+class Turns(NamedTuple):
+    """What a thread had of processors so far."""
+
+    ran: float
+    waited: float
+    times: int
 
 
 @dataclass
@@ -43,8 +55,8 @@ class Sight:
     phase: str = ""
     _looks: int = 0
     _tick: int = 0
-    _cpu_before: float = 0.0
-    """Processor seconds it had wanted when its other threads were first seen not to move."""
+    _before: Mapping[str, Turns] = field(default_factory=dict)
+    """What its threads had had of processors when the others were first seen not to move."""
 
     def look(self, seconds: float) -> None:
         """Look again, `seconds` after the last time."""
@@ -69,9 +81,9 @@ class Sight:
         if tick != self._tick or stopped or self.phase == "leaving":
             self.held, self.computes = 0.0, False
         elif not self.held:
-            self.held, self._cpu_before = counts, processor_seconds(self.pid, self.proc)
+            self.held, self._before = counts, turns(self.pid, self.proc)
         else:
-            wanted = processor_seconds(self.pid, self.proc) - self._cpu_before
+            wanted = processor_seconds(self._before, turns(self.pid, self.proc))
             would = wanted > IDLE_SHARE * self.held or waits_for_a_page(self.pid, self.proc)
             self.computes = bool(marks[COLLECTING]) or would
             self.held += counts
@@ -114,18 +126,26 @@ def process_state(pid: int, proc: Path = Path("/proc")) -> tuple[str, float]:
         return "", 0.0
 
 
-def processor_seconds(pid: int, proc: Path = Path("/proc")) -> float:
-    """What the threads of a process have used of processors, and have waited for one: a busy machine gives them little.
-
-    The processor seconds alone, where the kernel does not tell the rest.
-    """
-    used, wanted = process_state(pid, proc)[1], 0.0
+def turns(pid: int, proc: Path = Path("/proc")) -> dict[str, Turns]:
+    """Of each thread of a process; and under no name of all together, where the kernel does not tell the rest."""
+    found = {"": Turns(process_state(pid, proc)[1], 0.0, 0)}
     with contextlib.suppress(OSError, ValueError):
         for thread in (proc / str(pid) / "task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
-                ran, waited = (thread / "schedstat").read_text().split()[:2]
-                wanted += (int(ran) + int(waited)) / 1e9
-    return max(used, wanted)
+                ran, waited, times = map(int, (thread / "schedstat").read_text().split()[:3])
+                found[thread.name] = Turns(ran / 1e9, waited / 1e9, times)
+    return found
+
+
+def processor_seconds(before: Mapping[str, Turns], now: Mapping[str, Turns]) -> float:
+    """What the threads of a process used of processors, and waited for one: a busy machine gives them little."""
+    nothing = Turns(0.0, 0.0, 0)
+    wanted = 0.0
+    for thread, had in now.items():
+        ran, waited, times = (new - old for new, old in zip(had, before.get(thread, nothing), strict=True))
+        if thread:
+            wanted += ran + (waited if ran >= GLANCE_SECONDS * times else 0.0)
+    return max(now[""].ran - before.get("", nothing).ran, wanted)
 
 
 def waits_for_a_page(pid: int, proc: Path = Path("/proc")) -> bool:

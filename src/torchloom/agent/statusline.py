@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchloom.messages import JobView, RunView
@@ -30,9 +31,10 @@ class StatusLine:
             self._shown = ""
 
 
-def how_far(run: RunView, job: JobView | None) -> str:
+def how_far(name: str, runs: Sequence[RunView], job: JobView | None) -> str:
     """`mnist: running, 2/2 ranks, step 1,500, loss 0.0123, 5,230 samples/s, 1 restart`."""
-    parts = [run.phase]
+    running = sum(run.phase == "running" for run in runs)
+    parts = [runs[0].phase if len(runs) == 1 else f"{running}/{len(runs)} replicas running"]
     if job is not None and job.ranks:
         parts.append(f"{job.live}/{job.ranks} ranks")
         if job.step is not None:
@@ -41,7 +43,7 @@ def how_far(run: RunView, job: JobView | None) -> str:
             parts.append(f"loss {job.loss:.4g}")
         if job.samples_per_second is not None:
             parts.append(f"{job.samples_per_second:,.0f} samples/s")
-    restarts = max(0, len(run.notes) - 1)
+    restarts = sum(max(0, len(run.notes) - 1) for run in runs)
     if restarts:
         parts.append(f"{restarts} restart{'s' if restarts != 1 else ''}")
-    return f"{run.job}: {', '.join(parts)}"
+    return f"{name}: {', '.join(parts)}"

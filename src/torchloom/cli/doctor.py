@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,17 +16,19 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 def add(verbs: Verbs) -> None:
     verbs.add(
         "doctor", doctor, "check what torchLoom stands on, with a remedy for what is wrong",
-        "Python, torch, NATS, the state folder, the control plane, disk, GPUs, clock, limits, certificates.\n"
+        "Python, torch, NATS, the state folder, the control plane, disk, GPUs, clock, limits, certificates, and\n"
+        "how long replicas under torchft wait for each other.\n"
         "Exits with 1 if a check failed.\n\n  loom doctor", listing=True,
     )  # fmt: skip
 
 
 def doctor(call: Call) -> int:
     from torchloom.bus.folder import Folder
-    from torchloom.cli import machine, plane
+    from torchloom.cli import machine, patience, plane
 
     folder = Folder(call.settings.state_folder)
-    findings = machine.examine(folder) + call.wait(plane.examine(call.settings, folder))
+    findings = machine.examine(folder) + patience.examine(os.environ)
+    findings += call.wait(plane.examine(call.settings, folder))
     failed = any(finding.level == "fail" for finding in findings)
     if call.json:
         call.print_json({"ok": not failed, "checks": findings})

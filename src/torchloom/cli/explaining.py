@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchloom.cli import names
-from torchloom.cli.looking import own_run
+from torchloom.cli.looking import concerns, own_runs, whole
 from torchloom.guess import unknown
 
 if TYPE_CHECKING:
@@ -45,18 +45,20 @@ def why(call: Call) -> int:
     from torchloom.bus.asking import Asking
     from torchloom.subjects import Role
     from torchloom.views import why as view_why
+    from torchloom.views.goodput import together
 
-    async def look() -> tuple[FabricView, str, list[IncidentView], RunView | None]:
+    async def look() -> tuple[FabricView, str, list[IncidentView], list[RunView]]:
         async with Asking(call.settings, Role.VIEWER) as weaver:
             return await _look(weaver, call.args.name)
 
-    view, job, found, run = call.wait(look())
+    view, job, found, runs = call.wait(look())
     now = view.plane.now
-    spent = run.goodput if run is not None else None
+    spent = together(run.goodput for run in runs if run.goodput is not None)
     if call.json:
         call.print_json(_document(job, found, spent))
     elif job:
-        doing = told(run) if run is not None else next((f"{j.job} is {j.phase}" for j in view.jobs if j.job == job), "")
+        others = next((f"{j.job} is {j.phase}" for j in view.jobs if j.job == job), "")
+        doing = "; ".join(map(told, runs)) or others
         call.print(view_why.job(job, found, doing, spent, now, call.screen))
     else:
         call.print(view_why.incident(found[0], now, call.screen))
@@ -67,23 +69,26 @@ def _document(job: str, found: list[IncidentView], spent: Goodput | None) -> dic
     return {"job": job, "incident": found[0] if found else None, "others": found[1:], "goodput": spent}
 
 
-async def _look(weaver: Asking, name: str) -> tuple[FabricView, str, list[IncidentView], RunView | None]:
-    """The picture, the job if one is meant, its incidents with the one to be told first, and its run."""
+async def _look(weaver: Asking, name: str) -> tuple[FabricView, str, list[IncidentView], list[RunView]]:
+    """The picture, the job if one is meant, its incidents with the one to be told first, and its runs."""
     from torchloom.views.why import newest_first
 
     view = await weaver.fabric(most=0)
     runs = (await weaver.runs()).runs
-    jobs = sorted({job.job for job in view.jobs} | {run.job for run in runs})
+    started = {one for run in runs for one in (run.job, run.task.part_of or run.job)}
+    jobs = sorted({job.job for job in view.jobs} | started)
     if name not in jobs:
         found = await _whole(weaver, name)
         if found is None:
             raise unknown("job or incident", name, [*jobs, *(incident.id for incident in view.incidents)])
-        return view, "", [found], None
-    mine = [i for i in (await weaver.fabric(name, most=0)).incidents if name in {i.job, i.stopped}]
+        return view, "", [found], []
+    mine_runs = (await weaver.runs(name)).runs
+    seen = await weaver.fabric(whole(name, mine_runs), most=0)
+    mine = [i for i in seen.incidents if concerns(i, name, mine_runs)]
     told = newest_first(mine)
     if told:
         told[0] = await _whole(weaver, told[0].id) or told[0]
-    return view, name, told, own_run(view, name, runs)
+    return view, name, told, own_runs(view, mine_runs)
 
 
 async def _whole(weaver: Asking, id: str) -> IncidentView | None:
@@ -99,14 +104,15 @@ async def _whole(weaver: Asking, id: str) -> IncidentView | None:
 
 def policy(call: Call) -> int:
     from torchloom.bus.asking import Asking
-    from torchloom.cli.submitting import run_of
+    from torchloom.cli.submitting import runs_of
     from torchloom.subjects import Role
     from torchloom.views import policy as view_policy
 
     async def look() -> RunView | None:
         async with Asking(call.settings, Role.VIEWER) as weaver:
-            run = await run_of(weaver, call.args.job)
-            return own_run(await weaver.fabric(call.args.job, most=0), call.args.job, [run])
+            runs = await runs_of(weaver, call.args.job)
+            own = own_runs(await weaver.fabric(whole(call.args.job, runs), most=0), runs)
+            return own[0] if own else None  # the replicas of a job have the same
 
     run = call.wait(look()) if call.args.job else None
     task = run.task if run is not None else None

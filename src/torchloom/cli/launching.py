@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchloom.cli.replicas import add_replicas, with_replicas
 from torchloom.cli.rules import add_rules, with_rules
 from torchloom.errors import BadInput
 
@@ -34,7 +35,8 @@ def add(verbs: Verbs) -> None:
         "Options come before the script; what follows it is the script's. A script that runs under torchrun runs here\n"
         "unchanged. Without a control plane it brings its own. Ctrl-C ends it in order, twice kills it.\n\n"
         "  loom run --nproc-per-node 2 --checkpoint-dir runs/a train.py --epochs 20\n"
-        "  loom run -m package.train",
+        "  loom run -m package.train\n"
+        "  loom run --torchft --replicas 2 train_ddp.py",
     )  # fmt: skip
     verb.add_argument(
         "--nproc-per-node", default="auto", metavar="N",
@@ -69,6 +71,7 @@ def add(verbs: Verbs) -> None:
     verb.add_argument(
         "--grace", type=float, default=10.0, metavar="S", help="seconds between asking to end and killing; default: 10"
     )
+    add_replicas(verb)
     add_rules(verb)
     verb.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as `python -m` does")
     verb.set_defaults(words=[])
@@ -161,7 +164,7 @@ def _task(call: Call) -> Task:
         if not equals or not name:
             raise BadInput(f"--env {pair!r}", hint="--env NAME=VALUE")
         env[name] = value
-    return Task(
+    task = Task(
         argv=argv,
         cwd=os.getcwd(),  # noqa: PTH109
         env=env,
@@ -181,6 +184,7 @@ def _task(call: Call) -> Task:
         preload=_modules(args.preload),
         log_dir=str(Path(args.log_dir).absolute()) if args.log_dir else "",
     )
+    return with_replicas(task, args, len(node.devices))
 
 
 def _modules(words: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torchloom.cli.call import Call
     from torchloom.cli.verbs import Verbs
-    from torchloom.messages import CurvesView, FabricView, RunView
+    from torchloom.messages import CurvesView, FabricView, IncidentView, RunView
 
 _SCREEN_RANKS = 1000
 """Ranks fetched for a screen, unless all are asked for."""
@@ -77,52 +77,74 @@ def see(call: Call, most: int | None = None, readings: bool = False) -> FabricVi
     return call.wait(look())
 
 
-def see_job(call: Call, job: str | None, most: int | None) -> tuple[FabricView, RunView | None]:
-    """The picture, of one job alone if one is named, and its run if torchLoom started it."""
+def see_job(call: Call, name: str | None, most: int | None) -> tuple[FabricView, list[RunView]]:
+    """The picture, of one job alone if one is named, and its runs if torchLoom started it."""
 
-    async def look() -> tuple[FabricView, RunView | None]:
+    async def look() -> tuple[FabricView, list[RunView]]:
         from torchloom.bus.asking import Asking
         from torchloom.subjects import Role
 
         async with Asking(call.settings, Role.VIEWER) as weaver:
-            view = await weaver.fabric(job, most=most)
-            if job is None:
-                return view, None
-            runs = (await weaver.runs(job)).runs
+            runs = (await weaver.runs(name)).runs if name is not None else ()
+            view = await weaver.fabric(whole(name, runs), most=most)
+            if name is None:
+                return view, []
             if not view.jobs and not runs:
-                names.known_job(await weaver.fabric(most=0), job)
-            return view, own_run(view, job, runs)
+                names.known_job(await weaver.fabric(most=0), name)
+            return view, own_runs(view, runs)
 
     return call.wait(look())
 
 
-def own_run(view: FabricView, job: str, runs: Sequence[RunView]) -> RunView | None:
-    """The run of a job, unless it was over before somebody else began the job that is there now."""
+def whole(name: str | None, runs: Sequence[RunView]) -> str | None:
+    """The job that is meant, or of which one replica is."""
+    return next((run.task.part_of for run in runs if run.task.part_of is not None), name)
+
+
+def own_runs(view: FabricView, runs: Sequence[RunView]) -> list[RunView]:
+    """The runs of a job, unless they were over before somebody else began the job that is there now."""
+    from torchloom.agent.replicas import replicas
     from torchloom.agent.telling import OVER
 
-    run = next((run for run in runs if run.job == job), None)
-    began = next((known.began for known in view.jobs if known.job == job), None)
-    return None if run is not None and run.phase in OVER and began is not None and began > run.since else run
+    began = {known.job: known.began for known in view.jobs}
+    return [
+        run
+        for run in replicas(runs)
+        if run.phase not in OVER or began.get(run.task.part_of or run.job, run.since) <= run.since
+    ]
+
+
+def concerns(incident: IncidentView, name: str, runs: Sequence[RunView]) -> bool:
+    """Whether it is about this job, or about one of its replicas if that is named."""
+    named = next((run for run in runs if run.job == name and run.task.part_of is not None), None)
+    if incident.stopped in {name, *(run.job for run in runs)}:
+        return True
+    if named is None:
+        return incident.job == name
+    about = incident.subject.partition("#")[0]
+    return about == name or about.startswith(f"{named.task.part_of}/{named.task.replica}/")
 
 
 def status(call: Call) -> int:
     from torchloom.views import status as view_status
     from torchloom.views.document import plain
-    from torchloom.views.goodput import goodput
+    from torchloom.views.goodput import goodput, together
     from torchloom.views.tables import Screen, wrapped
 
     job = call.args.job
-    view, run = see_job(call, job, None if call.json or call.args.all else _SCREEN_RANKS)
+    view, runs = see_job(call, job, None if call.json or call.args.all else _SCREEN_RANKS)
     if call.json:
-        call.print_json(view if job is None else plain(view) | {"run": run})
+        one = next((run for run in runs if run.job == job), None)  # a job of several replicas has none of its name
+        call.print_json(view if job is None else plain(view) | {"run": one, "runs": runs})
         return 0
     screen = call.screen
     if call.args.all:
         screen = Screen(screen.width, None, screen.colour)
-    waits = f"{run.job} waits for {run.waiting}" if run is not None and run.waiting else ""
+    waits = "; ".join(f"{run.job} waits for {run.waiting}" for run in runs if run.waiting)
     call.print(view_status.status(view, screen, waits))
-    if run is not None and run.goodput is not None:
-        call.print(["", *wrapped(f"goodput: {goodput(run.goodput)}", screen.width, 2)])
+    spent = together(run.goodput for run in runs if run.goodput is not None)
+    if spent is not None:
+        call.print(["", *wrapped(f"goodput: {goodput(spent)}", screen.width, 2)])
     return 0
 
 
@@ -175,11 +197,11 @@ def incidents(call: Call) -> int:
     from torchloom.views import listings
 
     job = call.args.job
-    view, _ = see_job(call, job, 0)
+    view, runs = see_job(call, job, 0)
     found = [
         incident
         for incident in view.incidents
-        if job in {None, incident.job, incident.stopped} and not (call.args.open and incident.closed is not None)
+        if (job is None or concerns(incident, job, runs)) and not (call.args.open and incident.closed is not None)
     ]
     none = "no open incidents" if call.args.open else "no incidents"
     if call.json:

@@ -30,7 +30,7 @@ def python() -> Finding:
 
 
 def torch() -> Finding:
-    found = _installed("torch")
+    found = installed("torch")
     if found is None:
         return Finding("torch", "ok", "not installed: only training needs it", "pip install 'torchloom[torch]'")
     if _release(found) < (2, 4):
@@ -52,7 +52,7 @@ def nats_server() -> Finding:
 
 
 def nats_py() -> Finding:
-    found = _installed("nats-py")
+    found = installed("nats-py")
     if found is None or _release(found) < (2, 14):
         return Finding("nats-py", "fail", found or "not installed", "pip install 'nats-py[nkeys]>=2.14'")
     return Finding("nats-py", "ok", found)
@@ -117,7 +117,7 @@ def files() -> Finding:
     return Finding("open files", "ok", "no limit" if soft == resource.RLIM_INFINITY else f"{soft} at most")
 
 
-def _installed(package: str) -> str | None:
+def installed(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -134,8 +134,13 @@ async def _agents(weaver: Asking, _typed: Namespace) -> Iterable[object]:
     return [node.node for node in await weaver.nodes()]
 
 
+async def _agents_and_replicas(weaver: Asking, typed: Namespace) -> Iterable[object]:
+    return [*await _agents(weaver, typed), *replicas(await weaver.fabric(most=1000))]
+
+
 async def _runs(weaver: Asking, _typed: Namespace) -> Iterable[object]:
-    return [run.job for run in (await weaver.runs()).runs]
+    runs = (await weaver.runs()).runs
+    return dict.fromkeys([*(run.task.part_of or run.job for run in runs), *(run.job for run in runs)])
 
 
 async def _jobs_and_incidents(weaver: Asking, _typed: Namespace) -> Iterable[object]:
@@ -166,6 +171,7 @@ complete_rank = _seen(lambda view: [rank.rank for rank in view.ranks])
 complete_node = _seen(lambda view: sorted({rank.node for rank in view.ranks}))
 complete_target = _seen(targets)
 complete_agent = completer(_agents)
+complete_drained = completer(_agents_and_replicas)
 complete_run = completer(_runs)
 complete_knob = completer(_knobs)
 complete_why = completer(_jobs_and_incidents)

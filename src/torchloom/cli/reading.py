@@ -8,6 +8,7 @@ from torchloom.cli import names
 from torchloom.errors import BadInput, Refused, Unreachable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torchloom.agent.output import Output
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 def add(verbs: Verbs) -> None:
     verb = verbs.add(
         "logs", logs, "show what the ranks of a job that torchLoom started have printed",
-        "Each line with its rank in front; stdout to stdout, stderr to stderr.\n\n"
-        "  loom logs mnist\n  loom logs mnist --rank 3 -f",
+        "Each line with its rank in front, of a job of several replicas with replica and rank; stdout to stdout,\n"
+        "stderr to stderr.\n\n"
+        "  loom logs mnist\n  loom logs mnist --rank 3 -f\n  loom logs train_ddp:0",
     )  # fmt: skip
     names.with_names(verb.add_argument("job", metavar="JOB"), names.complete_run)
     verb.add_argument("--rank", type=int, default=None, metavar="N", help="only of this rank, with nothing in front")
@@ -45,12 +47,12 @@ def logs(call: Call) -> int:
     try:
         return call.wait(work())
     except (Unreachable, Refused) as error:
-        folder = _newest(call.settings.state_folder / "runs" / args.job)
-        if folder is None:
+        folders = _newest(call.settings.state_folder / "runs", args.job)
+        if not folders:
             raise
         if isinstance(error, Unreachable):
             call.note(f"loom: no control plane answers; this is the last run of {args.job} on this machine")
-        return _show_files(call, folder)
+        return _show_files(call, folders)
 
 
 async def _show(call: Call, weaver: Asking) -> int:
@@ -58,22 +60,23 @@ async def _show(call: Call, weaver: Asking) -> int:
 
     from torchloom.agent.output import Output
     from torchloom.agent.remote import RemoteOutput
-    from torchloom.agent.telling import OVER
-    from torchloom.cli.submitting import run_of
+    from torchloom.agent.replicas import are_over, replicas
+    from torchloom.cli.submitting import runs_of
 
     args = call.args
-    run = await run_of(weaver, args.job)
-    _check(run, args.rank, args.attempt)
-    output = Output(call.screen.colour, alone=args.rank is not None)
-    here = _is_here(run)
+    runs = replicas(await runs_of(weaver, args.job))
+    _check(runs, args.rank, args.attempt)
+    output = Output(call.screen.colour, alone=args.rank is not None and len(runs) == 1)
+    here = all(_is_here(run) for run in runs if run.attempt) and any(run.attempt for run in runs)
     source: Source = Files(output, args.rank) if here else RemoteOutput(weaver.client, output, args.rank)
     while True:
-        over = run.phase in OVER
-        if not await source.show(run, args.attempt):
+        over = are_over(runs)
+        new = [await source.show(run, args.attempt) for run in runs]
+        if not any(new):
             if over or not args.follow:
                 break
             await asyncio.sleep(0.2)
-            run = await run_of(weaver, args.job)
+            runs = replicas(await runs_of(weaver, args.job))
     output.finish()
     if source.trouble:
         raise Unreachable(source.trouble, hint="`loom nodes` shows which agents answer")
@@ -102,17 +105,22 @@ class Files:
     async def show(self, run: RunView, ordinal: int | None = None) -> bool:
         from pathlib import Path
 
+        from torchloom.agent.replicas import label
+
         folder = Path(run.task.log_dir) / f"attempt-{ordinal or run.attempt}"
-        self._output.follow(folder, _ranks(folder, self._rank))
+        self._output.follow(folder, _ranks(folder, self._rank), replica=label(run))
         return self._output.show()
 
 
-def _check(run: RunView, rank: int | None, attempt: int | None) -> None:
-    ranks = [place.rank for place in run.places]
+def _check(runs: Sequence[RunView], rank: int | None, attempt: int | None) -> None:
+    """That at least one of them has what is asked for."""
+    name = runs[0].job if len(runs) == 1 else runs[0].task.part_of or runs[0].job
+    ranks = {place.rank for run in runs for place in run.places}
     if rank is not None and ranks and rank not in ranks:
-        raise Refused(f"{run.job} has no rank {rank}", hint=f"it has {len(ranks)}, from 0")
-    if attempt is not None and not 1 <= attempt <= run.attempt:
-        raise Refused(f"{run.job} had no attempt {attempt}", hint=f"it had {run.attempt}")
+        raise Refused(f"{name} has no rank {rank}", hint=f"it has {len(ranks)}, from 0")
+    most = max(run.attempt for run in runs)
+    if attempt is not None and not 1 <= attempt <= most:
+        raise Refused(f"{name} had no attempt {attempt}", hint=f"it had {most}")
 
 
 def _is_here(run: RunView) -> bool:
@@ -123,9 +131,18 @@ def _is_here(run: RunView) -> bool:
     return bool(log_dir) and any(Path(log_dir).glob("attempt-*"))
 
 
-def _show_files(call: Call, folder: Path) -> int:
+def _show_files(call: Call, folders: dict[str, Path]) -> int:
+    """What is in the folders of its replicas, or of the job."""
     from torchloom.agent.output import Output
 
+    output = Output(call.screen.colour, alone=call.args.rank is not None and len(folders) == 1)
+    for replica, folder in folders.items():
+        _follow_files(call, folder, output, replica)
+    output.finish()
+    return 0
+
+
+def _follow_files(call: Call, folder: Path, output: Output, replica: str) -> None:
     args = call.args
     found = [path for path in folder.glob("attempt-*") if path.name.rpartition("-")[2].isdecimal()]
     attempts = sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
@@ -135,10 +152,7 @@ def _show_files(call: Call, folder: Path) -> int:
     ranks = _ranks(wanted[-1], args.rank)
     if not ranks:
         raise Refused(f"{args.job} has no rank {args.rank}")
-    output = Output(call.screen.colour, alone=args.rank is not None)
-    output.follow(wanted[-1], ranks)
-    output.finish()
-    return 0
+    output.follow(wanted[-1], ranks, replica=replica)
 
 
 def _ranks(folder: Path, rank: int | None) -> list[int]:
@@ -147,5 +161,18 @@ def _ranks(folder: Path, rank: int | None) -> list[int]:
     return sorted(found if rank is None else found & {rank})
 
 
-def _newest(folder: Path) -> Path | None:
-    return max((path for path in folder.glob("*") if any(path.glob("attempt-*"))), default=None)
+def _newest(runs: Path, name: str) -> dict[str, Path]:
+    """The folders of the last run of this name, each with the replica it is of, where there are several."""
+    from torchloom.core.runs import LIGHTHOUSE
+
+    job, colon, part = (name, "", "") if (runs / name).is_dir() else name.rpartition(":")
+    under = part if not colon or part == LIGHTHOUSE else f"replica-{part}"
+    for stamped in sorted((runs / job).glob("*"), reverse=True) if job else ():
+        if any((stamped / under).glob("attempt-*")):
+            return {part: stamped / under}
+        replicas = [path for path in stamped.glob("replica-*") if not colon and any(path.glob("attempt-*"))]
+        if replicas:
+            return {
+                path.name.rpartition("-")[2]: path for path in sorted(replicas, key=lambda p: (len(p.name), p.name))
+            }
+    return {}

@@ -37,10 +37,12 @@ def add(verbs: Verbs) -> None:
     )  # fmt: skip
 
     verb = verbs.add(
-        "drain", drain, "start nothing more on a machine; what runs there goes on",
-        "  loom drain node7\n  loom drain node7 --undo", listing=True,
+        "drain", drain, "start nothing more on a machine, or have a replica under torchft leave for a while",
+        "What runs on a machine goes on. A replica ends its loop at the end of a step, without the others waiting\n"
+        "for it, and is started again when that is undone.\n\n"
+        "  loom drain node7\n  loom drain node7 --undo\n  loom drain train_ddp/train_ddp_0", listing=True,
     )  # fmt: skip
-    names.with_names(verb.add_argument("node", metavar="NODE"), names.complete_agent)
+    names.with_names(verb.add_argument("node", metavar="NODE|JOB/REPLICA"), names.complete_drained)
     verb.add_argument("--undo", action="store_true", help="it may be used again")
 
 
@@ -89,11 +91,19 @@ def nodes(call: Call) -> int:
 def drain(call: Call) -> int:
     from torchloom.bus.asking import Asking
     from torchloom.client import operator
-    from torchloom.messages import Drain
+    from torchloom.messages import Drain, DrainReplica, check_name
     from torchloom.subjects import Role
+
+    job, slash, replica = call.args.node.partition("/")
+    if slash:
+        check_name("job", job)
+        check_name("replica", replica)
 
     async def work() -> Done:
         async with Asking(call.settings, Role.OPERATOR) as weaver:
+            if slash:
+                ask = DrainReplica(job=job, replica=replica, undo=call.args.undo, operator=operator())
+                return await weaver.ask(ask)
             return await weaver.ask(Drain(node=call.args.node, undo=call.args.undo, operator=operator()))
 
     return show(call, call.wait(work()))

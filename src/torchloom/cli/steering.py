@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _HARM = {
     "stop": "Their loops end after a common step",
     "kill": "They end at once and save nothing",
+    "evict": "They end at once; the other replicas go on without them",
 }
 
 
@@ -57,6 +58,15 @@ def add(verbs: Verbs) -> None:
         "Says what it will hit and asks.\n\n  loom kill mnist/hi/0 --yes", listing=True,
     )  # fmt: skip
     add_target(verb)
+    verb.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_timeout(verb)
+
+    verb = verbs.add(
+        "evict", harm, "kill a replica under torchft and have the others go on without it; then start it again",
+        "Says what it will hit and asks. One that torchLoom did not start is only left out of every later quorum.\n\n"
+        "  loom evict train_ddp/train_ddp_0 --yes", listing=True,
+    )  # fmt: skip
+    names.with_names(verb.add_argument("target", metavar="JOB/REPLICA", help="as `loom map` lists it"), names.complete_replica)
     verb.add_argument("-y", "--yes", action="store_true", help="do not ask")
     add_timeout(verb)
 

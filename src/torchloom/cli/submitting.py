@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchloom.cli import names
 from torchloom.cli.answer import show
 from torchloom.cli.asked import add_timeout, seconds
 from torchloom.cli.rules import add_rules, with_rules
+from torchloom.errors import Refused
 from torchloom.guess import unknown
 
 if TYPE_CHECKING:
@@ -92,35 +94,48 @@ async def _follow(call: Call, weaver: Asking, job: str, timeout: float | None) -
     import asyncio
     import time
 
-    from torchloom.agent.telling import OVER, exit_code, summary, told
+    from torchloom.agent.replicas import all_told, are_over, group_code, replicas
+    from torchloom.agent.telling import told
 
     end = None if timeout is None else time.monotonic() + timeout
     said = f"{job} is submitted"  # which is nothing new
     while True:
-        run = await run_of(weaver, job)
-        if run.phase in OVER:
+        runs = await runs_of(weaver, job)
+        if are_over(runs):
             incidents = (await weaver.fabric(job, most=0)).incidents
-            call.note(f"loom: {summary(run, time.time(), incidents)}")
-            return exit_code(run)
-        if (text := told(run)) != said:
+            call.note(f"loom: {all_told(job, runs, time.time(), incidents)}")
+            return group_code(runs)
+        if (text := "; ".join(told(run) for run in replicas(runs))) != said:
             call.note(f"loom: {text}")
             said = text
         if end is not None and time.monotonic() > end:
-            call.note(f"loom: {job} is still {run.phase} after {timeout:g} s; it goes on")
+            call.note(f"loom: {job} is still {replicas(runs)[0].phase} after {timeout:g} s; it goes on")
             return TIME_IS_UP
         await asyncio.sleep(_POLL_SECONDS)
 
 
-async def run_of(weaver: Asking, job: str) -> RunView:
+async def runs_of(weaver: Asking, job: str) -> Sequence[RunView]:
+    """The run of a job; of one with several replicas, all of them and what they need."""
     view = await weaver.runs(job)
     if not view.runs:
         raise unknown("job", job, [run.job for run in (await weaver.runs()).runs])
-    return view.runs[0]
+    return view.runs
+
+
+async def run_of(weaver: Asking, job: str) -> RunView:
+    """The one run of a job, or of one of its replicas."""
+    runs = await runs_of(weaver, job)
+    named = next((run for run in runs if run.job == job), None)
+    if named is None and len(runs) > 1:
+        names = ", ".join(run.job for run in runs)
+        raise Refused(f"{job} has several replicas", hint=f"name one of them: {names}")
+    return named or runs[0]
 
 
 def cancel(call: Call) -> int:
     import secrets
 
+    from torchloom.agent.replicas import replicas
     from torchloom.agent.telling import told
     from torchloom.bus.asking import Asking
     from torchloom.client import operator
@@ -129,8 +144,8 @@ def cancel(call: Call) -> int:
 
     async def question() -> str:
         async with Asking(call.settings, Role.VIEWER, patience=5.0) as weaver:
-            run = await run_of(weaver, call.args.job)
-            return f"this will end {run.job}. {told(run)}"
+            runs = await runs_of(weaver, call.args.job)
+            return f"this will end {call.args.job}. {'; '.join(told(run) for run in replicas(runs))}"
 
     async def work() -> Done:
         ask = Cancel(request=secrets.token_hex(16), job=call.args.job, operator=operator())

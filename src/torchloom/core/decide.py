@@ -15,6 +15,8 @@ from torchloom.core import (
     checkpoints,
     devices,
     hanging,
+    leaving,
+    members,
     orders,
     ranks,
     running,
@@ -24,6 +26,7 @@ from torchloom.core import (
     wishes,
 )
 from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.detect.hang import Verdict
 from torchloom.core.device import Blame
 from torchloom.core.events import (
     Asked,
@@ -32,6 +35,7 @@ from torchloom.core.events import (
     Found,
     Heard,
     JobDue,
+    LighthouseHeard,
     LinkClosed,
     LinkOpened,
     NodeHeard,
@@ -51,17 +55,23 @@ from torchloom.messages import (
     DeviceFailed,
     DeviceRecovered,
     DeviceWarned,
+    Discarded,
     Drain,
+    DrainReplica,
+    EvictReplica,
     Fail,
     Goodbye,
+    Healed,
     Hello,
     Inspected,
+    Joined,
     Knobs,
     Ordered,
     RankExited,
     Ready,
     Recover,
     Register,
+    Regrouped,
     Reply,
     Resumed,
     Revert,
@@ -78,6 +88,10 @@ __all__ = ["NOTHING", "Decision", "decide"]
 
 
 def decide(fabric: Fabric, event: Event, now: float) -> Decision:
+    return members.with_evictions(fabric, _decide(fabric, event, now))
+
+
+def _decide(fabric: Fabric, event: Event, now: float) -> Decision:
     match event:
         case Heard(rank=rank, beat=beat, found=found):
             life = ranks.heard(fabric, rank, beat, now)
@@ -130,10 +144,18 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
             return submitting.cancel(fabric, ask, now)
         case Asked(ask=Drain() as ask):
             return submitting.drain(fabric, ask)
+        case Asked(ask=EvictReplica() as ask):
+            return leaving.evict_replica(fabric, ask, now)
+        case Asked(ask=DrainReplica() as ask):
+            return leaving.drain_replica(fabric, ask, now)
+        case Reported(rank=rank, report=Joined() | Regrouped() | Healed() | Discarded() as said):
+            return members.reported(fabric, rank, said)
+        case LighthouseHeard(job=job):
+            return members.lighthouse_heard(fabric, job)
         case NodeHeard(node=node):
             return running.heard(fabric, node)
         case RunDue(job=job, hang=hang):
-            return running.due(fabric, job, hang, now)
+            return _due(fabric, job, hang, now)
         case JobDue(job=job, hang=hang):
             return hanging.look_at_job(fabric, job, hang, now)
         case Found(rank=rank, found=found):
@@ -150,6 +172,12 @@ def decide(fabric: Fabric, event: Event, now: float) -> Decision:
             term = fabric.term + 1
             return Decision((TermBegan(term=term, weaver=weaver),), reason=f"{weaver} takes over as term {term}")
     raise AssertionError(f"no rule for {event!r}")
+
+
+def _due(fabric: Fabric, job: str, hang: Verdict | None, now: float) -> Decision:
+    run = fabric.runs.active(job)
+    decision = running.due(fabric, job, hang, now)
+    return decision if decision or run is None or not run.drained else leaving.ask_to_leave(fabric, run, now)
 
 
 def _replied(fabric: Fabric, reply: Reply, now: float) -> Decision:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchloom.core.courses import Note
-from torchloom.messages import Command, Done, IncidentOpened, No, NodeCommand, RankId, Record
+from torchloom.messages import Command, Done, Evict, IncidentOpened, No, NodeCommand, RankId, Record
 
 
 class WantedVerdict(NamedTuple):
@@ -37,6 +37,8 @@ class Decision:
     verdicts: tuple[WantedVerdict, ...] = ()
     tasks: tuple[tuple[str, NodeCommand], ...] = ()
     """For the agents on these nodes, once the records are stored."""
+    evictions: tuple[tuple[str, Evict], ...] = ()
+    """For the lighthouses of these jobs, once the records are stored."""
 
     @property
     def opened(self) -> int:
@@ -45,7 +47,7 @@ class Decision:
 
     def __bool__(self) -> bool:
         said = self.answer or self.notes or self.replies or self.verdicts
-        return bool(self.records or self.commands or self.tasks or said)
+        return bool(self.records or self.commands or self.tasks or self.evictions or said)
 
 
 NOTHING = Decision()
@@ -64,4 +66,5 @@ def together(decisions: Iterable[Decision]) -> Decision:
         replies=tuple(reply for decision in all_of_them for reply in decision.replies),
         verdicts=tuple(verdict for decision in all_of_them for verdict in decision.verdicts),
         tasks=tuple(task for decision in all_of_them for task in decision.tasks),
+        evictions=tuple(eviction for decision in all_of_them for eviction in decision.evictions),
     )

@@ -68,6 +68,13 @@ class NodeHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class LighthouseHeard:
+    """The lighthouse of a job spoke; the watch has taken it in."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunDue:
     """Time passed for a run, or an agent of it spoke."""
 
@@ -135,6 +142,7 @@ Event = (
     | Replied
     | VerdictKnown
     | NodeHeard
+    | LighthouseHeard
     | RunDue
     | JobDue
     | Found

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import msgspec
 
+from torchloom.core.brake import braked
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric
+from torchloom.core.members import evict
+from torchloom.core.presence import PRESENT
 from torchloom.core.responding import Trouble, respond
 from torchloom.core.running import UNDER_WAY
 from torchloom.core.runs import Run
-from torchloom.messages import EventKind, IncidentAmended, IncidentOpened
+from torchloom.messages import EventKind, IncidentAmended, IncidentOpened, ReplicaId
 
 
 def with_responses(fabric: Fabric, told: Decision, device: str, now: float) -> Decision:
@@ -21,16 +24,28 @@ def with_responses(fabric: Fabric, told: Decision, device: str, now: float) -> D
         return told
     kind: EventKind = "device_warning" if opened.kind == "device_warning" else "device"
     responses: dict[str, Decision] = {}
-    for job in dict.fromkeys(replica.job for replica in fabric.drmap.replicas_on(device)):
-        run = fabric.runs.active(job)
-        if run is not None and run.phase in UNDER_WAY:
+    theirs: dict[ReplicaId, Decision] = {}
+    for replica in fabric.drmap.replicas_on(device):
+        run = fabric.runs.of(replica) or fabric.runs.active(replica.job)
+        if run is not None and run.phase in UNDER_WAY and run.job not in responses:
             trouble = Trouble(kind, opened.id, opened.what, _on(fabric, run, device), fabric.furthest(run))
-            responses[job] = respond(fabric, run, trouble, now)
+            responses[run.job] = respond(fabric, run, trouble, now)
+        elif run is None and kind == "device":
+            theirs[replica] = _out_of_quorum(fabric, replica, opened.what, now)
     said = {job: _said(decision, opened.id) for job, decision in responses.items()}
-    sentence = "; ".join(f"{job}: {text}" for job, text in said.items() if text)
-    rest = [_without(decision, opened.id) for decision in responses.values()]
+    said |= {str(replica): "it is evicted from the quorum" for replica, decision in theirs.items() if decision}
+    sentence = "; ".join(f"{name}: {text}" for name, text in said.items() if text)
+    rest = [*(_without(decision, opened.id) for decision in responses.values()), *theirs.values()]
     summary = Decision((IncidentAmended(id=opened.id, decision=sentence),)) if sentence else NOTHING
     return replace(together([told, *rest, summary]), answer=told.answer)
+
+
+def _out_of_quorum(fabric: Fabric, replica: ReplicaId, reason: str, now: float) -> Decision:
+    """A replica that others started: all that can be done is that the rest of its job does not wait for it."""
+    if replica.job not in fabric.watch.lighthouses or braked(fabric, now):
+        return NOTHING
+    ranks = [fabric.ranks[rank] for rank in sorted(fabric.ranks_of_job.get(replica.job, ())) if rank.of == replica]
+    return evict(fabric, replica.job, (rank.member for rank in ranks if rank.presence in PRESENT), reason)
 
 
 def _said(decision: Decision, incident: str) -> str:
@@ -53,5 +68,5 @@ def _without(decision: Decision, incident: str) -> Decision:
 def _on(fabric: Fabric, run: Run, device: str) -> tuple[int, ...]:
     """The ranks of a run that compute on it."""
     placed = {at.rank for at in run.places if at.device == device}
-    told = {rank.rank for rank in fabric.ranks_of_job.get(run.job, ()) if device in fabric.ranks[rank].devices}
+    told = {rank.rank for rank in fabric.ranks_of(run) if device in fabric.ranks[rank].devices}
     return tuple(sorted(placed | told))

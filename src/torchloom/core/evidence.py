@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from torchloom.core.detect.odd import group, story
 from torchloom.core.fabric import Fabric, Incident
-from torchloom.messages import Beat, Inspected, RankId, RankStacks, Reading
+from torchloom.messages import Beat, Inspected, RankId, RankStacks, Reading, ReplicaId
 
 STACKS = "where the ranks were"
 """How that part of the evidence begins."""
@@ -41,16 +41,17 @@ def of_ranks(texts: Mapping[RankId, str], incident: Incident) -> str:
     return _text(f"{STACKS}:", story(group(by_number), culprits_of(incident)))
 
 
-def last_heard(fabric: Fabric, job: str, culprits: Collection[int], now: float) -> tuple[str, ...]:
+def last_heard(fabric: Fabric, of: ReplicaId, culprits: Collection[int], now: float) -> tuple[str, ...]:
     """The last beats of those to blame and of one that is not, and what their devices say of themselves."""
-    ranks = sorted(fabric.ranks_of_job.get(job, ()), key=lambda rank: rank.rank)
-    blamed = [rank for rank in ranks if rank.rank in culprits][:MOST]
-    peer = [rank for rank in ranks if rank.rank not in culprits][:1]
+    ranks = sorted(fabric.ranks_of_job.get(of.job, ()), key=lambda rank: (rank.of != of, rank))
+    blamed = [rank for rank in ranks if rank.of == of and rank.rank in culprits][:MOST]
+    peer = [rank for rank in ranks if rank not in blamed][:1]
     lines = []
     for rank in (*blamed, *peer):
         pulse = fabric.watch.pulses.get(rank)
         if pulse is not None and pulse.beat is not None:
-            lines.append(f"rank {rank.rank} was last heard {now - pulse.heard:.1f} s ago, {_beat(pulse.beat)}")
+            name = rank.rank if rank.of == of else rank
+            lines.append(f"rank {name} was last heard {now - pulse.heard:.1f} s ago, {_beat(pulse.beat)}")
     devices = {device for rank in blamed for device in fabric.ranks[rank].devices}
     readings = [r for seen in fabric.watch.nodes.values() for r in seen.beat.readings if r.device in devices]
     return (*lines, *map(_reading, readings))

@@ -20,7 +20,7 @@ from torchloom.core.history import amended, cause_of, follow, opened, stopped
 from torchloom.core.keeping import Keeping, KeepingState
 from torchloom.core.ledger import Change, ChangePhase, Ledger, LedgerState
 from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
-from torchloom.core.runs import REPLICA, Run, RunPhase, Runs, RunsState
+from torchloom.core.runs import Run, RunPhase, Runs, RunsState
 from torchloom.core.watch import Watch
 from torchloom.messages import (
     AttemptStopping,
@@ -39,7 +39,10 @@ from torchloom.messages import (
     JobBegan,
     JobEnded,
     JobForgotten,
+    JobResumed,
     KnobsOffered,
+    MemberJoined,
+    MembersEvicted,
     OrderEnded,
     OrderGiven,
     RankAttached,
@@ -57,6 +60,7 @@ from torchloom.settings import Settings
 
 FORMAT = 1
 """Of the stored state; a newer one is refused rather than misread."""
+KEEP_EVICTED = 1000
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +79,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """Its script has not attached."""
     incident: str = ""
     """The open incident about this rank."""
+    member: str = ""
+    """Its replica's id in torchft: of this life alone."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +131,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     keeping: KeepingState = KeepingState()
     runs: RunsState = RunsState()
     goodput: tuple[Account, ...] = ()
+    evicted: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 class Fabric:
@@ -136,6 +143,8 @@ class Fabric:
         self.keeping = Keeping(state.keeping)
         self.runs = Runs(state.runs)
         self.goodput = Accounts(state.goodput)
+        self.evicted = dict(state.evicted)
+        """By job: whom its lighthouse must not count on, the latest."""
         self.term = state.term
         self.inbox_seq = state.inbox_seq
         self.incident_count = state.incident_count
@@ -182,6 +191,7 @@ class Fabric:
             keeping=self.keeping.state(),
             runs=self.runs.state(),
             goodput=self.goodput.state(),
+            evicted=tuple((job, self.evicted[job]) for job in sorted(self.evicted)),
         )
 
     def order(self) -> list[RankId]:
@@ -199,7 +209,7 @@ class Fabric:
         """The furthest step that was heard of from the attempt under way, or the one it went on from."""
         steps = [run.resume_step or 0]
         for place in run.places:
-            pulse = self.watch.pulses.get(RankId(run.job, REPLICA, place.rank))
+            pulse = self.watch.pulses.get(run.rank(place.rank))
             if pulse is not None and pulse.beat is not None and pulse.incarnation == place.incarnation:
                 steps.append(pulse.beat.step)
         for node in run.nodes:  # an agent sees steps that a rank did not live to tell of
@@ -208,9 +218,18 @@ class Fabric:
                 steps += [rank.step for status in mine for rank in status.ranks]
         return max(steps)
 
+    def ranks_of(self, run: Run) -> list[RankId]:
+        """Those that are known of the replica it runs."""
+        return sorted(rank for rank in self.ranks_of_job.get(run.of.job, ()) if rank.of == run.of)
+
     def open_incidents(self, job: str) -> list[Incident]:
         """Those of a job, or of none; oldest first."""
         return [self.incidents[id] for id in self._open_of.get(job, ())]
+
+    def incidents_of(self, run: Run) -> list[Incident]:
+        """The open ones that are about this run; oldest first."""
+        mine = self.open_incidents(run.of.job)
+        return [i for i in mine if self.runs.concerned(i.job, i.subject) == run]
 
     def next_incident(self, offset: int = 0) -> str:
         return f"i{self.incident_count + 1 + offset}"
@@ -303,13 +322,18 @@ class Fabric:
                 request = self.ledger.orders[id].request
                 self.ledger.end(record)
                 self.watch.courses.end(request)
+            case MemberJoined(rank=rank, member=member):
+                if rank in self.ranks and self.ranks[rank].incarnation == record.incarnation:
+                    self.ranks[rank] = replace(self.ranks[rank], member=member)
+            case MembersEvicted(job=job, members=members):
+                self.evicted[job] = (*self.evicted.get(job, ()), *members)[-KEEP_EVICTED:]
             case _:
                 if isinstance(record, CheckpointSaved):
                     self.watch.saves(record.rank.job).saved(at)
                 self.keeping.fold(record, at)
                 follow(self.incidents, self.runs, record, at)
                 self.runs.fold(record, at)
-                self.goodput.fold(record, at)
+                self.goodput.fold(record, at, self._run_of(record.rank) if isinstance(record, JobResumed) else "")
                 if isinstance(record, AttemptStopping) and record.incident in self.incidents:
                     self._stopped_for(record.incident, self.runs.by_job[record.job], at)
 
@@ -336,7 +360,7 @@ class Fabric:
             course.committed, course.began, course.sent = True, at, at
 
     def _join(self, record: RankJoined, at: float) -> None:
-        self.goodput.fold(record, at)
+        self.goodput.fold(record, at, self._run_of(record.rank))
         hello, rank_id = record.hello, record.rank
         rank = Rank(
             id=rank_id,
@@ -388,8 +412,9 @@ class Fabric:
         self.watch.forget_job(name)
         self.ledger.forget(name)
         self.keeping.forget(name)
-        self.runs.forget(name)
-        self.goodput.forget(name)
+        self.evicted.pop(name, None)
+        for run in self.runs.forget(name):
+            self.goodput.forget(run)
 
     def _forget(self, rank: RankId) -> None:
         self.ranks.pop(rank, None)
@@ -416,7 +441,8 @@ class Fabric:
         self.incidents[record.id] = opened(self.incidents[record.id], at)
         self._open_of.setdefault(record.job, {})[record.id] = None
         self._refer(record.subject, record.id)
-        self.goodput.fold(record, at)
+        about = self.runs.concerned(record.job, record.subject)
+        self.goodput.fold(record, at, about.job if about is not None else "")
         self._perhaps_stopped_for(record.id, at)
 
     def _amend(self, record: IncidentAmended, at: float) -> None:
@@ -446,11 +472,15 @@ class Fabric:
 
     def _perhaps_stopped_for(self, id: str, at: float) -> None:
         """An incident that is told of, or decided on, in the moment an attempt is ended is what it is ended for."""
-        run = self.runs.by_job.get(self.incidents[id].job)
+        run = self.runs.concerned(self.incidents[id].job, self.incidents[id].subject)
         if run is None or run.phase is not RunPhase.STOPPING or run.since != at or run.then == "cancel":
             return
         if all(incident.stopped != (run.job, run.attempt) for incident in self.incidents.values()):
             self._stopped_for(id, run, at)
+
+    def _run_of(self, rank: RankId) -> str:
+        run = self.runs.of(rank.of)
+        return run.job if run is not None else ""
 
     def _stopped_for(self, id: str, run: Run, at: float) -> None:
         incident = self.incidents[id] = stopped(self.incidents[id], run, at)

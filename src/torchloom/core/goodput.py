@@ -130,11 +130,12 @@ class Accounts:
             account = replace(account, stretches=stretches, lost=_plus(account.lost, kind, idle), latest=0.0)
         self.by_job[job] = replace(account, doing=kind, cause=kind)
 
-    def fold(self, record: Record, at: float) -> None:
+    def fold(self, record: Record, at: float, run: str = "") -> None:
+        """`run` is the one that a record about a rank or an incident concerns."""
         if isinstance(record, RunSubmitted):
             self.by_job[record.job] = Account(job=record.job, submitted=at, since=at)
             return
-        job = record.rank.job if isinstance(record, JobResumed | RankJoined) else getattr(record, "job", "")
+        job = run if isinstance(record, JobResumed | RankJoined | IncidentOpened) else getattr(record, "job", "")
         if isinstance(record, IncidentAmended) and record.closed:
             job = next((a.job for a in self.by_job.values() if a.standing == record.id), "")
         account = self.by_job.get(job)

@@ -107,7 +107,7 @@ def follow(incidents: dict[str, Incident], runs: Runs, record: Record, at: float
             _tell(incidents, job, attempt - 1, at, f"it {where}{source}")
             _count(incidents, job, attempt - 1, step or 0)
         case JobResumed(rank=rank, step=step):
-            run = runs.by_job.get(rank.job)
+            run = runs.of(rank.of)
             if run is not None and run.ordinal > 1:
                 _count(incidents, run.job, run.attempt - 1, step)
         case AttemptRunning(job=job):

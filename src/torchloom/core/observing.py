@@ -9,13 +9,18 @@ from collections.abc import Iterator
 
 from torchloom.core.detect.case import NEWS
 from torchloom.core.detect.hang import Stand, Verdict
+from torchloom.core.detect.words import seconds
 from torchloom.core.events import Event, Found, JobDue
 from torchloom.core.fabric import Fabric
+from torchloom.core.grouping import siblings
 from torchloom.core.presence import JobPhase, Presence
-from torchloom.core.runs import REPLICA, Run, RunPhase
+from torchloom.core.runs import Run, RunPhase
 from torchloom.core.watch import Pulse
 from torchloom.messages import RankId, RankStatus
 from torchloom.settings import Settings
+
+MAX_REPLICA = 10_000
+"""Ranks of one replica at most, where those of several are numbered together."""
 
 
 def hang_of_run(fabric: Fabric, job: str, now: float) -> Verdict | None:
@@ -23,17 +28,52 @@ def hang_of_run(fabric: Fabric, job: str, now: float) -> Verdict | None:
     run = fabric.runs.active(job)
     if run is None or run.phase is not RunPhase.RUNNING:
         return None
+    if run.task.torchft is not None:
+        found = _hang_of_replica(fabric, run, now)
+    else:
+        case = fabric.watch.case(f"{job} {run.attempt}")
+        found = case.look(_stands(fabric, run, now), fabric.settings, now, fabric.beat_seconds())
+    for number in found.culprits if found is not None and found.kind == "frozen" else ():
+        pulse = fabric.watch.pulses.get(run.rank(number))
+        if pulse is not None:
+            pulse.senses.pace.excuse()  # what somebody stopped is no measure of its steps
+    return found
+
+
+def _hang_of_replica(fabric: Fabric, run: Run, now: float) -> Verdict | None:
+    """The replicas of a job wait for each other: only together do they show who is to blame.
+
+    Where nobody stands out torchft itself gives up waiting, after its own time.
+    """
+    group = sorted(
+        (other for other in (run, *siblings(fabric, run)) if other.phase is RunPhase.RUNNING), key=lambda one: one.job
+    )
+    # Ranks of several replicas have the same numbers.
     stands = [
+        stand._replace(rank=stand.rank + place * MAX_REPLICA)
+        for place, other in enumerate(group)
+        for stand in _stands(fabric, other, now)
+    ]
+    case = fabric.watch.case(f"{run.job} {' '.join(f'{other.job}.{other.attempt}' for other in group)}")
+    found = case.look(stands, fabric.settings, now, fabric.beat_seconds())
+    if found is None:
+        return None
+    base = group.index(run) * MAX_REPLICA
+    mine = tuple(number - base for number in found.culprits if base <= number < base + MAX_REPLICA)
+    if not mine:
+        return None
+    lasted = f"{run.of.replica} has made no step for {seconds(found.seconds)}"
+    others = len({number // MAX_REPLICA for number in found.waiting})
+    waits = (f"{others} other replica{' waits' if others == 1 else 's wait'} for it",) if others else ()
+    return found._replace(culprits=mine, waiting=(), why=(lasted, *waits))
+
+
+def _stands(fabric: Fabric, run: Run, now: float) -> list[Stand]:
+    return [
         stand
         for node, status in _statuses(fabric, run)
         if (stand := _seen(fabric, run, status, fabric.watch.node_speaks(node, now))) is not None
     ]
-    found = fabric.watch.case(f"{job} {run.attempt}").look(stands, fabric.settings, now, fabric.beat_seconds())
-    for number in found.culprits if found is not None and found.kind == "frozen" else ():
-        pulse = fabric.watch.pulses.get(RankId(job, REPLICA, number))
-        if pulse is not None:
-            pulse.senses.pace.excuse()  # what somebody stopped is no measure of its steps
-    return found
 
 
 def look_at_jobs(fabric: Fabric, now: float) -> Iterator[Event]:
@@ -46,11 +86,11 @@ def look_at_jobs(fabric: Fabric, now: float) -> Iterator[Event]:
         own = {rank: pulse.senses.own for rank, pulse in live}
         for rank, finding in fabric.watch.race(job.name).look(own, fabric.settings):
             yield Found(rank, (finding,))
-        run = fabric.runs.active(job.name)
+        runs = fabric.runs.of_job(job.name)
         late = fabric.watch.saves(job.name).look(now, fabric.settings)
-        if late is not None and live and (run is None or run.phase is RunPhase.RUNNING):
+        if late is not None and live and (not runs or any(run.phase is RunPhase.RUNNING for run in runs)):
             yield Found(min(rank for rank, _ in live), (late,))
-        if run is None:
+        if not runs:
             active = [(rank, pulse) for rank, pulse in live if pulse.beat is not None and not pulse.beat.paused]
             stands = [_told(rank, pulse, fabric.settings) for rank, pulse in active]
             one = len({rank.replica for rank, _ in live}) == 1  # ranks of several replicas have the same numbers
@@ -75,7 +115,7 @@ def _statuses(fabric: Fabric, run: Run) -> Iterator[tuple[str, RankStatus]]:
 
 def _seen(fabric: Fabric, run: Run, status: RankStatus, speaks: bool) -> Stand | None:
     """By its agent, which may have fallen silent since, and in its own beats."""
-    rank = RankId(run.job, REPLICA, status.rank)
+    rank = run.rank(status.rank)
     pulse = fabric.watch.pulses.get(rank)
     if pulse is None or pulse.beat is None or pulse.incarnation != status.incarnation:
         # Nothing is known of its steps; but whoever it is can be stopped.

@@ -9,7 +9,7 @@ from torchloom.core.fabric import Fabric, Incident, Job, Rank
 from torchloom.core.ledger import ChangePhase
 from torchloom.core.placing import waits_for
 from torchloom.core.presence import JobPhase, Presence
-from torchloom.core.runs import REPLICA, Run, RunPhase
+from torchloom.core.runs import Run, RunPhase
 from torchloom.core.watch import NODE_SILENCE
 from torchloom.messages import (
     ChangeView,
@@ -28,7 +28,6 @@ from torchloom.messages import (
     LookRuns,
     NodeView,
     PlaneView,
-    RankId,
     RankView,
     Reading,
     RunsView,
@@ -169,6 +168,7 @@ def _rank(fabric: Fabric, rank: Rank) -> RankView:
         heard=heard,
         beat=pulse.beat if pulse else None,
         counted=rank.counted,
+        member=rank.member,
     )
 
 
@@ -179,15 +179,16 @@ def _job(fabric: Fabric, job: Job) -> JobView:
     beats = [p.beat for rank in told if (p := fabric.watch.pulses.get(rank.id)) and p.beat is not None]
     losses = [beat.loss for beat in beats if beat.loss is not None]
     rates = [beat.samples_per_second for beat in beats if beat.samples_per_second is not None]
-    run = fabric.runs.active(job.name)
-    phase = job.phase if run is None or run.phase is RunPhase.RUNNING else run.phase
+    runs = [run for run in fabric.runs.of_job(job.name) if not run.serves]
+    none_runs = bool(runs) and all(run.phase is not RunPhase.RUNNING for run in runs)
+    phase = runs[0].phase if none_runs else job.phase
     return JobView(
         job=job.name,
         phase=phase.value,
         began=job.began,
         ended=job.ended,
         reason=job.reason,
-        ranks=len(members) if run is None else run.world_size,
+        ranks=sum(run.world_size for run in runs) or len(members),
         live=len(live),
         step=min((beat.step for beat in beats), default=None),
         loss=sum(losses) / len(losses) if losses else None,
@@ -268,7 +269,8 @@ _WAITING = {RunPhase.SUBMITTED, RunPhase.RESTARTING}
 
 
 def runs(fabric: Fabric, look: LookRuns, now: float) -> RunsView:
-    wanted = [run for job, run in sorted(fabric.runs.by_job.items()) if look.job in {None, job}]
+    known = fabric.runs
+    wanted = known.named(look.job) if look.job is not None else [known.by_job[job] for job in sorted(known.by_job)]
     there = [run for run in fabric.runs.by_job.values() if not run.over and run.phase not in _WAITING]
     places = [place for run in there for place in run.places]
     many = sum(len(seen.beat.readings) for seen in fabric.watch.nodes.values()) > READINGS_SHOWN
@@ -308,5 +310,5 @@ def runs(fabric: Fabric, look: LookRuns, now: float) -> RunsView:
 
 def _step(fabric: Fabric, run: Run) -> int | None:
     """How far the attempt under way is, if one of its ranks has said so since this weaver began."""
-    pulses = [fabric.watch.pulses.get(RankId(run.job, REPLICA, place.rank)) for place in run.places]
+    pulses = [fabric.watch.pulses.get(run.rank(place.rank)) for place in run.places]
     return fabric.furthest(run) if any(pulse is not None and pulse.beat is not None for pulse in pulses) else None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 
-from torchloom.core.decision import Decision
+from msgspec.structs import replace
+
+from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.fabric import Fabric
 from torchloom.core.fitness import examining, fit, is_known, unfit
-from torchloom.core.runs import REPLICA, Run
+from torchloom.core.grouping import heals, waits
+from torchloom.core.runs import Run
 from torchloom.core.watch import NODE_SILENCE
-from torchloom.messages import AttemptBegan, NodeBeat, Place, Prepare, RankId, Task
+from torchloom.messages import AttemptBegan, NodeBeat, Place, Prepare, Task
 
 CPU = "CPU-"
 """How the id of a device begins that is the processor of a machine."""
@@ -19,13 +22,15 @@ LAST_CALL = 30.0
 
 def place(fabric: Fabric, run: Run, now: float) -> Decision:
     """Begin an attempt where there is room. The nodes with most of it come first, so that few have to be used."""
+    if waits(fabric, run) or run.drained:
+        return NOTHING
     chosen = _chosen(fabric, run, now)
     if not chosen:
         return Decision(tasks=examining(fabric, run, list(_free(fabric, run, now)), now))
     attempt = run.attempt + 1
     places: list[Place] = []
     for node, ranks in chosen.items():
-        devices = free_devices(fabric, node, run.job)
+        devices = [] if run.serves else free_devices(fabric, node, run)
         for local in range(ranks):
             rank = len(places)
             device = devices[local] if local < len(devices) else ""
@@ -49,7 +54,7 @@ def _prepare(fabric: Fabric, run: Run, attempt: int) -> Prepare:
         term=fabric.term,
         job=run.job,
         attempt=attempt,
-        task=run.task,
+        task=replace(run.task, checkpoint_dir="") if heals(fabric, run) else run.task,
         ordinal=attempt - run.before,
         submitted=run.submitted,
         rollback=run.rollback,
@@ -60,6 +65,10 @@ def waits_for(fabric: Fabric, run: Run, now: float) -> str:
     """Why a run is not started, if it is not."""
     if run.attempt > run.before and now < run.wait_until:
         return f"{run.wait_until - now:.0f} s more, after a failure without a step forward"
+    if run.drained:
+        return f"`loom drain --undo {run.of}`"
+    if waits(fabric, run):
+        return "its lighthouse"
     if _chosen(fabric, run, now):
         return ""
     task = run.task
@@ -124,6 +133,8 @@ def _free(fabric: Fabric, run: Run, now: float) -> dict[str, int]:
     """Nodes that could take as many ranks of a run as it needs on each, with how many they could take."""
     task, nodes = run.task, fabric.watch.nodes
     there = [node for node in nodes if not nodes[node].beat.tied] if task.node is None else [task.node]
+    if run.serves and run.places:
+        there = [run.places[0].node]
     free = {node: _takes(fabric, run, node) for node in there if node in nodes and _usable(fabric, node, now)}
     return {node: ranks for node, ranks in free.items() if ranks >= (task.least or task.per_node)}
 
@@ -131,6 +142,8 @@ def _free(fabric: Fabric, run: Run, now: float) -> dict[str, int]:
 def _takes(fabric: Fabric, run: Run, node: str) -> int:
     """How many ranks of a run a node could take."""
     beat, wanted = fabric.watch.nodes[node].beat, run.task.per_node
+    if run.serves:
+        return wanted
     if not beat.tied:
         return room(fabric, node, beat, run.job)
     # It serves the one who started it, and takes what he asks for.
@@ -160,7 +173,7 @@ def processor_failed(fabric: Fabric, node: str) -> bool:
         return True
     # An agent that serves one job has a name of its own: its ranks tell what they computed on.
     here = [
-        RankId(run.job, REPLICA, place.rank)
+        run.rank(place.rank)
         for run in fabric.runs.by_job.values()
         for place in run.places
         if place.node == node and not run.over
@@ -179,16 +192,16 @@ def room(fabric: Fabric, node: str, beat: NodeBeat, job: str) -> int:
     return capacity(beat) - len(broken) - sum(place.device not in broken for place in _others(fabric, node, job))
 
 
-def free_devices(fabric: Fabric, node: str, job: str) -> list[str]:
-    """Those that work and that no other job has.
+def free_devices(fabric: Fabric, node: str, run: Run) -> list[str]:
+    """Those that work and that no other job has, nor another replica.
 
     An agent that serves one job alone leaves the choice to the script, as long as there is no failed one to choose.
     """
     beat = fabric.watch.nodes[node].beat
     broken = _broken(fabric, beat)
-    if beat.tied and not broken:
+    if beat.tied and not broken and run.task.torchft is None:
         return []
-    taken = {place.device for place in _others(fabric, node, job)} | broken
+    taken = {place.device for place in _others(fabric, node, run.job)} | broken
     return [device for device in beat.devices if device not in taken]
 
 
@@ -206,7 +219,7 @@ def _spared(fabric: Fabric, beat: NodeBeat, ranks: int) -> bool:
 
 
 def _others(fabric: Fabric, node: str, job: str) -> list[Place]:
-    runs = [run for run in fabric.runs.by_job.values() if not run.over and run.job != job]
+    runs = [run for run in fabric.runs.by_job.values() if not run.over and not run.serves and run.job != job]
     return [place for run in runs for place in run.places if place.node == node]
 
 

@@ -151,7 +151,7 @@ def _failed(fabric: Fabric, known: Rank, why: str, evidence: str = "") -> Decisi
         return NOTHING
     died = RankDied(rank=known.id, incarnation=known.incarnation, reason=why, confirmed=True)
     told = (why, evidence) if evidence else (why,)
-    run = fabric.runs.active(known.id.job)
+    run = fabric.runs.of(known.id.of)
     if run is not None and run.phase is RunPhase.STOPPING and not known.incident:
         return Decision((died,), reason=f"{known.id}: {why}")  # it goes with its peers
     if known.incident:
@@ -216,7 +216,7 @@ def _lost(
 ) -> list[Record]:
     known = fabric.ranks.get(rank)
     patient = patient or why in FROZEN_REASONS
-    run = fabric.runs.active(rank.job)
+    run = fabric.runs.of(rank.of)
     if run is not None and run.phase is RunPhase.STOPPING:  # it is being ended with its peers
         return [RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient)]
     grace = fabric.settings.frozen_grace_seconds if patient else fabric.settings.grace_seconds
@@ -368,7 +368,7 @@ def grace_over(fabric: Fabric, known: Rank) -> Decision:
         records.append(
             IncidentAmended(
                 id=known.incident,
-                decision=REPORT_ONLY if fabric.runs.active(known.id.job) is None else BY_ITS_RUN,
+                decision=REPORT_ONLY if fabric.runs.of(known.id.of) is None else BY_ITS_RUN,
                 reason="its grace is over",
                 outcome="presumed dead",
                 closed=True,

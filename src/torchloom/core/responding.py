@@ -7,6 +7,7 @@ The last one may end the attempt (restart, evict, rollback); nothing of a respon
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torchloom.core import wishes
@@ -16,14 +17,13 @@ from torchloom.core.fabric import Fabric, Incident
 from torchloom.core.ledger import ChangePhase
 from torchloom.core.policy import ENDING, HANGS, MEANING, rule_for, told
 from torchloom.core.rollbacks import rollback
-from torchloom.core.runs import REPLICA, Run
+from torchloom.core.runs import Run
 from torchloom.core.stopping import Cause, stop
 from torchloom.messages import (
     DeviceMarkedFailed,
     EventKind,
     IncidentAmended,
     Inspect,
-    RankId,
     Record,
     ResponseBegan,
     ResponseWent,
@@ -124,7 +124,7 @@ def _do(fabric: Fabric, run: Run, response: ResponseBegan, what: str, since: flo
         case "stacks":
             return Decision(tasks=inspecting(fabric, run, response.incident))
         case "pause":
-            ask = Steer(request=_request(response, what), verb="pause", job=run.job, operator="policy")
+            ask = Steer(request=_request(response, what), verb="pause", job=run.of.job, operator="policy")
             return _without_answer(wishes.act(fabric, ask, "", now))
         case "checkpoint":
             return _checkpoint_over(fabric, run, response, since, now)
@@ -136,7 +136,7 @@ def _do(fabric: Fabric, run: Run, response: ResponseBegan, what: str, since: flo
 
 
 def _checkpoint_over(fabric: Fabric, run: Run, response: ResponseBegan, since: float, now: float) -> Decision | None:
-    if run.job not in fabric.ledger.checkpointers:
+    if run.of.job not in fabric.ledger.checkpointers:
         return _noted(response, "a checkpoint could not be asked for: the script has registered no function to save")
     change = fabric.ledger.change_of(_request(response, "checkpoint"))
     if change is not None and change.phase in {ChangePhase.SETTLED, ChangePhase.ABORTED}:
@@ -151,7 +151,7 @@ def _ask_for_checkpoint(fabric: Fabric, run: Run, response: ResponseBegan, now: 
     request = _request(response, "checkpoint")
     if request in fabric.watch.courses.by_request or fabric.ledger.change_of(request) is not None:
         return NOTHING
-    ask = Steer(request=request, verb="checkpoint", job=run.job, operator="policy")
+    ask = Steer(request=request, verb="checkpoint", job=run.of.job, operator="policy")
     return _without_answer(wishes.act(fabric, ask, "", now))
 
 
@@ -169,7 +169,7 @@ def _drained(fabric: Fabric, run: Run, response: ResponseBegan) -> tuple[Record,
 
 def _end(fabric: Fabric, run: Run, response: ResponseBegan, what: str, now: float) -> Decision:
     drained = _drained(fabric, run, response) if what == "evict" else ()
-    subject = RankId(run.job, REPLICA, response.ranks[0]) if len(response.ranks) == 1 else None
+    subject = run.rank(response.ranks[0]) if len(response.ranks) == 1 else None
     cause = Cause(
         reason=response.reason,
         culprit=f"{response.kind} {response.ranks}",
@@ -203,5 +203,5 @@ def _request(response: ResponseBegan, what: str) -> str:
     return hashlib.sha256(f"{response.job} {response.incident} {what}".encode()).hexdigest()[:32]
 
 
-def open_of(fabric: Fabric, job: str, kinds: frozenset[str]) -> Incident | None:
-    return next((i for i in fabric.open_incidents(job) if i.kind in kinds), None)
+def open_of(incidents: Iterable[Incident], kinds: frozenset[str]) -> Incident | None:
+    return next((i for i in incidents if i.kind in kinds), None)

@@ -10,7 +10,7 @@ from torchloom.messages import Rollback, Rule
 def rollback(fabric: Fabric, run: Run, rule: Rule, steps: tuple[int, int], incident: str) -> Rollback:
     """Back to before the first of the steps that may have gone wrong; it is known which was the last."""
     first, last = steps
-    kept = fabric.keeping.of(run.job)
+    kept = fabric.keeping.of(run.of.job)
     saved = [save.step for save in kept.saved if save.at >= run.submitted]
     resumed = [note.resume_step for note in run.notes if note.resume_step is not None]
     return Rollback(

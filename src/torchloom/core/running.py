@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchloom.core import fitness
+from torchloom.core import fitness, parting
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.detect.hang import Verdict
 from torchloom.core.fabric import Fabric
+from torchloom.core.grouping import heals, left_alone, served, whole_job, with_lighthouse
 from torchloom.core.hanging import look_at_run
 from torchloom.core.placing import place, prepare
 from torchloom.core.policy import HANGS
 from torchloom.core.presence import PRESENT, JobPhase
 from torchloom.core.responding import go_on
-from torchloom.core.runs import REPLICA, Run, RunPhase
+from torchloom.core.runs import Run, RunPhase
 from torchloom.core.silence import as_ranks_say, deserted, given_up, lost_node, missed, silent_agents
 from torchloom.core.stopping import ELSEWHERE, Cause, halting, of_the_attempt, stop
 from torchloom.messages import (
@@ -32,7 +33,6 @@ from torchloom.messages import (
     JobEnded,
     Launch,
     NodeCommand,
-    RankId,
     RankLeft,
     RankStatus,
     Record,
@@ -78,9 +78,15 @@ def advance(fabric: Fabric, run: Run, hang: Verdict | None, now: float) -> Decis
     leaving = next((node for node in run.nodes if fabric.watch.leaves(node)), None)
     if leaving is not None and run.phase in UNDER_WAY:
         return stop(fabric, run, now, Cause(f"{leaving} is leaving", blame=False))
+    if served(fabric, run) and run.phase is not RunPhase.STOPPING:
+        if run.phase in UNDER_WAY:
+            return stop(fabric, run, now, Cause("its replicas are over", then="done"))
+        return end(fabric, run, "cancelled", "its replicas are over")
     match run.phase:
         case RunPhase.SUBMITTED | RunPhase.RESTARTING if run.task.attended and deserted(fabric, run, now):
             return end(fabric, run, "failed", "the `loom run` that started it is gone")
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING if left_alone(fabric, run):
+            return end(fabric, run, "cancelled", "the other replicas are over")
         case RunPhase.SUBMITTED:
             return place(fabric, run, now)
         case RunPhase.RESTARTING:
@@ -111,8 +117,8 @@ def _prepare(fabric: Fabric, run: Run, now: float) -> Decision:
     record = AttemptLaunched(
         job=run.job,
         attempt=run.attempt,
-        host=fabric.watch.nodes[first].beat.host,
-        port=status.port,
+        host=run.host or fabric.watch.nodes[first].beat.host,
+        port=run.port or status.port,
         resume=status.resume,
         resume_step=status.resume_step,
         rejected=status.rejected,
@@ -126,7 +132,7 @@ def _launch(fabric: Fabric, run: Run, at: AttemptLaunched | Run) -> Launch:
         term=fabric.term,
         job=run.job,
         attempt=run.attempt,
-        task=run.task,
+        task=with_lighthouse(fabric, run),
         places=run.places,
         host=at.host,
         port=at.port,
@@ -166,10 +172,15 @@ def _watch(fabric: Fabric, run: Run, hang: Verdict | None, now: float) -> Decisi
         return _failed(fabric, run, failed, now)
     records: list[Record] = [*_left(fabric, run, ranks), *silent_agents(fabric, run, now)]
     if len(ranks) == run.world_size and all(rank.state == "ended" for rank in ranks.values()):
+        if run.drained or parting.was_asked(fabric, run):
+            gone = stop(fabric, run, now, Cause("it is drained", blame=False, quiet=True))
+            return Decision((*records, *gone.records), tasks=gone.tasks, reason=gone.reason)
         ended = end(
             fabric, run, "done", f"all {run.world_size} ranks ended well" if run.world_size > 1 else "it ended well"
         )
         return Decision((*records, *ended.records), tasks=ended.tasks, reason=ended.reason)
+    if _begins_alone(fabric, run):
+        return stop(fabric, run, now, Cause("the other replicas are over", then="cancel"))
     running = len(ranks) == run.world_size and all(rank.state != "starting" for rank in ranks.values())
     if run.phase is RunPhase.STARTING and running:
         warm = sum(rank.warm for rank in ranks.values())
@@ -186,10 +197,16 @@ def _watch(fabric: Fabric, run: Run, hang: Verdict | None, now: float) -> Decisi
     return together([seen, look_at_run(fabric, run, hang, now)])
 
 
+def _begins_alone(fabric: Fabric, run: Run) -> bool:
+    """A replica that was started again too late to heal from the others: it would do all of it once more."""
+    counted = len(run.notes) > 1 and run.notes[-2].step > 0  # then its steps are seen
+    return counted and not fabric.furthest(run) and left_alone(fabric, run)
+
+
 def _failed(fabric: Fabric, run: Run, failed: list[RankStatus], now: float) -> Decision:
     """Who failed first is the culprit: a rank that lost a peer says so itself, or was killed, a moment later."""
     first = min(failed, key=lambda rank: (not rank.signal, rank.rank))  # a kill comes before what it led to
-    rank = RankId(run.job, REPLICA, first.rank)
+    rank = run.rank(first.rank)
     how = f"killed by {first.signal}" if first.signal else f"exit code {first.code}"
     said = first.evidence.strip().splitlines()
     last = said[-1][:200] if said else ""
@@ -201,7 +218,8 @@ def _failed(fabric: Fabric, run: Run, failed: list[RankStatus], now: float) -> D
     number = SIGNALS.get(first.signal, 0)
     code = 128 + number if first.signal else first.code or 1
     evidence = (first.evidence,) if summary == last else (how, first.evidence)
-    cause = Cause(reason, culprit=culprit, evidence=evidence, subject=str(rank), code=code, kind="crash")
+    deaf = tuple(at.rank for at in run.places) if heals(fabric, run) else ()  # peers have all that they could save
+    cause = Cause(reason, culprit=culprit, evidence=evidence, subject=str(rank), code=code, kind="crash", deaf=deaf)
     return stop(fabric, run, now, cause)
 
 
@@ -209,7 +227,7 @@ def _left(fabric: Fabric, run: Run, ranks: dict[int, RankStatus]) -> list[Record
     """Ranks whose agent saw them end well, and that have not said goodbye themselves."""
     found: list[Record] = []
     for number, status in ranks.items():
-        known = fabric.ranks.get(RankId(run.job, REPLICA, number))
+        known = fabric.ranks.get(run.rank(number))
         if known is None or known.incarnation != status.incarnation or known.presence not in PRESENT:
             continue
         if status.state == "ended":
@@ -223,7 +241,7 @@ def _held(fabric: Fabric, run: Run) -> list[Record]:
     """Whether all ranks are paused, if that has changed."""
     beats = []
     for at in run.places:
-        pulse = fabric.watch.pulses.get(RankId(run.job, REPLICA, at.rank))
+        pulse = fabric.watch.pulses.get(run.rank(at.rank))
         if pulse is not None and pulse.beat is not None and pulse.incarnation == at.incarnation:
             beats.append(pulse.beat)
     held = len(beats) == len(run.places) and all(beat.paused for beat in beats)
@@ -260,7 +278,8 @@ def _finish(fabric: Fabric, run: Run, now: float) -> Decision:
         ended = Decision((*_gone(fabric, run), record), reason=f"{run.job}: nothing is left of attempt {run.ordinal}")
         # Without a wait the next one begins in the same breath: the tick that would see to it is far away.
         return ended if wait else together([ended, place(fabric, run, now)])
-    return end(fabric, run, "cancelled" if run.then == "cancel" else "failed", run.reason)
+    ways: dict[str, Literal["done", "failed", "cancelled"]] = {"cancel": "cancelled", "done": "done"}
+    return end(fabric, run, ways.get(run.then, "failed"), run.reason)
 
 
 def _wait(run: Run) -> float:
@@ -276,7 +295,7 @@ def _wait(run: Run) -> float:
 def _gone(fabric: Fabric, run: Run) -> list[Record]:
     """Ranks that were ended with the attempt: nobody waits for them to come back."""
     records: list[Record] = []
-    for rank in sorted(fabric.ranks_of_job.get(run.job, ())):
+    for rank in fabric.ranks_of(run):
         known = fabric.ranks[rank]
         if known.presence in PRESENT:
             records.append(RankLeft(rank=rank, incarnation=known.incarnation, how="interrupted"))
@@ -291,21 +310,25 @@ def _recovered(fabric: Fabric, run: Run) -> list[Record]:
     if before is None or before.stopping is None:
         return []
     where = f"from step {run.resume_step}" if run.resume_step is not None else "from the beginning"
+    if heals(fabric, run):
+        where = "to heal from the others"
     outcome = f"started again {where} as attempt {run.ordinal}"
     if run.world_size < (wanted := run.task.per_node * run.task.nodes):
         outcome += f", with {run.world_size} of {wanted} ranks"
-    return [IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in of_the_attempt(fabric, run.job)]
+    return [IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in of_the_attempt(fabric, run)]
 
 
 def end(fabric: Fabric, run: Run, phase: Literal["done", "failed", "cancelled"], reason: str) -> Decision:
     records: list[Record] = _gone(fabric, run)
-    outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[phase]
-    over = [i for i in fabric.open_incidents(run.job) if not i.subject.endswith("#agent")]
+    over = [i for i in fabric.incidents_of(run) if not i.subject.endswith("#agent")]
     records += [IncidentAmended(id=i.id, outcome=f"the job {phase}", closed=True) for i in over]
     records.append(RunEnded(job=run.job, phase=phase, reason=reason, step=fabric.furthest(run)))
-    job = fabric.jobs.get(run.job)
-    if job is not None and job.phase is JobPhase.RUNNING:
-        records.append(JobEnded(job=run.job, outcome=outcome, reason=reason))
+    job = fabric.jobs.get(run.of.job)
+    last = fabric.runs.of_job(run.of.job) == [run]
+    if job is not None and job.phase is JobPhase.RUNNING and last:
+        whole, why = whole_job(fabric, run, phase, reason)
+        outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[whole]
+        records.append(JobEnded(job=run.of.job, outcome=outcome, reason=why))
     dismiss = Dismiss(term=fabric.term, job=run.job, attempt=run.attempt, last=True)
     return Decision(
         tuple(records), tasks=tuple((node, dismiss) for node in run.nodes), reason=f"{run.job} {phase}: {reason}"

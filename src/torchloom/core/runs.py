@@ -29,7 +29,10 @@ from torchloom.messages import (
     AttemptStopping,
     NodeDrained,
     Place,
+    RankId,
     Record,
+    ReplicaDrained,
+    ReplicaId,
     ResponseBegan,
     ResponseWent,
     Rollback,
@@ -38,8 +41,8 @@ from torchloom.messages import (
     Task,
 )
 
-REPLICA = "main"
-"""Of the ranks of a run."""
+LIGHTHOUSE = "lighthouse"
+"""What the one among the runs of a torchft job is called in which no rank trains."""
 KEEP_NOTES = 50
 """Attempts of one run that are remembered."""
 KEEP_STOPS = 1000
@@ -92,6 +95,7 @@ RUN_NEXT: Mapping[tuple[RunPhase, RunSign], RunPhase] = {
     (P.STOPPING, S.STOP): P.STOPPING,  # cancelled while it is being stopped
     (P.STOPPING, S.ALL_GONE): P.RESTARTING,
     (P.STOPPING, S.GIVEN_UP): P.FAILED,
+    (P.STOPPING, S.ALL_SUCCEEDED): P.DONE,  # what it served is over
     (P.STOPPING, S.CANCELLED): P.CANCELLED,
     (P.RESTARTING, S.PLACED): P.PLACING,
     (P.RESTARTING, S.CANCELLED): P.CANCELLED,
@@ -102,6 +106,7 @@ OVER = frozenset({P.DONE, P.FAILED, P.CANCELLED})
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     job: str
+    """What it is called: as its job; one of several replicas as `JOB:NUMBER`."""
     task: Task
     request: str
     phase: RunPhase = RunPhase.SUBMITTED
@@ -138,10 +143,25 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Since when."""
     responses: tuple[tuple[str, float], ...] = ()
     """What was responded to, and when: what the limit of a rule is counted by."""
+    drained: bool = False
+    """It is to leave at the end of a step, and to stay away."""
 
     @property
     def over(self) -> bool:
         return self.phase in OVER
+
+    @property
+    def of(self) -> ReplicaId:
+        """The job and the replica of it whose ranks it starts."""
+        return ReplicaId(self.task.part_of or self.job, self.task.replica)
+
+    @property
+    def serves(self) -> bool:
+        """It is no replica but what the replicas of its job need."""
+        return self.task.replica == LIGHTHOUSE
+
+    def rank(self, number: int) -> RankId:
+        return RankId(*self.of, number)
 
     @property
     def world_size(self) -> int:
@@ -172,6 +192,7 @@ class Runs:
     def __init__(self, state: RunsState | None = None) -> None:
         state = state or RunsState()
         self.by_job = {run.job: run for run in state.runs}
+        self._names = {run.of: run.job for run in state.runs}
         self.drained = set(state.drained)
 
     def state(self) -> RunsState:
@@ -184,13 +205,41 @@ class Runs:
         run = self.by_job.get(job)
         return run if run is not None and not run.over else None
 
+    def of(self, replica: ReplicaId) -> Run | None:
+        """The run that starts the ranks of a replica, while it is under way."""
+        name = self._names.get(replica)
+        return None if name is None else self.active(name)
+
+    def of_job(self, job: str) -> list[Run]:
+        """Those of its runs that are under way: one, or one for each replica and for what they need."""
+        return [run for run in self.by_job.values() if run.of.job == job and not run.over]
+
+    def named(self, name: str) -> list[Run]:
+        """The run of this name; those of the last submission, if a job is named that has several."""
+        mine = [run for run in self.by_job.values() if run.of.job == name]
+        if not mine:
+            return [self.by_job[name]] if name in self.by_job else []
+        last = max(mine, key=lambda run: run.submitted).request
+        return sorted((run for run in mine if run.request == last), key=lambda run: run.job)
+
+    def concerned(self, job: str, subject: str) -> Run | None:
+        """The run that an incident is about, over or not; none if it is about all of a job with several."""
+        about = subject.partition("#")[0].split("/")
+        name = self._names.get(ReplicaId(*about[:2]), "") if len(about) > 1 else about[0]
+        return self.by_job.get(name) or self.by_job.get(job)
+
     def due(self, node: str | None = None) -> list[str]:
         """Jobs whose run may go on, the oldest first: all of them, or those that the word of a node may concern."""
         runs = sorted((run for run in self.by_job.values() if not run.over), key=lambda run: run.submitted)
         return [run.job for run in runs if node is None or not run.places or node in run.nodes]
 
-    def forget(self, job: str) -> None:
-        self.by_job.pop(job, None)
+    def forget(self, job: str) -> list[str]:
+        """A job, with all its replicas; what their runs were called."""
+        gone = [run for run in self.by_job.values() if run.of.job == job]
+        for run in gone:
+            del self.by_job[run.job]
+            self._names.pop(run.of, None)
+        return [run.job for run in gone]
 
     # ── fold ──
 
@@ -200,11 +249,14 @@ class Runs:
                 last = self.by_job[job].attempt if job in self.by_job else 0
                 run = Run(job=job, task=task, request=request, operator=operator, since=at, submitted=at)
                 self.by_job[job] = replace(run, attempt=last, before=last)
+                self._names[run.of] = job
             case AttemptBegan(job=job, attempt=attempt, places=places):
                 run = self._turn(job, S.PLACED, at)
                 notes = (*run.notes, AttemptNote(number=attempt - run.before, began=at))[-KEEP_NOTES:]
+                # A lighthouse stays where it was: replicas know no other.
+                host, port = (run.host, run.port) if run.serves else ("", 0)
                 self.by_job[job] = replace(
-                    run, attempt=attempt, places=places, notes=notes, host="", port=0, resume="", resume_step=None
+                    run, attempt=attempt, places=places, notes=notes, host=host, port=port, resume="", resume_step=None
                 )
             case AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=resume_step):
                 run = self._turn(job, S.LAUNCHED, at)
@@ -253,6 +305,8 @@ class Runs:
                 self.by_job[job] = replace(run, reason=reason, step=step)
                 if run.notes:
                     self._note(job, ended=at)
+            case ReplicaDrained(job=job, drained=drained):
+                self.by_job[job] = replace(self.by_job[job], drained=drained)
             case NodeDrained(node=node, drained=drained):
                 (self.drained.add if drained else self.drained.discard)(node)
 

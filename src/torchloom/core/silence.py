@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from torchloom.core.fabric import Fabric, Incident
 from torchloom.core.presence import Presence
-from torchloom.core.runs import REPLICA, Run
-from torchloom.messages import IncidentOpened, Place, RankId, RankStatus, Record
+from torchloom.core.runs import Run
+from torchloom.messages import IncidentOpened, Place, RankStatus, Record
 
 
 def lost_node(fabric: Fabric, run: Run, now: float) -> str:
@@ -33,7 +33,7 @@ def silent_agents(fabric: Fabric, run: Run, now: float) -> list[Record]:
             id=fabric.next_incident(offset),
             what=f"the agent on {node} is silent; its ranks go on",
             subject=f"{node}#agent",
-            job=run.job,
+            job=run.of.job,
             decision="nothing; a new agent on that node finds its ranks",
         )
         for offset, node in enumerate(untold)
@@ -78,14 +78,14 @@ def _patience_over(fabric: Fabric, run: Run, node: str, now: float) -> bool:
 
 
 def _was_heard(fabric: Fabric, run: Run, at: Place) -> bool:
-    known = fabric.ranks.get(RankId(run.job, REPLICA, at.rank))
+    known = fabric.ranks.get(run.rank(at.rank))
     return known is not None and known.incarnation == at.incarnation
 
 
 def _alive(fabric: Fabric, run: Run, node: str) -> bool:
     """Whether all ranks of a node are heard themselves, or have said that they finished."""
     for at in run.places:
-        known = fabric.ranks.get(RankId(run.job, REPLICA, at.rank))
+        known = fabric.ranks.get(run.rank(at.rank))
         lives = known is not None and known.incarnation == at.incarnation and known.presence is Presence.LIVE
         if at.node == node and not lives and not _finished(fabric, run, at.rank):
             return False
@@ -94,6 +94,6 @@ def _alive(fabric: Fabric, run: Run, node: str) -> bool:
 
 def _finished(fabric: Fabric, run: Run, number: int) -> bool:
     """Whether a rank of the attempt has said so itself."""
-    known = fabric.ranks.get(RankId(run.job, REPLICA, number))
+    known = fabric.ranks.get(run.rank(number))
     this = any(at.rank == number and known is not None and at.incarnation == known.incarnation for at in run.places)
     return this and known is not None and known.presence is Presence.LEFT and known.reason == "finished"

@@ -21,10 +21,11 @@ from torchloom.messages import (
     Rollback,
 )
 
-Then = Literal["restart", "fail", "cancel"]
+Then = Literal["restart", "fail", "cancel", "done"]
 LOOP = 2
 """Attempts that fail in the same way without a step forward, after which a further one would be no other."""
 AGAIN = MEANING["restart"]
+ALONE = "the replica is ended, then started again, while the others go on"
 ELSEWHERE = "started again elsewhere; what may still run there is ended when its agent is back"
 GIVEN_UP = "all ranks are ended; the job is given up"
 """What an incident says was decided."""
@@ -51,6 +52,8 @@ class Cause:
     deaf: tuple[int, ...] = ()
     """Ranks that would not hear that they are to end."""
     rollback: Rollback | None = None
+    quiet: bool = False
+    """It is as somebody wanted it, and no incident."""
 
 
 def stop(fabric: Fabric, run: Run, now: float, cause: Cause) -> Decision:
@@ -73,8 +76,9 @@ def stop(fabric: Fabric, run: Run, now: float, cause: Cause) -> Decision:
         incident=cause.incident,
     )
     records: list[Record] = [stopping]
-    if then != "cancel":
-        records += _told(fabric, run, cause, reason, GIVEN_UP if then == "fail" else cause.decision)
+    if then not in {"cancel", "done"} and not cause.quiet:
+        again = ALONE if cause.decision == AGAIN and run.task.torchft is not None else cause.decision
+        records += _told(fabric, run, cause, reason, GIVEN_UP if then == "fail" else again)
     halt = halting(fabric, run, cause.deaf)
     return Decision(tuple(records), tasks=tuple((node, halt) for node in run.nodes), reason=f"{run.job}: {reason}")
 
@@ -108,7 +112,7 @@ def _told(fabric: Fabric, run: Run, cause: Cause, reason: str, decision: str) ->
         amended = IncidentAmended(id=incident, evidence=cause.evidence, decision=decision, reason=reason)
         return [*records, amended]
     subject = cause.subject or f"{run.job}#run"
-    for earlier in fabric.open_incidents(run.job):  # an attempt that failed before all of its ranks ran
+    for earlier in fabric.incidents_of(run):  # an attempt that failed before all of its ranks ran
         if earlier.subject == subject:
             records.append(
                 IncidentAmended(id=earlier.id, outcome=f"the next attempt failed too: {reason}", closed=True)
@@ -117,7 +121,7 @@ def _told(fabric: Fabric, run: Run, cause: Cause, reason: str, decision: str) ->
         id=fabric.next_incident(),
         what=f"{run.job}: {reason}",
         subject=subject,
-        job=run.job,
+        job=run.of.job,
         evidence=cause.evidence,
         decision=decision,
         reason=reason,
@@ -126,12 +130,12 @@ def _told(fabric: Fabric, run: Run, cause: Cause, reason: str, decision: str) ->
     return [*records, opened]
 
 
-def of_the_attempt(fabric: Fabric, job: str) -> list[Incident]:
+def of_the_attempt(fabric: Fabric, run: Run) -> list[Incident]:
     """Open incidents that are over with the attempt they arose in: those about its ranks, and its own."""
     return [
         i
-        for i in fabric.open_incidents(job)
-        if i.subject == f"{job}#run"
-        or i.subject.startswith(f"{job}/")
+        for i in fabric.incidents_of(run)
+        if i.subject == f"{run.job}#run"
+        or i.subject.startswith(f"{run.of.job}/")
         or i.kind not in {"", "device", "device_warning"}
     ]

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from torchloom.core import running
-from torchloom.core.decision import Decision
+from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric
+from torchloom.core.grouping import parts
 from torchloom.core.placing import too_large
 from torchloom.core.presence import PRESENT, JobPhase
-from torchloom.core.runs import RunPhase
+from torchloom.core.runs import Run, RunPhase
 from torchloom.core.stopping import Cause, stop
 from torchloom.messages import Cancel, Done, Drain, JobBegan, No, NodeDrained, Record, RunSubmitted, Submit, Task
 
 
 def submit(fabric: Fabric, ask: Submit) -> Decision:
-    known = fabric.runs.by_job.get(ask.job)
-    if known is not None and known.request == ask.request:
+    runs = parts(ask.job, ask.task)
+    there = [run for name, _ in (*runs, (ask.job, None)) if (run := fabric.runs.by_job.get(name)) is not None]
+    if any(run.request == ask.request for run in there):
         return Decision(answer=Done(text=f"{ask.job} was submitted"))
-    if known is not None and not known.over:
-        return _no(f"{ask.job} is {known.phase} already", f"choose another name, or end it: `loom cancel {ask.job}`")
+    if busy := next((run for run in (*there, *fabric.runs.of_job(ask.job)) if not run.over), None):
+        return _no(
+            f"{busy.job} is {busy.phase} already", f"choose another name, or end it: `loom cancel {busy.of.job}`"
+        )
     job = fabric.jobs.get(ask.job)
     members = [fabric.ranks[rank] for rank in fabric.ranks_of_job.get(ask.job, ())]
     if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
@@ -34,26 +39,33 @@ def submit(fabric: Fabric, ask: Submit) -> Decision:
             return _no(f"{ask.task.node} serves one job alone", "name another node, or none")
     if not ask.task.attended and (why := too_large(fabric, ask.task)):
         return _no(why, "fewer ranks on each of more nodes; `loom nodes` shows what there is")
-    records: list[Record] = [RunSubmitted(job=ask.job, task=ask.task, request=ask.request, operator=ask.operator)]
+    records: list[Record] = [
+        RunSubmitted(job=name, task=task, request=ask.request, operator=ask.operator) for name, task in runs
+    ]
     if job is None or job.phase is not JobPhase.RUNNING:
         records.insert(0, JobBegan(job=ask.job))
     return Decision(tuple(records), answer=Done(text=f"{ask.job} is submitted"), reason=f"{ask.job} is submitted")
 
 
 def cancel(fabric: Fabric, ask: Cancel, now: float) -> Decision:
+    runs = fabric.runs.of_job(ask.job)
+    if runs and ask.job not in fabric.runs.by_job:  # of replicas; the lighthouse ends with them
+        ends = [_cancel(fabric, run, ask.why, now) for run in runs if not run.serves]
+        return replace(together(ends), answer=Done(text=f"{ask.job} is being cancelled"))
     run = fabric.runs.by_job.get(ask.job)
     if run is None:
         return _no(f"{ask.job} was not started by torchLoom", f"`loom stop {ask.job}` asks its ranks to end")
     if run.over:
         return Decision(answer=Done(text=f"{ask.job} is {run.phase}"))
-    answer = Done(text=f"{ask.job} is being cancelled")
+    return replace(_cancel(fabric, run, ask.why, now), answer=Done(text=f"{ask.job} is being cancelled"))
+
+
+def _cancel(fabric: Fabric, run: Run, why: str, now: float) -> Decision:
     if run.phase in {RunPhase.SUBMITTED, RunPhase.RESTARTING}:
-        ended = running.end(fabric, run, "cancelled", ask.why)
-        return Decision(ended.records, tasks=ended.tasks, answer=answer, reason=f"{run.job}: {ask.why}")
+        return replace(running.end(fabric, run, "cancelled", why), reason=f"{run.job}: {why}")
     if run.phase is RunPhase.STOPPING and run.then == "cancel":
-        return Decision(answer=answer)
-    stopping = stop(fabric, run, now, Cause(ask.why, then="cancel"))
-    return Decision(stopping.records, tasks=stopping.tasks, answer=answer, reason=f"{run.job}: {ask.why}")
+        return NOTHING
+    return replace(stop(fabric, run, now, Cause(why, then="cancel")), reason=f"{run.job}: {why}")
 
 
 def drain(fabric: Fabric, ask: Drain) -> Decision:

@@ -18,7 +18,7 @@ def tick(fabric: Fabric, now: float, thorough: bool) -> Decision:
             opened += missed.opened  # of a rank that is being ended there is nothing to tell
             decisions.append(missed)
         there = [job for job in fabric.jobs.values() if job.phase is JobPhase.RUNNING]
-        decisions += [_job(fabric, job, now) for job in there if fabric.runs.active(job.name) is None]
+        decisions += [_job(fabric, job, now) for job in there if not fabric.runs.of_job(job.name)]
         decisions.append(_ended_jobs(fabric))
     for course in fabric.watch.courses.by_request.values():
         order = course.id in fabric.ledger.orders

@@ -31,7 +31,7 @@ def _began(fabric: Fabric, rank: RankId, finding: Finding, offset: int, now: flo
     known = _known(fabric, rank, finding)
     if known is not None:
         return _also(known, rank, finding)
-    run = fabric.runs.active(rank.job)
+    run = fabric.runs.of(rank.of)
     rule = rule_for(run.task if run is not None else None, finding.kind)
     asked = rule.do != ("report",)
     opened = IncidentOpened(

@@ -18,7 +18,7 @@ from torchloom.core.detect.finding import Finding
 from torchloom.core.detect.overdue import Saves
 from torchloom.core.detect.senses import Senses
 from torchloom.core.detect.straggler import Race
-from torchloom.messages import Beat, Committed, NodeBeat, RankId
+from torchloom.messages import Beat, Committed, LighthouseBeat, NodeBeat, RankId
 from torchloom.settings import Settings
 
 DUE_KEPT = 8
@@ -98,6 +98,8 @@ class Watch:
     """A roll-call is due."""
     courses: Courses = field(default_factory=Courses)
     """Changes and orders under way."""
+    lighthouses: dict[str, LighthouseBeat] = field(default_factory=dict)
+    """By job: what its lighthouse said last."""
     examined: dict[str, float] = field(default_factory=dict)
     """When the agent of a node last told whether it is fit."""
     meanwhile: list[tuple[Life, str, bool]] | None = None
@@ -115,8 +117,10 @@ class Watch:
             return False
         pulse.beat = beat
         pulse.heard = now
-        if found := pulse.senses.hear(beat, now):
-            pulse.found += found
+        found = pulse.senses.hear(beat, now)
+        if not (found or pulse.missing or pulse.due or pulse.astray or pulse.mended):
+            return True  # as mostly
+        pulse.found += found
         if pulse.due or pulse.astray or pulse.mended:
             pulse.compare(beat)
         return pulse.astray != 2 and not pulse.mended and not pulse.missing and not found  # 1 may be under way
@@ -145,8 +149,14 @@ class Watch:
         return self._saves.setdefault(job, Saves())
 
     def forget_job(self, job: str) -> None:
-        for known in (self._cases, self._races, self._saves):
+        for known in (self._cases, self._races, self._saves, self.lighthouses):
             known.pop(job, None)
+
+    def hear_lighthouse(self, job: str, beat: LighthouseBeat) -> bool:
+        """Take in what the lighthouse of a job said; whether it is news."""
+        known = self.lighthouses.get(job)
+        self.lighthouses[job] = beat
+        return known != beat
 
     def hear_node(self, node: str, beat: NodeBeat, now: float) -> bool:
         """Take in what an agent said; whether it is news. An older life of the agent is not listened to."""

@@ -39,10 +39,12 @@ from torchloom.messages import (
     encode,
 )
 from torchloom.subjects import ABORT, BEAT, COMMAND, REPLY, REPORT
+from torchloom.threadlet.belonging import Belonging
 from torchloom.threadlet.ending import Ending
 from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.incarnation import new_incarnation
 from torchloom.threadlet.life import Life
+from torchloom.threadlet.membership import Membership
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.orders import Orders
 from torchloom.threadlet.outbox import News
@@ -117,12 +119,14 @@ class Conversation:
         """Welcomed on this connection."""
         self._known = False
         """The hello of this connection is stored."""
+        self._belonging = Belonging(client, life, self._report)
 
     async def hold(
         self, closed: asyncio.Event, leaving: asyncio.Event, ending: Callable[[], tuple[Ending, float]]
     ) -> Over:
         """Talk until the connection closes, the weaver ends it, or the process leaves (`ending` then says how)."""
         await self._client.subscribe(COMMAND.for_rank(self._life.rank), cb=self._hear)
+        await self.belong()
         self._introduce()
         works = (self._beat_on(), self._tell_on(), closed.wait(), leaving.wait())
         beats, telling, shut, left = map(asyncio.ensure_future, works)
@@ -166,7 +170,7 @@ class Conversation:
         hello = self._hello()
         while not await self._report(hello, f"hello-{number}"):
             await asyncio.sleep(HELLO_AGAIN_SECONDS)
-        self._known = True
+        self._known, self._belonging.hello = True, number
         self.more.set()
         self.news.set()
         # A weaver that died between storing it and answering would owe us the values in force for ever.
@@ -177,7 +181,9 @@ class Conversation:
             except TimeoutError:
                 pause = min(2 * pause, LONGEST_PAUSE)
                 self._life.hellos += 1
-                await self._report(self._hello(), f"hello-{self._life.hellos}")
+                if await self._report(self._hello(), f"hello-{self._life.hellos}"):
+                    self._belonging.hello = self._life.hellos
+                    self.news.set()
 
     async def _report(self, report: Report, what: str) -> bool:
         headers = {"Nats-Msg-Id": f"{report.incarnation}-{what}"}
@@ -192,11 +198,16 @@ class Conversation:
     async def _tell_on(self) -> None:
         """Tell the weaver what there is to tell, once the hello of this connection is stored."""
         while True:
-            if self._known and not await self._empty_outbox():
+            if self._known and not (await self._belonging.tell() and await self._empty_outbox()):
                 await asyncio.sleep(HELLO_AGAIN_SECONDS)
                 continue
             await self.news.wait()
             self.news.clear()
+
+    async def belong(self) -> None:
+        """The rank may have become one of a torchft replica."""
+        await self._belonging.listen()
+        self.news.set()
 
     async def _empty_outbox(self) -> bool:
         life = self._life
@@ -284,6 +295,7 @@ class Conversation:
             stretch = self._meter.take()
             await self._reader.refresh(self._meter.values.copy(), READ_SECONDS, tuple(self._meter.losses))
             known = self._reader.readings
+            member = self._life.member or Membership()
             beat = Beat(
                 incarnation=self._life.incarnation,
                 step=stretch.step,
@@ -304,6 +316,9 @@ class Conversation:
                 still=self._meter.still(),
                 phase=self._signs.phases.now,
                 collectives=self._signs.collectives,
+                quorum=member.quorum,
+                participants=member.participants,
+                discarded=member.discarded,
             )
             self._complain(self._meter.complaint or known.complaint)
             await self._client.publish(BEAT.for_rank(self._life.rank), encode(beat))
@@ -324,6 +339,8 @@ class Conversation:
         # A very short life: whoever says goodbye has said hello before.
         if not self._known and not await self._report(self._hello(), f"hello-{self._life.hellos}"):
             return
+        self._belonging.hello = self._belonging.hello or self._life.hellos
+        await self._belonging.tell()
         await self._empty_outbox()
         await self._beat()
         goodbye = Goodbye(

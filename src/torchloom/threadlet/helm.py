@@ -17,6 +17,7 @@ from torchloom.checkpoints.attached import Kept
 from torchloom.knobs import BadValue, check, ramp
 from torchloom.messages import Applied, Committed, KnobSpec, Propose, Ready, Reply, Standing, Value, Verdict
 from torchloom.settings import Settings
+from torchloom.threadlet.handover import Handover, Ramping
 from torchloom.threadlet.knob import INTERVAL, Knob, interval_knob
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.steering import Steering
@@ -237,6 +238,36 @@ class Helm:
         """The training goes on after this step: what was changed up to it is in force now."""
         self._meter.resume_at(step)
         self.reach(step)
+
+    # ── a peer that heals ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def handover(self, source: str) -> Handover:
+        """For a peer that takes over the state of this rank. From any thread, while no boundary is attended to."""
+        steering, values = self.steering, self.values()
+        with self._lock:
+            return Handover(
+                source=source,
+                knobs=values,
+                newest=steering.newest,
+                taken=dict(steering.taken),
+                given=dict(steering.given),
+                ramps=tuple(Ramping(change=ramp.change, before=ramp.before) for ramp in steering.ramps),
+            )
+
+    def take_over(self, theirs: Handover, step: int) -> None:
+        """Have the values that the peer has, and go on after this step. What was set for this rank alone stays."""
+        with self._lock:
+            ended, own = self.steering.adopt(theirs)
+        for name, value in theirs.knobs.items():
+            knob = self.knobs.get(name)
+            if name not in own and (knob is None or knob.spec.per == "job"):
+                self._values[name] = value
+                if knob is not None:
+                    self._turn(knob, value)
+        for change, answer in ended:
+            self.stopping = self.stopping or change.action == "stop"
+            self.answer(answer)
+        self.resume_at(step)
 
     # ── called by the link ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchloom.messages import RankId
+from torchloom.threadlet.membership import Membership
 from torchloom.threadlet.outbox import Outbox
 
 
@@ -24,3 +25,5 @@ class Life:
     complained: bool = False
     """The user was told that something given to step() cannot be reported."""
     outbox: Outbox = field(default_factory=Outbox)
+    member: Membership | None = None
+    """Of a torchft replica."""

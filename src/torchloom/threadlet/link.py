@@ -31,6 +31,7 @@ from torchloom.threadlet.ending import Ending
 from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.life import Life
 from torchloom.threadlet.loop import LinkLoop
+from torchloom.threadlet.membership import Membership
 from torchloom.threadlet.meter import Meter
 from torchloom.threadlet.names import LAUNCHER, Names
 from torchloom.threadlet.orders import Orders
@@ -103,6 +104,11 @@ class Link:
         if not self._gone.is_set():
             self.life.outbox.put(news)
             self._soon(lambda talk: talk.news.set())
+
+    def join(self, member: Membership) -> None:
+        """The rank belongs to a torchft replica: say so, and listen to what its lighthouse decides."""
+        self.life.member = member
+        self._soon(lambda talk: talk.spawn(talk.belong()))
 
     def set_devices(self, devices: tuple[str, ...] | None) -> None:
         """What the script says it computes on; None leaves what was found."""

@@ -66,6 +66,8 @@ class Meter:
         """Such a stretch is going on: what happens inside of it is part of it."""
         self.waits_from: int | None = None
         """Waiting for peers is noted in the steps after this one; None where it cannot be known."""
+        self.has_group = False
+        """It has peers outside of torch's main process group."""
         self._moved = clock()
         """When something other than a step last showed that the training goes on."""
         self._paused = False
@@ -114,6 +116,23 @@ class Meter:
         except Exception as error:  # noqa: BLE001  whatever is passed in, training goes on
             self._drop(f"{type(error).__name__} from a value given to step()")
         return count + self._offset
+
+    def note(self, loss: Any, samples: Any, metrics: dict[str, Any]) -> None:
+        """What is said of the latest step where someone else counts the steps. Never raises."""
+        try:
+            if samples is not None:
+                self._samples += self._odd_samples(samples)
+            if loss is not None and (now := self.clock()) >= self._keep_from:
+                self._keep_from = now + KEEP_SECONDS
+                self.values[LOSS] = kept = _kept(loss)
+                self.losses.append((self.step_number, kept))
+            self._keep(metrics)
+        except Exception as error:  # noqa: BLE001  as in step()
+            self._drop(f"{type(error).__name__} from a value given to step()")
+
+    def moved(self) -> None:
+        """The training goes on, though it finished no step."""
+        self._moved = self.clock()
 
     def resume_at(self, step: int) -> None:
         """So many steps were finished before this life began, or went on."""

@@ -36,8 +36,8 @@ def optimizer_knobs(optimizer: Any, scheduler: Any = None, prefix: str = "") -> 
             low, high = _BOUNDS[name]
             yield make_knob(
                 (f"{prefix}:" if prefix else "") + (name if len(groups) == 1 else f"{name}:{index}"),
-                get=_getter(groups, index, name),
-                set=_lr_setter(groups, index, scheduler) if name == "lr" else _setter(groups, index, name),
+                get=_getter(optimizer, index, name),
+                set=_lr_setter(optimizer, index, scheduler) if name == "lr" else _setter(optimizer, index, name),
                 type="floats" if name == "betas" else "float",
                 low=low,
                 high=high,
@@ -45,17 +45,20 @@ def optimizer_knobs(optimizer: Any, scheduler: Any = None, prefix: str = "") -> 
             )
 
 
-def _getter(groups: list[dict[str, Any]], index: int, name: str) -> Callable[[], Any]:
-    return lambda: groups[index][name]
+# The groups are looked up each time: an optimizer makes new ones when it loads a state.
 
 
-def _setter(groups: list[dict[str, Any]], index: int, name: str) -> Callable[[Any], None]:
-    return lambda value: _store(groups[index], name, value)
+def _getter(optimizer: Any, index: int, name: str) -> Callable[[], Any]:
+    return lambda: optimizer.param_groups[index][name]
 
 
-def _lr_setter(groups: list[dict[str, Any]], index: int, scheduler: Any) -> Callable[[float], None]:
+def _setter(optimizer: Any, index: int, name: str) -> Callable[[Any], None]:
+    return lambda value: _store(optimizer.param_groups[index], name, value)
+
+
+def _lr_setter(optimizer: Any, index: int, scheduler: Any) -> Callable[[float], None]:
     def set_lr(value: float) -> None:
-        group = groups[index]
+        group = optimizer.param_groups[index]
         before = float(group["lr"])
         for inner in _schedulers(scheduler):
             floor = float(getattr(inner, "eta_min", 0.0))

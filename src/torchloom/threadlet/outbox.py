@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from torchloom.messages import Resumed, Saved, SaveFailed, decode_report, encode
+from torchloom.messages import Discarded, Healed, Regrouped, Resumed, Saved, SaveFailed, decode_report, encode
 
 logger = logging.getLogger("torchloom")
 MOST = 100
@@ -18,7 +18,7 @@ MOST = 100
 MAX_TEXT = 2000
 MAX_NAME = 255
 MAX_NAMES = 100
-News = Saved | SaveFailed | Resumed
+News = Saved | SaveFailed | Resumed | Regrouped | Healed | Discarded
 
 
 class Outbox:
@@ -55,7 +55,7 @@ class Outbox:
                 del self._waiting[oldest]
             self.dropped += lost
         if lost and (self.dropped == 1 or self.dropped % MOST == 0):
-            logger.warning("torchLoom: the weaver is not there to be told of checkpoints; %d forgotten", self.dropped)
+            logger.warning("torchLoom: the weaver is not there to be told the news; %d forgotten", self.dropped)
 
     def first(self) -> tuple[int, News] | None:
         """What is to be said next, with its number."""

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from torchloom.knobs import BadValue
 from torchloom.messages import Applied, Committed, Propose, Ready, Value, Verdict
+from torchloom.threadlet.handover import Handover
 
 NEVER = sys.maxsize
 JOURNAL = 256
@@ -123,6 +124,29 @@ class Steering:
             del self.pending[change.id]
         self.welcome(over)
 
+    def adopt(self, theirs: Handover) -> tuple[list[tuple[Committed, Applied]], set[str]]:
+        """A rank that heals has passed the steps its peer has passed: what was taken there is taken here.
+
+        The changes that this ends, with their answers, and the knobs that keep the value they have: what gave it to
+        them was not taken there, and nothing later was.
+        """
+        own = {name for name, giver in self.given.items() if not theirs.has(giver) and not _later(theirs, name, giver)}
+        self.taken |= theirs.taken
+        self.newest = max(self.newest, theirs.newest)
+        self.given |= {name: giver for name, giver in theirs.given.items() if name not in own}
+        open_here = [*self.skipped.values(), *(pending.change for pending in self.pending.values())]
+        ended = []
+        for change in filter(theirs.has, open_here):
+            self.skipped.pop(change.id, None)
+            self.pending.pop(change.id, None)
+            lacks = f"healed past step {change.step}" if change.action == "checkpoint" else ""
+            ended.append((change, self.done(replace(change, values={}), change.step, ok=not lacks, result=lacks)))
+        ramps = [_some(ramp.change, ramp.before, own) for ramp in self.ramps]
+        ramps += [_some(ramp.change, ramp.before, set(ramp.change.values) - own) for ramp in theirs.ramps]
+        self.ramps = [ramp for ramp in ramps if ramp.change.values]
+        self._look_ahead()
+        return ended, own
+
     def _is_over(self, change: Committed) -> bool:
         """Whether its step has been dealt with here, in one way or the other."""
         passed = self.skipped.get(change.id)
@@ -213,3 +237,13 @@ class Steering:
 def _place(change: Committed) -> tuple[int, int]:
     """In the order in which changes take effect."""
     return change.step, change.number
+
+
+def _later(theirs: Handover, name: str, giver: Committed) -> bool:
+    """Whether a later change gave the knob its value there."""
+    return name in theirs.given and _place(giver) < _place(theirs.given[name])
+
+
+def _some(change: Committed, before: Mapping[str, Value], names: set[str]) -> Ramp:
+    """The ramp of these knobs alone."""
+    return Ramp(replace(change, values={n: v for n, v in change.values.items() if n in names}), dict(before))

@@ -28,6 +28,7 @@ from torchloom.messages import Resumed, Saved, SaveFailed, Value, check_name
 from torchloom.settings import Settings
 from torchloom.threadlet import counting, hooks
 from torchloom.threadlet.batches import Skipping, batches
+from torchloom.threadlet.commits import Commits
 from torchloom.threadlet.ending import Ending, ending_of
 from torchloom.threadlet.helm import Helm
 from torchloom.threadlet.incarnation import first_incarnation
@@ -59,6 +60,7 @@ class Threadlet:
         self._steering = helm.steering
         self._link = link
         self._skipping: Skipping | None = None
+        self._commits: Commits | None = None
         if link is None:
             self._meter = None
 
@@ -69,12 +71,16 @@ class Threadlet:
         `step` sets the step number, for example after a resume, otherwise steps are counted.
         """
         meter = self._meter
-        if meter is not None and (number := meter.step(loss, samples, step, metrics)) >= self._steering.boundary:
+        if self._commits is not None:
+            self._commits.note(loss, samples, metrics)
+        elif meter is not None and (number := meter.step(loss, samples, step, metrics)) >= self._steering.boundary:
             self._helm.reach(number)
 
     @property
     def stopping(self) -> bool:
         """Whether the training was asked to stop after this step."""
+        if self._commits is not None:
+            self._commits.attend()
         return self._helm.stopping
 
     @property
@@ -209,6 +215,9 @@ class Threadlet:
             if link is not None:
                 attached.left(self)
                 hooks.leave(self._names.rank)
+                commits, self._commits = self._commits, None
+                if commits is not None:
+                    commits.end()
                 link.goodbye(ending)
                 link.signs.end()
 
@@ -230,6 +239,7 @@ class Threadlet:
     def disown(self) -> None:
         """In a forked child: this is the parent's rank. Say nothing, measure nothing."""
         link, self._link, self._meter = self._link, None, None
+        self._commits = None
         attached.left(self)
         if link is not None:
             link.disown()
@@ -274,6 +284,22 @@ def attach(
         _announce(names)
         threadlet._link.await_welcome()
     return threadlet
+
+
+def current() -> Threadlet | None:
+    """The one threadlet that the script of this process has attached, if nobody counts its steps yet."""
+    found = [known for known in hooks.live.values() if isinstance(known, Threadlet) and known._commits is None]
+    own = [known for known in found if known._link is not None and not known._link.counted]
+    return own[0] if len(own) == 1 else None
+
+
+def follow(threadlet: Threadlet, commits: Callable[[Meter, Helm, Link], Commits]) -> bool:
+    """Let someone else count the steps: step() then only says how one went. False for a threadlet that is off."""
+    meter, link = threadlet._meter, threadlet._link
+    if meter is None or link is None:
+        return False
+    threadlet._commits = commits(meter, threadlet._helm, link)
+    return True
 
 
 class Counted:

@@ -55,7 +55,7 @@ def _follow(meter: Meter) -> None:
     loaders = sys.modules.get("torch.utils.data.dataloader")
     if loaders is not None:
         _once("loader", lambda: _time(loaders._BaseDataLoaderIter, "__next__", _loading))
-    if not _has_peers():
+    if not _has_peers(meter):
         meter.waits_from = None
         return
     torch = sys.modules["torch"]
@@ -88,12 +88,12 @@ def _release(meter: Meter) -> None:
         del _followed[thread]
 
 
-def _has_peers() -> bool:
+def _has_peers(meter: Meter) -> bool:
     """Whether there is a process group, and its waiting can be timed here."""
     try:
         torch = sys.modules.get("torch")
         groups = sys.modules.get("torch.distributed.distributed_c10d")
-        if torch is None or groups is None or not groups.is_initialized():
+        if torch is None or groups is None or not (meter.has_group or groups.is_initialized()):
             return False
         used = [getattr(getattr(torch, name, None), "is_initialized", bool) for name in _DEVICES]
         return not any(is_used() for is_used in used)

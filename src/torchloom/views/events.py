@@ -29,6 +29,11 @@ from torchloom.messages import (
     JobForgotten,
     JobResumed,
     KnobsOffered,
+    MemberDiscarded,
+    MemberHealed,
+    MemberJoined,
+    MemberRegrouped,
+    MembersEvicted,
     OrderEnded,
     OrderGiven,
     RankAttached,
@@ -40,11 +45,13 @@ from torchloom.messages import (
     RankLost,
     Record,
     ResponseBegan,
+    RunSubmitted,
     TermBegan,
 )
 from torchloom.views.answers import names
 from torchloom.views.changes import moved
 from torchloom.views.document import plain
+from torchloom.views.member_events import member_sentences
 from torchloom.views.numbers import size
 from torchloom.views.run_events import run_sentence
 from torchloom.views.tables import Screen, clean
@@ -83,6 +90,11 @@ class Teller:
                 return frozenset([record.rank.job])
             case CheckpointSaved() | CheckpointFailed() | JobResumed():
                 return frozenset([record.rank.job])
+            case MemberJoined() | MemberRegrouped() | MemberHealed() | MemberDiscarded():
+                return frozenset([record.rank.job])
+            case RunSubmitted(job=job, task=task):
+                self._jobs_of[job] = frozenset([job, task.part_of or job])
+                return self._jobs_of[job]
             case DeviceSeated(replica=replica):
                 return frozenset([replica.job])
             case DeviceMarkedFailed(replicas=replicas):
@@ -100,7 +112,7 @@ class Teller:
                 return self._jobs_of.get(id, frozenset())
             case _:
                 job = getattr(record, "job", "")  # of a run
-                return frozenset([job] if job else [])
+                return self._jobs_of.get(job, frozenset([job])) if job else frozenset()
 
 
 def lines(event: Event, screen: Screen) -> list[str]:
@@ -189,6 +201,8 @@ def sentences(record: Record) -> list[str]:
             damaged = ", ".join(f"{name} ({why})" for name, why in rejected.items())
             newer = f"; newer ones are damaged: {damaged}" if damaged else ""
             return [f"Job {rank.job} resumed at step {step:,} from {path} (rank {rank.replica}/{rank.rank}){newer}"]
+        case MemberJoined() | MemberRegrouped() | MemberHealed() | MemberDiscarded() | MembersEvicted():
+            return member_sentences(record)
         case InboxRead(seq=seq):
             return [f"Inbox read up to {seq}"]
         case _:
@@ -217,6 +231,8 @@ def _style(record: Record) -> str:
     match record:
         case RankDied() | DeviceMarkedFailed() | IncidentOpened():
             return "red"
+        case MembersEvicted() | MemberDiscarded():
+            return "yellow"
         case RankLost() | ChangeDecided(commit=False) | CheckpointFailed() | AttemptStopping() | ResponseBegan():
             return "yellow"
         case RankFound() | DeviceMarkedRecovered():

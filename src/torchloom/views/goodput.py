@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torchloom.messages import Goodput
 from torchloom.views.times import duration
 
@@ -24,6 +26,19 @@ def goodput(view: Goodput) -> str:
     causes = sorted(view.lost.items(), key=lambda item: -item[1])
     lost = [f"{_CAUSES.get(cause, cause)} {duration(seconds)}" for cause, seconds in causes if seconds > _LEAST_SECONDS]
     return f"{text}; lost: {', '.join(lost)}" if lost else text
+
+
+def together(views: Iterable[Goodput]) -> Goodput | None:
+    """Of several replicas: the time of all of them."""
+    found = list(views)
+    if not found:
+        return None
+    causes = {cause for view in found for cause in view.lost}
+    return Goodput(
+        elapsed=sum(view.elapsed for view in found),
+        productive=sum(view.productive for view in found),
+        lost={cause: sum(view.lost.get(cause, 0.0) for view in found) for cause in sorted(causes)},
+    )
 
 
 def share(view: Goodput) -> str:

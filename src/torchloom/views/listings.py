@@ -55,8 +55,9 @@ def ranks(views: Sequence[RankView], now: float, screen: Screen) -> list[str]:
         Column("STEP", right=True), Column("LOSS", right=True), Column("SAMPLES/S", right=True),
         Column("HEARD", right=True), Column("NODE", shrinks=True), Column("DEVICES", shrinks=True),
     ]  # fmt: skip
-    rows: list[Row] = []
-    for view in sorted(views, key=lambda v: (_URGENCY.get(v.presence, 3), v.rank)):
+    rows: list[list[str | Cell]] = []
+    listed = sorted(views, key=lambda v: (_URGENCY.get(v.presence, 3), v.rank))
+    for view in listed:
         beat = view.beat
         bad_loss = beat is not None and "loss" in beat.not_finite
         rows.append(
@@ -73,7 +74,21 @@ def ranks(views: Sequence[RankView], now: float, screen: Screen) -> list[str]:
                 ", ".join(view.devices) or ABSENT,
             ]
         )
+    if any(view.member for view in views):
+        columns[7:7] = [Column("QUORUM", right=True)]
+        columns.append(Column("TORCHFT ID", shrinks=True))
+        for row, view in zip(rows, listed, strict=True):
+            row[7:7] = [_quorum(view)]
+            row.append(view.member or ABSENT)
     return table(columns, rows, screen)
+
+
+def _quorum(view: RankView) -> str:
+    """Its number, and how many replicas are in it."""
+    beat = view.beat
+    if beat is None or beat.quorum is None:
+        return ABSENT
+    return f"{beat.quorum:,}" + (f" ({beat.participants})" if beat.participants is not None else "")
 
 
 def devices(views: Sequence[DeviceView], now: float, screen: Screen) -> list[str]:

@@ -10,6 +10,7 @@ from torchloom.messages import (
     AttemptRunning,
     AttemptStopping,
     NodeDrained,
+    ReplicaDrained,
     ResponseBegan,
     ResponseWent,
     RunEnded,
@@ -27,6 +28,7 @@ RunRecord = (
     | ResponseWent
     | AttemptEnded
     | RunEnded
+    | ReplicaDrained
     | NodeDrained
 )
 
@@ -62,6 +64,13 @@ def run_sentence(record: RunRecord) -> str:
             return f"No process of {job} is left" + (f"; it starts again in {wait:g} s" if wait else "")
         case RunEnded(job=job, phase=phase, reason=reason):
             return f"Job {job} is {phase}" + (f": {reason}" if reason else "")
+        case ReplicaDrained(job=job, drained=drained, operator=operator):
+            who = f" ({operator})" if operator else ""
+            return (
+                f"{job} is to leave at the end of a step, and to stay away{who}"
+                if drained
+                else f"{job} may come back{who}"
+            )
         case NodeDrained(node=node, drained=drained, operator=operator):
             who = f" ({operator})" if operator else ""
             return f"Nothing more is started on {node}{who}" if drained else f"{node} may be used again{who}"

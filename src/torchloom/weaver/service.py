@@ -28,6 +28,7 @@ from torchloom.core.events import (
     Asked,
     Event,
     Heard,
+    LighthouseHeard,
     LinkClosed,
     LinkOpened,
     NodeHeard,
@@ -40,7 +41,6 @@ from torchloom.core.events import (
 )
 from torchloom.core.fabric import Fabric
 from torchloom.core.observing import hang_of_run, look_at_jobs
-from torchloom.core.runs import REPLICA
 from torchloom.messages import (
     InboxRead,
     Launch,
@@ -51,11 +51,12 @@ from torchloom.messages import (
     Record,
     decode_ask,
     decode_beat,
+    decode_lighthouse_beat,
     decode_node_beat,
     decode_reply,
     encode,
 )
-from torchloom.subjects import ASK, BEAT, CLOCK, COMMAND, FACT, LOOK, NODE, REPLY, REPORT, TASK
+from torchloom.subjects import ASK, BEAT, CLOCK, COMMAND, EVICT, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, TASK
 from torchloom.weaver.curves import CurveKeeper
 from torchloom.weaver.ear import Ear
 from torchloom.weaver.health import Clock, Health, quietly
@@ -188,6 +189,8 @@ class Weaver:
             await self._send(COMMAND.for_rank(rank), encode(command))
         for node, told in decision.tasks:
             await self._send(TASK.to(node=node), encode(self._with_credentials(node, told)))
+        for job, evict in decision.evictions:
+            await self._send(EVICT.to(job=job), encode(evict))
         for reply, answer in decision.replies:
             await self.looks.answer(reply, answer)
         if waiting.reply and decision.answer is not None:
@@ -217,7 +220,8 @@ class Weaver:
     async def _listen(self) -> None:
         heard = (
             (BEAT, self._on_beat), (REPLY, self._on_reply), (NODE, self._on_node),
-            (ASK, self._on_ask), (LOOK, self.looks.on_look), (CLOCK, self.looks.on_clock),
+            (QUORUM, self._on_lighthouse), (ASK, self._on_ask),
+            (LOOK, self.looks.on_look), (CLOCK, self.looks.on_clock),
         )  # fmt: skip
         for subject, take in heard:
             await self.client.subscribe(subject.pattern(), cb=take)
@@ -265,12 +269,24 @@ class Weaver:
             for job in self.fabric.runs.due(node):
                 self._enqueue(Waiting(RunDue(job, hang_of_run(self.fabric, job, self.clock()))))
 
+    async def _on_lighthouse(self, message: Msg) -> None:
+        try:
+            beat = decode_lighthouse_beat(message.data)
+        except msgspec.MsgspecError as error:
+            self.health.refuse(f"lighthouse: {error}")
+            return
+        job = message.subject.rpartition(".")[2]
+        behind = not set(self.fabric.evicted.get(job, ())) <= set(beat.evicted)
+        if self.fabric.watch.hear_lighthouse(job, beat) or behind:
+            self._enqueue(Waiting(LighthouseHeard(job)))
+
     def _with_credentials(self, node: str, task: NodeCommand) -> NodeCommand:
         """Ranks that are to be started get their own, with which each can speak only as itself."""
         if not isinstance(task, Launch) or self.mint is None:
             return task
         here = [place.rank for place in task.places if place.node == node]
-        creds = {str(rank): self.mint(RankId(task.job, REPLICA, rank)) for rank in here}
+        job, replica = task.task.part_of or task.job, task.task.replica
+        creds = {str(rank): self.mint(RankId(job, replica, rank)) for rank in here}
         return replace(task, creds=creds)
 
     def _enqueue(self, waiting: Waiting) -> bool:

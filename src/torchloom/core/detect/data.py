@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.votes import Votes
+from torchloom.core.detect.votes import carried, cast
 from torchloom.core.detect.words import seconds
 from torchloom.messages import StepTimes
 
@@ -16,23 +16,25 @@ class Hunger:
 
     def __init__(self) -> None:
         self.starved = False
-        self._hungry = Votes()
-        self._fed = Votes()
+        self._hungry = self._fed = 0
+        """Votes."""
 
     def hear(self, times: StepTimes, data: float, most: float, step: int) -> Finding | None:
         """`data` is `times.data` where that is known."""
         hungry = data > most * times.p50
         if not self.starved:
-            if not (hungry or self._hungry.bits) or not self._hungry.cast(hungry):
+            if not (hungry or self._hungry):
                 return None
-            self.starved = True
-            self._fed.clear()
+            self._hungry = cast(self._hungry, hungry)
+            if not carried(self._hungry):
+                return None
+            self.starved, self._fed = True, 0
             what = f"waits for data during {100 * _share(data, times.p50):.0f} % of each step"
             return Finding("starved", what, (f"{seconds(times.p50)} a step, {seconds(data)} of it",), step=step)
-        if not self._fed.cast(data < most / 2 * times.p50):
+        self._fed = cast(self._fed, data < most / 2 * times.p50)
+        if not carried(self._fed):
             return None
-        self.starved = False
-        self._hungry.clear()
+        self.starved, self._hungry = False, 0
         what = f"no longer waits for data ({100 * _share(data, times.p50):.0f} % of each step)"
         return Finding("starved", what, over=True, step=step)
 

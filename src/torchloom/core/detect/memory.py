@@ -25,6 +25,8 @@ EVERY = 4
 SPACING = 0.9
 """Seconds between two samples at least."""
 FORESIGHT = 10.0
+LEAST_OF_FREE = 0.75 / FORESIGHT
+"""Less growth than this share of what is left cannot fill it in time: growth is measured over 3/4 of a window."""
 STEADY = 0.4
 """Each part must bring at least this share of the average growth."""
 LEAST_MB = 16.0
@@ -54,6 +56,7 @@ class Creep:
     def __init__(self, what: str) -> None:
         self.what = what
         self._at = array("d")
+        """When it was looked at; samples are taken EVERY times as often."""
         self._mb = array("d")
         self._seen = 0
         self._due = float("-inf")
@@ -64,15 +67,17 @@ class Creep:
         if now < self._due:
             return None
         self._due = now + SPACING
-        self._seen += 1
-        if self._seen <= WARMING:
+        seen = self._seen = self._seen + 1
+        if seen <= WARMING:
             return None
-        self._at.append(now)
         self._mb.append(mb)
-        if self._seen % EVERY:
-            return None
-        del self._at[: -WINDOWS[0]], self._mb[: -WINDOWS[0]]
-        if self._calm < 0 and mb - min(self._mb) < LEAST_MB:
+        return None if seen % EVERY else self._look(mb, limit_mb, now, horizon)
+
+    def _look(self, mb: float, limit_mb: float, now: float, horizon: float) -> Finding | None:
+        self._at.append(now)
+        del self._at[: -WINDOWS[0] // EVERY - 1], self._mb[: -WINDOWS[0]]
+        least = max(LEAST_MB, LEAST_OF_FREE * (limit_mb - mb))
+        if self._calm < 0 and max(self._mb) - min(self._mb) < least:
             return None
         return self._judge(mb, limit_mb, horizon)
 
@@ -121,5 +126,5 @@ class Creep:
         )
         if total < CLEAR * strays[3 * count // 4]:
             return None
-        window = (self._at[-1] - self._at[-count]) * count / (count - 1)
+        window = self._at[-1] - self._at[-count // EVERY - 1]
         return Growth(total, window * 3 / 4, window)

@@ -50,26 +50,25 @@ def is_gradient(name: str) -> bool:
 class Finite:
     """NaN and infinity. A gradient norm may overflow now and then (loss scaling skips that step): see Level."""
 
-    __slots__ = ("_clean", "_names", "well")
+    __slots__ = ("_clean", "_names")
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
         self._clean = 0
-        self.well: Beat | None = None
-        """The last that told a loss. Set from outside: what is well is not looked at in here."""
 
     @property
     def ill(self) -> bool:
         return bool(self._names)
 
-    def hear(self, beat: Beat) -> Finding | None:
+    def hear(self, beat: Beat, well: Beat | None) -> Finding | None:
+        """`well`: the last beat that told a loss."""
         bad = tuple(name for name in beat.not_finite if not is_gradient(name))
         if bad:
             self._clean = 0
             # A metric may be undefined for long and harmlessly; a loss that follows it is told anew.
             told = self._names and ("loss" in self._names or "loss" not in bad)
             self._names = bad if "loss" in bad or not told else self._names
-            return None if told else _not_finite(bad, beat, self.well)
+            return None if told else _not_finite(bad, beat, well)
         if self._names and beat.times is not None:
             self._clean += 1
             if self._clean >= CLEAN:

@@ -15,6 +15,7 @@ from torchloom.core.detect.finding import Finding
 from torchloom.core.detect.memory import Creep
 from torchloom.core.detect.numbers import GRADIENT_SHARE, LOSS_SHARE, Finite, Level, is_gradient
 from torchloom.core.detect.pace import Pace
+from torchloom.core.detect.straggler import kept
 from torchloom.core.detect.throughput import Throughput
 from torchloom.messages import Beat
 from torchloom.settings import Settings
@@ -25,7 +26,7 @@ _NOTHING: tuple[Finding, ...] = ()
 class Senses:
     __slots__ = (
         "_creep", "_device", "_finite", "_gradient", "_gradient_name", "_hunger", "_loss", "_metrics", "_own",
-        "_throughput", "device_limit_mb", "limit_mb", "pace", "settings",
+        "_throughput", "_well", "device_limit_mb", "limit_mb", "pace", "settings",
     )  # fmt: skip
 
     def __init__(self, settings: Settings, limit_mb: float = math.inf, device_limit_mb: float = math.inf) -> None:
@@ -34,7 +35,10 @@ class Senses:
         self.device_limit_mb = device_limit_mb
         self.pace = Pace()
         self.settings = settings
-        self._finite = Finite()
+        self._finite: Finite | None = None
+        """While a number is not finite."""
+        self._well: Beat | None = None
+        """The last that told a loss."""
         self._loss = Level("loss_spike", settings.spike_factor, LOSS_SHARE)
         self._gradient: Level | None = None
         self._gradient_name = ""
@@ -44,7 +48,7 @@ class Senses:
         self._device: Creep | None = None
         self._hunger = Hunger()
         self._throughput = Throughput()
-        self._own: deque[float] = deque(maxlen=2 * settings.straggler_beats)
+        self._own: deque[float] = deque(maxlen=kept(settings))
 
     @property
     def own(self) -> Sequence[float]:
@@ -56,13 +60,13 @@ class Senses:
         times = beat.times
         self.pace.hear(beat, now)
         found: list[Finding | None] | None = None
-        if beat.not_finite or self._finite.ill:
-            found = [self._finite.hear(beat), self._overflow(beat)]
+        if beat.not_finite or self._finite is not None:
+            found = [self._hear_finite(beat), self._overflow(beat)]
         if times is None or beat.paused or (beat.phase and beat.phase != DATA):
             return tuple(filter(None, found)) if found else _NOTHING
         settings = self.settings
         if beat.loss is not None:
-            self._finite.well = beat
+            self._well = beat
             one = self._loss.hear("loss", beat.loss, beat.step)
             if one is not None:
                 found = [*(found or ()), one]
@@ -92,10 +96,19 @@ class Senses:
         if one is not None:
             found = [*(found or ()), one]
         if beat.device_mb is not None:
-            one = self._hear_device(beat.device_mb, beat.device_free_mb, now)
+            device = self._device or self._device_creep()
+            free = beat.device_free_mb
+            limit = self.device_limit_mb if free is None else beat.device_mb + free
+            one = device.hear(beat.device_mb, limit, now, settings.memory_horizon_seconds)
             if one is not None:
                 found = [*(found or ()), one]
         return tuple(filter(None, found)) if found else _NOTHING
+
+    def _hear_finite(self, beat: Beat) -> Finding | None:
+        finite = self._finite or Finite()
+        found = finite.hear(beat, self._well)
+        self._finite = finite if finite.ill else None
+        return found
 
     def _overflow(self, beat: Beat) -> Finding | None:
         bad = next(filter(is_gradient, beat.not_finite), None)
@@ -106,8 +119,6 @@ class Senses:
             self._gradient = Level("gradient", self.settings.spike_factor, GRADIENT_SHARE)
         return self._gradient
 
-    def _hear_device(self, mb: float, free: float | None, now: float) -> Finding | None:
-        if self._device is None:
-            self._device = Creep("memory of the device")
-        limit = self.device_limit_mb if free is None else mb + free
-        return self._device.hear(mb, limit, now, self.settings.memory_horizon_seconds)
+    def _device_creep(self) -> Creep:
+        self._device = Creep("memory of the device")
+        return self._device

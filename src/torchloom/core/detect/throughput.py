@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.votes import Votes
+from torchloom.core.detect.votes import carried, cast
 from torchloom.core.detect.words import seconds
 from torchloom.messages import Beat, StepTimes
 
@@ -43,7 +43,8 @@ class Throughput:
         self._batch = self._normal_batch = 0.0
         """Samples in a step, smoothed; and when the normal was learnt. 0: not known."""
         self._change = 0
-        self._slow, self._well, self._fast = Votes(), Votes(), Votes()
+        self._slow = self._well = self._fast = 0
+        """Votes."""
 
     def hear(self, beat: Beat, times: StepTimes, factor: float) -> Finding | None:
         p50 = times.p50
@@ -59,22 +60,22 @@ class Throughput:
             return None
         if not self.slow:
             fast, slow = p50 < self._low, p50 > self._high
-            if not (fast or slow or self._fast.bits or self._slow.bits):
+            if not (fast or slow or self._fast or self._slow):
                 if p50 > normal:
                     self._normal = normal * (1 + FOLLOW)
                 else:
                     self._normal = normal * (1 - FOLLOW)
                 return None
             self._bound(factor)
-            if self._fast.cast(fast):
+            self._fast, self._slow = cast(self._fast, fast), cast(self._slow, slow)
+            if carried(self._fast):
                 return self._anew("", beat.step)
-            if self._slow.cast(slow):
-                return self._slowed(p50, factor, beat.step)
-        elif self._well.cast(p50 < normal * (1 + factor) / 2):
-            self.slow = False
-            self._slow.clear()
-            return Finding("slowdown", f"steps take {seconds(p50)} again", over=True, step=beat.step)
-        return None
+            return self._slowed(p50, factor, beat.step) if carried(self._slow) else None
+        self._well = cast(self._well, p50 < normal * (1 + factor) / 2)
+        if not carried(self._well):
+            return None
+        self.slow, self._slow = False, 0
+        return Finding("slowdown", f"steps take {seconds(p50)} again", over=True, step=beat.step)
 
     def _learn(self, p50: float) -> None:
         self._learning.append(p50)
@@ -95,16 +96,14 @@ class Throughput:
     def _anew(self, why: str, step: int) -> Finding | None:
         was_slow, self.slow = self.slow, False
         self._normal, self._learning = 0.0, []
-        for votes in (self._slow, self._well, self._fast):
-            votes.clear()
+        self._slow = self._well = self._fast = 0
         return Finding("slowdown", why, over=True, step=step) if was_slow else None
 
     def _slowed(self, p50: float, factor: float, step: int) -> Finding | None:
         larger = self._batch / self._normal_batch if self._normal_batch and self._batch else 1.0
         if p50 / self._normal < factor * larger and larger > FASTER:
             return self._anew("", step)  # the batch has grown: a longer step is no slower one
-        self.slow = True
-        self._well.clear()
+        self.slow, self._well = True, 0
         ratio = p50 / self._normal
         what = f"steps take {seconds(p50)}, {ratio:.1f} times as long as before ({seconds(self._normal)})"
         rate = f", {p50 / self._batch * 1000:.3g} ms a sample" if self._batch and math.isfinite(self._batch) else ""

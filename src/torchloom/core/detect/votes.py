@@ -1,4 +1,7 @@
-"""Whether something was so in most of the latest beats: a median without keeping the numbers."""
+"""Whether something was so in most of the latest beats: a median without keeping the numbers.
+
+The latest 16 answers are the bits of one plain number: a rank has many of them, and mostly all are 0.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,11 @@ MOST = WINDOW // 2 + 1
 _MASK = (1 << WINDOW) - 1
 
 
-class Votes:
-    """The latest 16 answers, as bits of one number."""
+def cast(votes: int, yes: bool) -> int:
+    """With one more answer. What was never asked counts as no."""
+    return (votes << 1 | yes) & _MASK
 
-    __slots__ = ("bits",)
 
-    def __init__(self) -> None:
-        self.bits = 0
-        """0: nothing to be counted, as mostly."""
-
-    def cast(self, yes: bool) -> bool:
-        """Take in one answer; whether most of the latest say yes. What was never asked counts as no."""
-        if not yes and not self.bits:
-            return False
-        self.bits = bits = (self.bits << 1 | yes) & _MASK
-        return bits.bit_count() >= MOST
-
-    def clear(self) -> None:
-        self.bits = 0
+def carried(votes: int) -> bool:
+    """Whether most of the latest say yes."""
+    return votes.bit_count() >= MOST

@@ -1,0 +1,1 @@
+"""Runs beside a job of torchft's replicas: tells them who trains together, and at once when one of them is gone."""

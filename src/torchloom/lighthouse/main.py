@@ -1,0 +1,67 @@
+"""A lighthouse as a process of its own: `loom lighthouse`, or `python -m torchloom.lighthouse`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from torchloom.bus.tasks import end_all
+from torchloom.core.quorum import Rules
+from torchloom.errors import TorchLoomError
+from torchloom.lighthouse.keeping import Keeping
+from torchloom.lighthouse.options import Options
+from torchloom.settings import Settings
+
+Say = Callable[[str], None]
+
+
+def run(settings: Settings, options: Options, say: Say) -> int:
+    """Until SIGTERM or Ctrl-C."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say reaches us by errors
+    try:
+        import grpc.aio  # noqa: F401
+    except ImportError as error:
+        raise TorchLoomError(
+            f"a lighthouse needs grpcio: {error}", hint="pip install 'torchloom[lighthouse]'"
+        ) from error
+    asyncio.run(serve(settings, options, say))
+    return 0
+
+
+async def serve(settings: Settings, options: Options, say: Say) -> None:
+    from torchloom.lighthouse.server import listening, parse_bind
+    from torchloom.lighthouse.service import Service
+    from torchloom.lighthouse.speaking import Voice
+
+    wanted = parse_bind(options.bind)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    folder = options.folder or settings.state_folder / "lighthouses" / options.job
+    with contextlib.closing(Keeping(folder.absolute())) as keeping:
+        rules = Rules(options.min_replicas, options.join_timeout_ms / 1000, options.heartbeat_timeout_ms / 1000)
+        service = Service(rules, keeping, options.quorum_tick_ms / 1000)
+        async with listening(service, wanted, keeping.last_port()) as place:
+            _log()
+            keeping.note_port(place.port)
+            say(f"lighthouse of {options.job} at {place.url}: TORCHFT_LIGHTHOUSE={place.url}")
+            where = "EVERY interface of this machine" if place.everywhere else f"{place.host} only"
+            say(f"it listens on {where}; the protocol has no authentication: whoever reaches the port takes part")
+            if keeping.kept.quorum:
+                say(f"the last quorum was {keeping.kept.quorum}: {', '.join(keeping.kept.members)}")
+            speaking = asyncio.create_task(Voice(settings, options.job, service, place.url).run())
+            await stop.wait()
+            await end_all([speaking])
+    say("stopped")
+
+
+def _log() -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", force=True
+    )
+    logging.getLogger("nats").setLevel(logging.CRITICAL)  # what it has to say reaches us through callbacks

@@ -1,0 +1,302 @@
+"""Jobs of replicas: each fails and is started again by itself, and together they are one job."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tests.core.site import JOB, Site, incidents
+from torchloom.core.events import Asked, LighthouseHeard, LinkOpened, Reported
+from torchloom.core.grouping import parts, timeouts
+from torchloom.core.presence import Presence
+from torchloom.core.runs import Run
+from torchloom.messages import (
+    Cancel,
+    Done,
+    Evict,
+    Hello,
+    JobEnded,
+    Joined,
+    LighthouseBeat,
+    MembersEvicted,
+    No,
+    RankId,
+    Record,
+    Task,
+    Torchft,
+)
+
+
+def group(replicas: int = 2, **more: object) -> Site:
+    site = Site(cores=16)
+    done = site.submit(torchft=Torchft(replicas=replicas, **more), per_node=1)  # type: ignore[arg-type]
+    assert isinstance(done, Done)
+    site.settle(1.0)
+    return site
+
+
+def run_of(site: Site, part: object) -> Run:
+    return site.loom.fabric.runs.by_job[f"{JOB}:{part}"]
+
+
+def phases(site: Site) -> dict[str, str]:
+    return {name.rpartition(":")[2]: run.phase.value for name, run in site.loom.fabric.runs.by_job.items()}
+
+
+def member(number: int, life: int = 1) -> str:
+    return f"{JOB}_{number}:life-{life}"
+
+
+def join(site: Site, number: int, life: int = 1) -> RankId:
+    """The rank of a replica attaches, and says who it is in torchft."""
+    run = run_of(site, number)
+    rank, place = run.rank(0), run.places[0]
+    site.loom.happen(LinkOpened(rank, place.incarnation, "link"))
+    site.loom.happen(Reported(rank, Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=())))
+    site.loom.happen(Reported(rank, Joined(incarnation=place.incarnation, member=member(number, life))))
+    return rank
+
+
+def shine(site: Site, *members: str, evicted: tuple[str, ...] = (), quorum: int = 1) -> tuple[tuple[str, Evict], ...]:
+    """The lighthouse speaks; what it is told."""
+    beat = LighthouseBeat(incarnation="0" * 24, address="n1:1", quorum=quorum, members=members, evicted=evicted)
+    site.loom.fabric.watch.hear_lighthouse(JOB, beat)
+    return site.loom.happen(LighthouseHeard(JOB)).evictions
+
+
+def records(site: Site, kind: type[Record]) -> list[Record]:
+    return [record for _, some in site.loom.log for record in some if isinstance(record, kind)]
+
+
+def evicted(site: Site) -> list[tuple[str, ...]]:
+    return [record.members for record in records(site, MembersEvicted) if isinstance(record, MembersEvicted)]
+
+
+# ── what a job is made of ──
+
+
+def test_a_job_without_torchft_is_one_run() -> None:
+    task = Task(argv=("train.py",))
+    assert parts("a", task) == [("a", task)]
+
+
+def test_a_job_of_replicas_is_a_run_for_each_and_one_for_the_lighthouse() -> None:
+    made = dict(parts("a", Task(argv=("train.py",), env={"X": "1"}, torchft=Torchft(replicas=2, spares=1))))
+    assert list(made) == ["a:lighthouse", "a:0", "a:1", "a:2"]
+    assert [made[f"a:{n}"].env["REPLICA_GROUP_ID"] for n in range(3)] == ["0", "1", "2"]
+    assert {made[f"a:{n}"].env["NUM_REPLICA_GROUPS"] for n in range(3)} == {"2"}
+    assert [made[f"a:{n}"].replica for n in range(3)] == ["a_0", "a_1", "a_2"]
+    assert made["a:0"].env["X"] == "1"
+    assert "--min-replicas" in made["a:lighthouse"].argv
+    assert not made["a:lighthouse"].standby
+
+
+@pytest.mark.parametrize(
+    ("which", "module"), [("loom", "torchloom.lighthouse"), ("stock", "torchloom.lighthouse.stock")]
+)
+def test_the_lighthouse_is_ours_or_torchfts_own(which: str, module: str) -> None:
+    task = Task(argv=("train.py",), torchft=Torchft(replicas=1, lighthouse=which))
+    assert dict(parts("a", task))["a:lighthouse"].argv[:2] == ("-m", module)
+
+
+def test_somebody_elses_lighthouse_is_not_started_and_named_to_the_replicas() -> None:
+    site = group(lighthouse="http://there:29510")
+    assert phases(site) == {"0": "running", "1": "running"}
+    assert {launch.task.env["TORCHFT_LIGHTHOUSE"] for launch in site.agents["n1"].launches} == {"http://there:29510"}
+
+
+def test_every_timeout_is_longer_than_what_it_waits_for() -> None:
+    ft = Torchft(replicas=2, heartbeat_timeout=20, join_timeout=100)
+    assert ft.heartbeat_timeout < ft.join_timeout < int(timeouts(ft)["TORCHFT_QUORUM_TIMEOUT_SEC"])
+
+
+def test_what_the_job_says_about_timeouts_counts() -> None:
+    task = Task(argv=("train.py",), env={"TORCHFT_TIMEOUT_SEC": "7"}, torchft=Torchft(replicas=1))
+    assert dict(parts("a", task))["a:0"].env["TORCHFT_TIMEOUT_SEC"] == "7"
+
+
+# ── starting ──
+
+
+def test_replicas_start_when_it_is_known_where_their_lighthouse_is() -> None:
+    site = Site(cores=16)
+    site.agents["n1"].deaf = True
+    site.submit(torchft=Torchft(replicas=2), per_node=1)
+    site.settle(1.0)
+    assert phases(site) == {"lighthouse": "placing", "0": "submitted", "1": "submitted"}
+    site.agents["n1"].deaf = False
+    site.settle(1.0)
+    assert phases(site) == {"lighthouse": "running", "0": "running", "1": "running"}
+    told = [launch.task.env.get("TORCHFT_LIGHTHOUSE") for launch in site.agents["n1"].launches]
+    assert told == [None, "http://n1.local:5000", "http://n1.local:5000"]
+
+
+def test_a_name_that_is_in_use_is_refused_and_the_same_question_answered_again() -> None:
+    site = group()
+    assert isinstance(site.submit(2, torchft=Torchft(replicas=2), per_node=1), No)
+    assert isinstance(site.submit(1, torchft=Torchft(replicas=2), per_node=1), Done)
+    assert isinstance(site.submit(3), No)
+    assert len(site.loom.fabric.runs.by_job) == 3
+
+
+def test_a_lighthouse_comes_back_where_it_was() -> None:
+    site = group()
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:lighthouse")
+    site.settle(2.0)
+    light = run_of(site, "lighthouse")
+    assert (light.phase, light.ordinal, light.host, light.port) == ("running", 2, "n1.local", 5000)
+    assert phases(site)["0"] == "running"
+    assert run_of(site, 0).ordinal == 1
+
+
+def test_a_lighthouse_takes_nobodys_place() -> None:
+    site = Site(cores=2)
+    site.submit(torchft=Torchft(replicas=2), per_node=1)
+    site.settle(1.0)
+    assert phases(site) == {"lighthouse": "running", "0": "running", "1": "running"}
+
+
+def test_replicas_have_devices_of_their_own() -> None:
+    site = Site(cores=8, devices=("GPU-a", "GPU-b"))
+    site.agents["n1"].tied = True
+    site.hear()
+    site.submit(torchft=Torchft(replicas=2), per_node=1, node="n1", attended=True)
+    site.settle(1.0)
+    assert sorted(run_of(site, n).places[0].device for n in (0, 1)) == ["GPU-a", "GPU-b"]
+    assert run_of(site, "lighthouse").places[0].device == ""
+
+
+# ── failing ──
+
+
+def test_a_replica_that_dies_is_evicted_and_started_again_while_the_others_go_on() -> None:
+    site = group(3)
+    for number in range(3):
+        join(site, number)
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+    site.settle(2.0)
+    assert evicted(site) == [(member(1),)]
+    assert [run_of(site, n).ordinal for n in range(3)] == [1, 2, 1]
+    assert phases(site) == {"lighthouse": "running", "0": "running", "1": "running", "2": "running"}
+    assert len(incidents(site)) == 1
+    assert all(incident.closed is not None for incident in site.loom.fabric.incidents.values())
+
+
+def test_a_replica_with_peers_that_train_needs_no_checkpoint() -> None:
+    site = Site(cores=16)
+    site.submit(torchft=Torchft(replicas=2), per_node=1, checkpoint_dir="kept")
+    site.settle(1.0)
+    prepared = {p.job: p.task.checkpoint_dir for p in site.agents["n1"].prepares}
+    assert prepared[f"{JOB}:0"] == prepared[f"{JOB}:1"] == "kept"
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+    site.settle(2.0)
+    assert site.agents["n1"].prepares[-1].task.checkpoint_dir == ""
+    for number in (0, 1):
+        site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:{number}")
+    site.settle(3.0)
+    assert "kept" in {p.task.checkpoint_dir for p in site.agents["n1"].prepares[-2:]}
+
+
+def test_a_replica_that_is_given_up_leaves_the_others_alone() -> None:
+    site = Site(cores=16)
+    site.submit(torchft=Torchft(replicas=2), per_node=1, max_restarts=0)
+    site.settle(1.0)
+    site.agents["n1"].end(0, code=1, job=f"{JOB}:1")
+    site.settle(2.0)
+    assert phases(site) == {"lighthouse": "running", "0": "running", "1": "failed"}
+    assert records(site, JobEnded) == []
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
+    site.settle(2.0)
+    assert phases(site) == {"lighthouse": "done", "0": "done", "1": "failed"}
+    assert [(r.outcome, r.reason) for r in records(site, JobEnded) if isinstance(r, JobEnded)] == [
+        ("finished", "1 of 2 replicas ended well")
+    ]
+
+
+def test_a_job_fails_when_fewer_replicas_ended_well_than_are_needed() -> None:
+    site = Site(cores=16)
+    site.submit(torchft=Torchft(replicas=2, min_replicas=2), per_node=1, max_restarts=0)
+    site.settle(1.0)
+    site.agents["n1"].end(0, code=1, job=f"{JOB}:1")
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
+    site.settle(2.0)
+    assert [r.outcome for r in records(site, JobEnded) if isinstance(r, JobEnded)] == ["failed"]
+
+
+def test_cancelling_the_job_ends_all_of_it() -> None:
+    site = group()
+    ask = Cancel(request=f"{7:032x}", job=JOB, why="enough")
+    site.tell(site.loom.happen(Asked(ask, "me")))
+    site.settle(3.0)
+    assert phases(site) == {"lighthouse": "done", "0": "cancelled", "1": "cancelled"}
+    assert [r.outcome for r in records(site, JobEnded) if isinstance(r, JobEnded)] == ["stopped"]
+
+
+def test_a_weaver_that_is_started_anew_goes_on_with_all_of_it() -> None:
+    site = group()
+    for number in (0, 1):
+        join(site, number)
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+    site.restart_weaver()
+    site.settle(10.0)
+    assert evicted(site) == [(member(1),)]
+    assert run_of(site, 1).ordinal == 2
+    assert phases(site) == {"lighthouse": "running", "0": "running", "1": "running"}
+
+
+# ── evicting ──
+
+
+def test_the_lighthouse_is_told_until_it_knows() -> None:
+    site = group()
+    for number in (0, 1):
+        join(site, number)
+    assert shine(site, member(0), member(1)) == ()
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+    site.settle(1.0)
+    ((job, told),) = shine(site, member(0), member(1))
+    assert (job, told.members) == (JOB, (member(1),))
+    assert shine(site, member(0), evicted=(member(1),)) == ()
+
+
+def test_a_lighthouse_that_counts_on_one_who_is_gone_is_told_so() -> None:
+    site = group()
+    rank = join(site, 1)
+    # As a weaver finds it that was away when the rank left.
+    site.loom.fabric.ranks[rank] = replace(site.loom.fabric.ranks[rank], presence=Presence.LEFT)
+    ((_, told),) = shine(site, member(0), member(1))
+    assert told.members == (member(1),)
+
+
+def test_one_whose_id_was_heard_of_too_late_is_evicted_then() -> None:
+    site = group()
+    run = run_of(site, 1)
+    rank, place = run.rank(0), run.places[0]
+    site.loom.happen(Reported(rank, Hello(incarnation=place.incarnation, node="n1", pid=1, devices=())))
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+    site.settle(0.0)
+    assert evicted(site) == []
+    site.loom.happen(Reported(rank, Joined(incarnation=place.incarnation, member=member(1))))
+    assert evicted(site) == [(member(1),)]
+
+
+def test_one_that_ends_well_is_not_waited_for_either() -> None:
+    site = group()
+    for number in (0, 1):
+        join(site, number)
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
+    site.settle(1.0)
+    assert evicted(site) == [(member(0),)]
+    assert phases(site)["1"] == "running"
+
+
+def test_a_script_that_does_not_say_who_it_is_is_known_by_where_its_ranks_meet() -> None:
+    site = group()
+    run = run_of(site, 1)
+    beat = LighthouseBeat(
+        incarnation="0" * 24, address="n1:1", quorum=1, stores={"x:1": f"{run.host}:{run.port}", "y:2": "n1.local:1"}
+    )
+    site.loom.fabric.watch.hear_lighthouse(JOB, beat)
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+    site.settle(0.0)
+    assert evicted(site)[0] == ("x:1",)

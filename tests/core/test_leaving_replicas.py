@@ -1,0 +1,345 @@
+"""A replica that is to leave: at once and by force, or at the end of a step and until it is wanted again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.loom import Loom
+from tests.core.site import JOB, Site, incidents
+from tests.core.test_grouping import evicted, group, join, member, phases, records, run_of, shine
+from torchloom.core.events import Asked, Heard, Replied, Reported, VerdictKnown
+from torchloom.messages import (
+    Applied,
+    Beat,
+    Done,
+    DrainReplica,
+    EvictReplica,
+    Halt,
+    JobEnded,
+    Joined,
+    LighthouseBeat,
+    No,
+    Propose,
+    RankId,
+    Ready,
+    SetKnobs,
+    Standing,
+    Steer,
+    Verdict,
+    WhereAreYou,
+)
+
+RANKS = {number: RankId(JOB, f"{JOB}_{number}", 0) for number in range(3)}
+
+
+def training(replicas: int = 2, **more: object) -> Site:
+    site = group(replicas, **more)
+    for number in range(replicas):
+        rank = join(site, number)
+        site.loom.happen(Heard(rank, Beat(incarnation=run_of(site, number).places[0].incarnation, step=10)))
+    return site
+
+
+def evict(site: Site, replica: str, job: str = JOB) -> Done | No:
+    decision = site.loom.happen(Asked(EvictReplica(job=job, replica=replica, operator="ann"), "me"))
+    site.tell(decision)
+    assert decision.answer is not None
+    return decision.answer
+
+
+def drain(site: Site, number: int, undo: bool = False) -> Done | No:
+    ask = DrainReplica(job=JOB, replica=f"{JOB}_{number}", undo=undo, operator="ann")
+    decision = site.loom.happen(Asked(ask, "me"))
+    site.tell(decision)
+    assert decision.answer is not None
+    return decision.answer
+
+
+class Course:
+    """Ranks that answer what they are asked; what is said once is answered once."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.read = 0
+        self.verdict = True
+        self.stopped: list[RankId] = []
+
+    def go(self) -> None:
+        loom = self.site.loom
+        for _ in range(10):
+            new, self.read = loom.sent[self.read :], len(loom.sent)
+            for rank, command in new:
+                own = loom.fabric.ranks[rank].incarnation
+                reply: Standing | Ready | Applied
+                match command:
+                    case WhereAreYou(id=id):
+                        reply = Standing(incarnation=own, id=id, step=10)
+                    case Propose(change=change):
+                        reply = Ready(incarnation=own, id=change.id, ok=True, step=10)
+                    case Verdict(id=id, commit=True):
+                        reply = Applied(incarnation=own, id=id, step=15)
+                        self.stopped += [rank] if rank not in self.stopped else []
+                    case _:
+                        continue
+                loom.happen(Replied(rank, reply))
+            while loom.verdicts:
+                wanted = loom.verdicts.pop(0)
+                loom.happen(VerdictKnown(wanted.change, wanted.commit and self.verdict, "as the server says"))
+
+
+# ── evicted ──
+
+
+def test_a_replica_that_is_evicted_is_killed_and_started_again_while_the_others_go_on() -> None:
+    site = training()
+    told = site.loom.happen(Asked(EvictReplica(job=JOB, replica=f"{JOB}_1", operator="ann"), "me"))
+    (halt,) = [command for _, command in told.tasks]
+    assert isinstance(halt, Halt)
+    assert (halt.job, halt.kill) == (f"{JOB}:1", (0,))
+    assert [(job, order.members) for job, order in told.evictions] == [(JOB, (member(1),))]
+    assert isinstance(told.answer, Done)
+    site.tell(told)
+    site.settle(2.0)
+    assert [run_of(site, n).ordinal for n in (0, 1)] == [1, 2]
+    assert run_of(site, 1).stops == ()  # nobody's fault
+    assert incidents(site) == [f"{JOB}:1: evicted by ann"]
+    (incident,) = site.loom.fabric.incidents.values()
+    assert incident.decision == "the replica is ended, then started again, while the others go on"
+    assert incident.outcome == "started again to heal from the others as attempt 2"
+
+
+def test_one_that_is_being_started_again_is_not_evicted_twice() -> None:
+    site = training()
+    site.agents["n1"].stubborn = True
+    evict(site, f"{JOB}_1")
+    answer = evict(site, f"{JOB}_1")
+    assert isinstance(answer, Done)
+    assert answer.text == f"{JOB}/{JOB}_1 is stopping"
+    assert evicted(site) == [(member(1),)]
+
+
+def outside(lighthouse: bool, *members: str) -> Site:
+    """Replicas that somebody else has started."""
+    site = Site()
+    for number, name in enumerate(members):
+        rank = RankId("theirs", f"r{number}", 0)
+        site.loom.join(rank, number + 1, devices=(f"GPU-{number}",))
+        if name:
+            life = site.loom.fabric.ranks[rank].incarnation
+            site.loom.happen(Reported(rank, Joined(incarnation=life, member=name)))
+    if lighthouse:
+        site.loom.fabric.watch.hear_lighthouse("theirs", LighthouseBeat(incarnation="0" * 24, address="a:1"))
+    return site
+
+
+def test_one_that_others_started_is_only_taken_out_of_the_quorum() -> None:
+    site = outside(True, "r0:a", "r1:b")
+    answer = evict(site, "r1", "theirs")
+    assert isinstance(answer, Done)
+    assert answer.text == "theirs/r1 is evicted from the quorum"
+    assert evicted(site) == [("r1:b",)]
+    assert incidents(site) == []
+
+
+def test_a_lighthouse_that_is_not_ours_cannot_be_told() -> None:
+    site = outside(False, "r0:a", "r1:b")
+    answer = evict(site, "r1", "theirs")
+    assert isinstance(answer, No)
+    assert "is not torchLoom's" in answer.why
+    assert evicted(site) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "replica", "why"),
+    [
+        ("theirs", "r0", "theirs/r0 is not under torchft"),
+        ("theirs", "r9", "there is no replica theirs/r9"),
+        (JOB, "main", f"{JOB}/main is not under torchft"),
+        ("nobody", "main", "there is no replica nobody/main"),
+    ],
+)
+def test_what_is_not_under_torchft_is_not_evicted(job: str, replica: str, why: str) -> None:
+    site = outside(True, "")
+    site.submit()
+    site.settle()
+    site.join()
+    answer = evict(site, replica, job)
+    assert isinstance(answer, No)
+    assert answer.why == why
+    assert site.phase == "running"
+
+
+def test_a_lighthouse_is_no_replica() -> None:
+    site = training()
+    assert isinstance(evict(site, "lighthouse"), No)
+    ask = DrainReplica(job=JOB, replica="lighthouse")
+    assert isinstance(site.loom.happen(Asked(ask, "me")).answer, No)
+    assert phases(site)["lighthouse"] == "running"
+
+
+# ── drained ──
+
+
+def test_a_drained_replica_leaves_at_a_step_and_waits_while_the_others_go_on() -> None:
+    site = training()
+    ranks = Course(site)
+    answer = drain(site, 1)
+    assert isinstance(answer, Done)
+    assert "at the end of a step" in answer.text
+    ranks.go()
+    assert ranks.stopped == [RANKS[1]]
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:1")
+    site.settle(5.0)
+    assert phases(site) == {"lighthouse": "running", "0": "running", "1": "restarting"}
+    assert evicted(site) == [(member(1),)]  # it is not waited for
+    assert records(site, JobEnded) == []
+    assert incidents(site) == []
+
+
+def test_undone_it_comes_back() -> None:
+    site = training()
+    ranks = Course(site)
+    drain(site, 1)
+    ranks.go()
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:1")
+    site.settle(2.0)
+    assert isinstance(drain(site, 1, undo=True), Done)
+    site.settle(2.0)
+    assert phases(site)["1"] == "running"
+    assert [run_of(site, n).ordinal for n in (0, 1)] == [1, 2]
+    assert run_of(site, 1).stops == ()
+
+
+def test_undone_when_it_is_about_to_leave_it_comes_back_too() -> None:
+    site = training()
+    ranks = Course(site)
+    drain(site, 1)
+    ranks.go()
+    drain(site, 1, undo=True)
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:1")
+    site.settle(2.0)
+    assert (phases(site)["1"], run_of(site, 1).ordinal) == ("running", 2)
+
+
+def test_asked_twice_it_says_so() -> None:
+    site = training()
+    drain(site, 1)
+    before = len(site.loom.log)
+    answer = drain(site, 1)
+    assert isinstance(answer, Done)
+    assert answer.text == f"{JOB}/{JOB}_1 is drained"
+    answer = drain(site, 0, undo=True)
+    assert isinstance(answer, Done)
+    assert answer.text == f"{JOB}/{JOB}_0 is not drained"
+    assert len(site.loom.log) == before
+
+
+def test_while_another_change_is_under_way_it_is_asked_again_until_it_can_be() -> None:
+    site = training()
+    other = Steer(request=f"{5:032x}", verb="pause", job=JOB, replica=f"{JOB}_0", operator="bob")
+    site.loom.happen(Asked(other, "bob"))
+    drain(site, 1)
+    site.settle(1.0)
+    assert {rank for rank, command in site.loom.sent if isinstance(command, WhereAreYou)} == {RANKS[0]}
+    ranks = Course(site)
+    ranks.go()
+    site.settle(1.0)
+    ranks.go()
+    assert ranks.stopped == [RANKS[0], RANKS[1]]
+
+
+def test_one_that_came_to_nothing_is_asked_again() -> None:
+    site = training()
+    ranks = Course(site)
+    ranks.verdict = False
+    drain(site, 1)
+    ranks.go()
+    assert ranks.stopped == []
+    ranks.verdict = True
+    site.settle(1.0)
+    ranks.go()
+    assert ranks.stopped == [RANKS[1]]
+
+
+def test_the_job_ends_when_the_others_have_ended_and_a_drained_one_is_away() -> None:
+    site = training()
+    ranks = Course(site)
+    drain(site, 1)
+    ranks.go()
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:1")
+    site.settle(2.0)
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
+    site.settle(2.0)
+    assert phases(site) == {"lighthouse": "done", "0": "done", "1": "cancelled"}
+    ended = [r.outcome for r in records(site, JobEnded) if isinstance(r, JobEnded)]
+    assert ended == ["finished"]
+
+
+def test_a_job_of_which_all_replicas_are_drained_waits() -> None:
+    site = training()
+    ranks = Course(site)
+    for number in (0, 1):
+        drain(site, number)
+        ranks.go()
+        site.agents["n1"].end(0, code=0, job=f"{JOB}:{number}")
+        site.settle(2.0)
+    assert phases(site) == {"lighthouse": "running", "0": "restarting", "1": "restarting"}
+
+
+def test_one_that_would_begin_alone_when_the_others_have_ended_well_does_not() -> None:
+    site = training()
+    for _ in range(2):  # the second time it waits a little before it begins again
+        site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+        site.settle()
+    assert phases(site)["1"] == "restarting"
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
+    site.settle(2.0)
+    assert phases(site) == {"lighthouse": "done", "0": "done", "1": "cancelled"}
+
+
+def test_one_that_has_made_no_step_yet_when_the_others_have_ended_well_does_not_begin_anew() -> None:
+    site = training()
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+    site.settle(1.0)
+    assert (phases(site)["1"], run_of(site, 1).ordinal) == ("running", 2)
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
+    site.settle(2.0)
+    assert phases(site) == {"lighthouse": "done", "0": "done", "1": "cancelled"}
+
+
+def test_one_that_is_a_step_behind_the_others_ends_by_itself() -> None:
+    site = training()
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
+    site.settle(2.0)
+    assert phases(site)["1"] == "running"
+
+
+def test_what_torchloom_did_not_start_cannot_be_drained() -> None:
+    site = outside(True, "r0:a")
+    ask = DrainReplica(job="theirs", replica="r0")
+    assert isinstance(site.loom.happen(Asked(ask, "me")).answer, No)
+
+
+def test_a_weaver_that_is_started_anew_remembers_who_is_drained() -> None:
+    site = training()
+    drain(site, 1)
+    again = site.loom.restarted()
+    assert again.fabric.state() == site.loom.fabric.state()
+    assert again.fabric.runs.by_job[f"{JOB}:1"].drained
+    site.restart_weaver()
+    assert isinstance(site.loom, Loom)
+    shine(site, member(0))
+    assert run_of(site, 1).drained
+
+
+def test_knobs_can_be_set_while_a_replica_is_away() -> None:
+    site = training()
+    ranks = Course(site)
+    drain(site, 1)
+    ranks.go()
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:1")
+    site.settle(2.0)
+    ask = SetKnobs(request=f"{6:032x}", job=JOB, values={"lr": 0.1})
+    answer = site.loom.happen(Asked(ask, "me")).answer
+    assert isinstance(answer, No)
+    assert "no knob" in answer.why  # and not that a rank cannot be reached

@@ -1,0 +1,63 @@
+"""Jobs of replicas as a viewer sees them."""
+
+from __future__ import annotations
+
+from tests.core.site import JOB, Site
+from tests.core.test_grouping import group, join, member, run_of
+from torchloom.core.picture import picture, runs
+from torchloom.messages import Cancel, JobView, LookFabric, LookRuns, PlaneView, Torchft
+
+PLANE = PlaneView(weaver="w", term=1, began=0.0, now=0.0, log_seq=0, version="0")
+
+
+def names(site: Site, job: str | None) -> list[str]:
+    return [run.job for run in runs(site.loom.fabric, LookRuns(job=job), site.loom.now).runs]
+
+
+def the_job(site: Site) -> JobView:
+    return picture(site.loom.fabric, PLANE, LookFabric(job=JOB)).jobs[0]
+
+
+def cancel(site: Site, number: int) -> None:
+    site.tell(site.loom.ask(Cancel(request=f"{number:032x}", job=JOB), "me"))
+    site.settle(3.0)
+
+
+def test_a_job_is_all_of_its_runs_and_each_has_a_name() -> None:
+    site = group()
+    assert names(site, JOB) == [f"{JOB}:0", f"{JOB}:1", f"{JOB}:lighthouse"]
+    assert names(site, f"{JOB}:1") == [f"{JOB}:1"]
+    assert names(site, None) == names(site, JOB)
+    assert names(site, "nobody") == []
+
+
+def test_what_is_left_of_an_earlier_job_of_that_name_is_not_part_of_it() -> None:
+    site = group(3)
+    cancel(site, 7)
+    site.submit(2, torchft=Torchft(replicas=1), per_node=1)
+    site.settle(1.0)
+    assert names(site, JOB) == [f"{JOB}:0", f"{JOB}:lighthouse"]
+    cancel(site, 8)
+    site.submit(3)
+    site.settle(1.0)
+    assert names(site, JOB) == [JOB]
+    assert names(site, f"{JOB}:2") == [f"{JOB}:2"]  # it can still be asked for
+
+
+def test_a_rank_is_shown_with_its_id_in_torchft() -> None:
+    site = group()
+    join(site, 0)
+    (view,) = picture(site.loom.fabric, PLANE, LookFabric(job=JOB)).ranks
+    assert view.member == member(0)
+
+
+def test_a_lighthouse_is_not_counted_among_the_ranks_and_the_job_runs_while_one_replica_does() -> None:
+    site = group()
+    for number in (0, 1):
+        join(site, number)
+    assert (the_job(site).phase, the_job(site).live, the_job(site).ranks) == ("running", 2, 2)
+    for _ in range(2):  # the second time it waits a little before it begins again
+        site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+        site.settle()
+    assert run_of(site, 1).phase == "restarting"
+    assert (the_job(site).phase, the_job(site).live, the_job(site).ranks) == ("running", 1, 2)

@@ -1,0 +1,21 @@
+"""Fixtures of the integrations' tests: the played weaver of the threadlet's, and a stock lighthouse of torchft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.threadlet.conftest import _nobody_stays, lively, weaver  # noqa: F401
+
+
+@pytest.fixture
+def lighthouse() -> Iterator[str]:
+    """The address of one that goes on as soon as it may."""
+    torchft: Any = pytest.importorskip("torchft._torchft", reason="torchft is not installed")
+    server = torchft.LighthouseServer(
+        bind="[::]:0", min_replicas=1, join_timeout_ms=100, quorum_tick_ms=10, heartbeat_timeout_ms=1000
+    )
+    yield server.address()
+    server.shutdown()
