@@ -309,6 +309,19 @@ def test_one_that_has_made_no_step_yet_when_the_others_have_ended_well_does_not_
 
 def test_one_that_is_a_step_behind_the_others_ends_by_itself() -> None:
     site = training()
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+    site.settle(1.0)
+    rank = join(site, 1, 2)
+    site.loom.happen(Heard(rank, Beat(incarnation=run_of(site, 1).places[0].incarnation, step=12)))
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
+    site.settle(2.0)
+    assert phases(site)["1"] == "running"
+
+
+def test_one_that_is_needed_begins_again_although_the_others_have_ended_well() -> None:
+    site = training(min_replicas=2)
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+    site.settle(1.0)
     site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
     site.settle(2.0)
     assert phases(site)["1"] == "running"

@@ -57,7 +57,7 @@ def test_a_lighthouse_is_not_counted_among_the_ranks_and_the_job_runs_while_one_
         join(site, number)
     assert (the_job(site).phase, the_job(site).live, the_job(site).ranks) == ("running", 2, 2)
     for _ in range(2):  # the second time it waits a little before it begins again
-        site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+        site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:0")
         site.settle()
-    assert run_of(site, 1).phase == "restarting"
+    assert run_of(site, 0).phase == "restarting"
     assert (the_job(site).phase, the_job(site).live, the_job(site).ranks) == ("running", 1, 2)

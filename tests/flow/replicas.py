@@ -78,7 +78,7 @@ with commits.open("a", buffering=1) as told:
                 os._exit(1)
             if word == "raise":
                 raise ValueError("as it was told")
-            if word == "hang":
+            if word == "hang":  # in its next forward pass
                 time.sleep(10_000)
             if word.startswith("slow"):
                 pause = float(word.split()[1])
@@ -148,7 +148,7 @@ class Replicas:
 
     def latest(self, replica: int) -> list[Commit]:
         """The last commits of its latest life."""
-        pid, found = self.pid(replica), self.commits(replica)[-100:]
+        pid, found = self.pid(replica), self.commits(replica)[-200:]
         return [commit for commit in found if commit.pid == pid]
 
     def step(self, replica: int) -> int:
@@ -160,7 +160,8 @@ class Replicas:
         count = self.count if count is None else count
 
         def there() -> bool:
-            latest = [self.latest(n)[-commits:] for n in range(self.count)]
+            alive = [n for n in range(self.count) if self.pid(n) not in self.struck]
+            latest = [self.latest(n)[-commits:] for n in alive]
             going = [some for some in latest if len(some) == commits and all(c.participants == count for c in some)]
             return len(going) == count and max(s[-1].step for s in going) - min(s[-1].step for s in going) < 5
 
@@ -239,7 +240,7 @@ class Replicas:
                 yield f"step {step}: parameters differ: {[(r, c.quorum, c.digest) for r, c in made]}"
             if len({commit.quorum for _, commit in made}) > 1:
                 yield f"step {step} was committed in several quorums: {[(r, c.quorum) for r, c in made]}"
-            healed = [commit for _, commit in made if first[commit.pid] == step]  # who heals takes part from the next on
+            healed = [commit for _, commit in made if first[commit.pid] == step]  # takes part from the next on
             if len(made) - len(healed) > max(commit.participants for _, commit in made):
                 yield f"step {step}: {len(made)} commits, and {made[0][1].participants} participants"
         yield from self._lonely(by_step)

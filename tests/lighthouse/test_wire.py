@@ -30,7 +30,8 @@ def test_a_heartbeat_of_the_real_client() -> None:
 
 def test_requests_of_the_real_clients() -> None:
     assert wire.read_quorum_request(ASKED) == Member("train_ddp_0:b9a9", ASKED[2:], shrink_only=True, store="h:2")
-    assert wire.read_quorum_request(ASKED_BY_MANAGER) == Member("r:1", ASKED_BY_MANAGER[2:], commit_failures=2, store="s:3")
+    by_manager = Member("r:1", ASKED_BY_MANAGER[2:], commit_failures=2, store="s:3")
+    assert wire.read_quorum_request(ASKED_BY_MANAGER) == by_manager
 
 
 def test_members_are_passed_on_as_they_came() -> None:

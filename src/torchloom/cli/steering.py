@@ -66,7 +66,8 @@ def add(verbs: Verbs) -> None:
         "Says what it will hit and asks. One that torchLoom did not start is only left out of every later quorum.\n\n"
         "  loom evict train_ddp/train_ddp_0 --yes", listing=True,
     )  # fmt: skip
-    names.with_names(verb.add_argument("target", metavar="JOB/REPLICA", help="as `loom map` lists it"), names.complete_replica)
+    target = verb.add_argument("target", metavar="JOB/REPLICA", help="as `loom map` lists it")
+    names.with_names(target, names.complete_replica)
     verb.add_argument("-y", "--yes", action="store_true", help="do not ask")
     add_timeout(verb)
 

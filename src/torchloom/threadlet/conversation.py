@@ -296,6 +296,7 @@ class Conversation:
             await self._reader.refresh(self._meter.values.copy(), READ_SECONDS, tuple(self._meter.losses))
             known = self._reader.readings
             member = self._life.member or Membership()
+            together = self._signs.collectives if self._life.member is None else stretch.step * 10**6 + member.begun
             beat = Beat(
                 incarnation=self._life.incarnation,
                 step=stretch.step,
@@ -315,7 +316,7 @@ class Conversation:
                 knobs=self._helm.values() if self._life.rank.rank == 0 else {},
                 still=self._meter.still(),
                 phase=self._signs.phases.now,
-                collectives=self._signs.collectives,
+                collectives=together,
                 quorum=member.quorum,
                 participants=member.participants,
                 discarded=member.discarded,

@@ -19,3 +19,5 @@ class Membership:
     quorum: int | None = None
     participants: int | None = None
     discarded: int = 0
+    begun: int = 0
+    """What it has begun of its next step together with others: who has begun less is the one they wait for."""

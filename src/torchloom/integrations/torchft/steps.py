@@ -56,7 +56,7 @@ class Steps:
         meter.resume_at(manager.current_step())
         meter.has_group = True
         quorum, waiting, commit = manager.start_quorum, manager.wait_quorum, manager.should_commit
-        report = manager.report_error
+        report, reduce, member = manager.report_error, manager.allreduce, self._member
 
         def report_error(error: Any, *args: Any, **kwargs: Any) -> Any:
             self._error = self._error or error
@@ -64,7 +64,12 @@ class Steps:
 
         def start_quorum(*args: Any, **kwargs: Any) -> Any:
             self._safely(self._before_quorum)
+            member.begun += 1
             return quorum(*args, **kwargs)
+
+        def allreduce(*args: Any, **kwargs: Any) -> Any:
+            member.begun += 1
+            return reduce(*args, **kwargs)
 
         def wait_quorum(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread:
@@ -73,12 +78,13 @@ class Steps:
                 return waiting(*args, **kwargs)
 
         def should_commit(*args: Any, **kwargs: Any) -> Any:
+            member.begun += 1
             with meter.aside(meter.waiting):
                 committed = commit(*args, **kwargs)
             self._safely(self._committed if committed else self._lost)
             return committed
 
-        for new in (start_quorum, wait_quorum, should_commit, report_error):
+        for new in (start_quorum, wait_quorum, allreduce, should_commit, report_error):
             self._ending.append(replace(manager, new.__name__, new))
 
     def also_end(self, ending: Callable[[], None]) -> None:
@@ -96,6 +102,7 @@ class Steps:
 
     def _committed(self) -> None:
         self._meter.step(None, None, self._manager.current_step(), {})
+        self._member.begun = 0
         self._fresh = True
         if self._untold:
             self._tell()
