@@ -1392,6 +1392,8 @@ class AttemptLaunched(Message, frozen=True):
     resume: str = ""
     resume_step: int | None = None
     rejected: dict[str, str] = {}
+    heals: bool = False
+    """Other replicas train, and it takes over their state: nothing is to be done again."""
 
 
 class AttemptRunning(Message, frozen=True):

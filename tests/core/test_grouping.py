@@ -6,11 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.core.site import JOB, Site, incidents
-from torchloom.core.events import Asked, LighthouseHeard, LinkOpened, Reported
+from torchloom.core.events import Asked, Heard, LighthouseHeard, LinkOpened, Reported
 from torchloom.core.grouping import parts, timeouts
 from torchloom.core.presence import Presence
 from torchloom.core.runs import Run
 from torchloom.messages import (
+    Beat,
     Cancel,
     Done,
     Evict,
@@ -300,3 +301,20 @@ def test_a_script_that_does_not_say_who_it_is_is_known_by_where_its_ranks_meet()
     site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
     site.settle(0.0)
     assert evicted(site)[0] == ("x:1",)
+
+
+def test_what_a_replica_did_before_it_was_lost_is_not_lost_with_it() -> None:
+    site = group()
+    rank = join(site, 1)
+    place = run_of(site, 1).places[0]
+    site.loom.happen(Heard(rank, Beat(incarnation=place.incarnation, step=500)))
+    site.settle(100.0)
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+    site.settle(2.0)
+    spent = site.loom.fabric.goodput.of(f"{JOB}:1", site.loom.now)
+    assert spent is not None
+    assert spent.productive > 90
+    assert "redone" not in spent.lost
+    (incident,) = (i for i in site.loom.fabric.incidents.values() if i.stopped is not None)
+    assert incident.lost_steps == 0
+    assert any("it heals from the others" in text for _, text in incident.history)

@@ -159,6 +159,8 @@ def _folded(account: Account, record: Record, at: float) -> Account:
         case AttemptBegan():
             account = _charged(account, at)
             return replace(account, doing=account.cause or STARTING, joined=False)
+        case AttemptLaunched(heals=True):
+            return replace(account, whole=(), first=max((stretch.last for stretch in account.stretches), default=0))
         case AttemptLaunched(resume_step=step):
             whole = account.stretches
             return replace(_redone(replace(account, whole=whole), whole, step or 0), first=step or 0)

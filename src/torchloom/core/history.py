@@ -101,6 +101,10 @@ def follow(incidents: dict[str, Incident], runs: Runs, record: Record, at: float
             number = attempt - runs.by_job[job].before
             if number > 1:
                 _tell(incidents, job, attempt - 1, at, f"attempt {number} is prepared on {nodes}")
+        case AttemptLaunched(job=job, attempt=attempt, heals=True) if runs.by_job[job].ordinal > 1:
+            _tell(incidents, job, attempt - 1, at, "it heals from the others")
+            for incident in [i for i in incidents.values() if i.stopped == (job, attempt - 1)]:
+                incidents[incident.id] = replace(incident, lost_steps=0)
         case AttemptLaunched(job=job, attempt=attempt, resume=resume, resume_step=step) if runs.by_job[job].ordinal > 1:
             where = f"goes on from step {step:,}" if step is not None else "begins anew"
             source = f" ({resume})" if resume else ""

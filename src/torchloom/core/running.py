@@ -122,6 +122,7 @@ def _prepare(fabric: Fabric, run: Run, now: float) -> Decision:
         resume=status.resume,
         resume_step=status.resume_step,
         rejected=status.rejected,
+        heals=heals(fabric, run),
     )
     launch = _launch(fabric, run, record)
     return Decision((record,), tasks=tuple((node, launch) for node in run.nodes), reason=f"{run.job}: starting")
