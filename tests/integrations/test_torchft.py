@@ -173,8 +173,12 @@ async def test_a_checkpoint_that_the_script_loads_into_its_manager_moves_the_cou
 
 async def test_what_a_step_took_without_waiting_for_peers_is_known(start: Start, weaver: PlayedWeaver) -> None:
     replica = await start("a")
-    while not any(beat.times and beat.times.own is not None for beat in weaver.beats):
+
+    async def known() -> bool:
         await asyncio.to_thread(replica.attempt)
+        return any(beat.times and beat.times.own is not None for beat in weaver.beats)
+
+    await until(known, "a beat that tells")
 
 
 # ── a change takes effect at a committed step ──
