@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
@@ -52,7 +53,7 @@ def _torchft(given: Mapping[str, object]) -> Torchft:
         raise BadInput(
             f"at least {ft.min_replicas} of {ft.replicas} replicas", hint=f"min_replicas from 1 to {ft.replicas}"
         )
-    if ft.lighthouse not in {OURS, STOCK} and not ft.lighthouse.startswith(("http://", "https://")):
+    if ft.lighthouse not in {OURS, STOCK} and not _is_address(ft.lighthouse):
         raise BadInput(
             f"no such lighthouse: {ft.lighthouse!r}", hint="loom, stock, or an address such as http://localhost:29510"
         )
@@ -62,3 +63,11 @@ def _torchft(given: Mapping[str, object]) -> Torchft:
             hint="a quorum waits for replicas that are alive: longer than it takes to see that one is not",
         )
     return ft
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        return False

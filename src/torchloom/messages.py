@@ -1364,6 +1364,8 @@ class AttemptNote(Part, frozen=True):
     code: int = 0
     warm: int = 0
     why_cold: str = ""
+    heals: bool = False
+    """It takes over the state of other replicas."""
 
 
 class RunSubmitted(Message, frozen=True):

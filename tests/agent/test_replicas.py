@@ -115,8 +115,9 @@ def test_a_replica_that_begins_again_heals_from_the_others() -> None:
     tale.go_on(a_replica(1, notes=(a_note(1),)))
     first = replace(a_note(1), stopping=5.0, reason="rank 0 failed: killed by SIGKILL")
     tale.go_on(a_replica(1, "stopping", notes=(first,)))
-    tale.go_on(a_replica(1, notes=(first, a_note(2)), attempt=2))
-    tale.go_on(a_replica(1, notes=(first, a_note(2)), attempt=2))
+    second = replace(a_note(2), heals=True)
+    tale.go_on(a_replica(1, notes=(first, second), attempt=2))
+    tale.go_on(a_replica(1, notes=(first, second), attempt=2))
     assert said == [
         "waiting for its lighthouse",
         "rank 0 failed: killed by SIGKILL",

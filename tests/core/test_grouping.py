@@ -15,6 +15,7 @@ from torchloom.messages import (
     Cancel,
     Done,
     Evict,
+    Goodbye,
     Hello,
     JobEnded,
     Joined,
@@ -85,7 +86,7 @@ def test_a_job_of_replicas_is_a_run_for_each_and_one_for_the_lighthouse() -> Non
     made = dict(parts("a", Task(argv=("train.py",), env={"X": "1"}, torchft=Torchft(replicas=2, spares=1))))
     assert list(made) == ["a:lighthouse", "a:0", "a:1", "a:2"]
     assert [made[f"a:{n}"].env["REPLICA_GROUP_ID"] for n in range(3)] == ["0", "1", "2"]
-    assert {made[f"a:{n}"].env["NUM_REPLICA_GROUPS"] for n in range(3)} == {"2"}
+    assert {made[f"a:{n}"].env["NUM_REPLICA_GROUPS"] for n in range(3)} == {"3"}
     assert [made[f"a:{n}"].replica for n in range(3)] == ["a_0", "a_1", "a_2"]
     assert made["a:0"].env["X"] == "1"
     assert "--min-replicas" in made["a:lighthouse"].argv
@@ -243,6 +244,40 @@ def test_a_weaver_that_is_started_anew_goes_on_with_all_of_it() -> None:
     assert evicted(site) == [(member(1),)]
     assert run_of(site, 1).ordinal == 2
     assert phases(site) == {"lighthouse": "running", "0": "running", "1": "running"}
+
+
+def test_one_that_was_stopped_long_before_does_not_stand_for_one_that_is_lost() -> None:
+    site = group()
+    ranks = [join(site, number) for number in (0, 1)]
+    for number, step in ((1, 124), (0, 265)):
+        life = run_of(site, number).places[0].incarnation
+        site.loom.happen(Heard(ranks[number], Beat(incarnation=life, step=step)))
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:1")  # as `loom stop JOB/REPLICA` has it
+    site.settle(1.0)
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:0")
+    site.settle(2.0)
+    assert phases(site) == {"lighthouse": "running", "0": "running", "1": "done"}
+    assert run_of(site, 0).ordinal == 2
+    assert not run_of(site, 0).note.heals
+
+
+def test_a_process_that_had_said_that_it_is_done_may_be_aborted_while_it_goes() -> None:
+    site = group()
+    for number in (0, 1):
+        rank = join(site, number)
+        life = run_of(site, number).places[0].incarnation
+        site.loom.happen(Reported(rank, Goodbye(incarnation=life, how="finished")))
+        site.agents["n1"].end(0, signal="SIGABRT", job=f"{JOB}:{number}")
+    site.settle(2.0)
+    assert phases(site) == {"lighthouse": "done", "0": "done", "1": "done"}
+
+
+def test_one_that_was_aborted_before_it_was_done_has_failed() -> None:
+    site = group()
+    join(site, 1)
+    site.agents["n1"].end(0, signal="SIGABRT", job=f"{JOB}:1")
+    site.settle(2.0)
+    assert run_of(site, 1).ordinal == 2
 
 
 # ── evicting ──

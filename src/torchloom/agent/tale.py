@@ -44,7 +44,7 @@ class Tale:
                 self.say("the script finds it in TORCHLOOM_RESUME_FROM; --resume-arg passes it as an argument")
             for name, why in self.rejected().items():
                 self.say(f"{name} is passed over: {why}")
-        elif run.attempt > 1 and task.torchft is not None:
+        elif run.attempt > 1 and run.notes[-1].heals:
             self.say(f"attempt {run.attempt} begins; it heals from the others")
         elif run.attempt > 1:
             where = task.checkpoint_dir

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from torchloom.agent.fitting import Birth, Target
 from torchloom.agent.words import Begin
-from torchloom.threadlet import counting
+from torchloom.threadlet import counting, meeting
 
 NO_SUCH_SCRIPT = 2
 KEEPERS_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
@@ -45,6 +45,7 @@ def prepare(begin: Begin, target: Target, birth: Birth) -> None:
     _other_chance()
     if "TORCHLOOM_LAUNCHER" in begin.env:  # as startup/sitecustomize.py does in a fresh interpreter
         counting.install()
+        meeting.install()
 
 
 def run(target: Target) -> None:

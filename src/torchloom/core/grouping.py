@@ -27,7 +27,7 @@ def parts(job: str, task: Task) -> list[tuple[str, Task]]:
     if task.torchft is None:
         return [(job, task)]
     ft = task.torchft
-    env = timeouts(ft) | {"NUM_REPLICA_GROUPS": str(ft.replicas)} | task.env
+    env = timeouts(ft) | {"NUM_REPLICA_GROUPS": str(ft.replicas + ft.spares)} | task.env
     replicas = []
     for number in range(ft.replicas + ft.spares):
         own = env | {"REPLICA_GROUP_ID": str(number)}
@@ -130,7 +130,9 @@ def left_alone(fabric: Fabric, run: Run) -> bool:
     waiting = [other for other in others if not other.over]
     if not all(other.drained and other.phase in _AWAY for other in waiting):
         return False
-    done = sum(other.phase is RunPhase.DONE for other in others)
+    far = max((note.step for note in run.notes), default=0)
+    # One that was stopped long before this one was lost has not done what this one did.
+    done = sum(other.phase is RunPhase.DONE and other.step + 1 >= far for other in others)
     return done >= run.task.torchft.min_replicas or (run.drained and len(waiting) < len(others))
 
 

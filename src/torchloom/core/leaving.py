@@ -11,7 +11,9 @@ from dataclasses import replace
 from torchloom.core import parting, wishes
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric
+from torchloom.core.grouping import siblings
 from torchloom.core.members import evict
+from torchloom.core.presence import PRESENT
 from torchloom.core.running import UNDER_WAY
 from torchloom.core.runs import Run, RunPhase
 from torchloom.core.stopping import Cause, stop
@@ -53,9 +55,21 @@ def drain_replica(fabric: Fabric, ask: DrainReplica, now: float) -> Decision:
         return Decision(
             (record,), answer=Done(text=f"{replica} is started again"), reason=f"{replica} is started again"
         )
+    if run.phase is RunPhase.RUNNING and not any(_goes_on(other) for other in siblings(fabric, run)):
+        return _no(
+            f"{replica} is the last one that trains: nothing would be left to heal from", f"`loom stop {ask.job}`"
+        )
+    ranks = [fabric.ranks[rank] for rank in fabric.ranks_of(run)]
+    if run.phase is RunPhase.RUNNING and not any(rank.presence in PRESENT and not rank.counted for rank in ranks):
+        why = f"{replica} cannot be asked: its script does not call torchloom.attach_manager()"
+        return _no(why, f"`loom evict {replica}` ends it at once, and it is started again")
     text = f"{replica} leaves at the end of a step; `loom drain --undo {replica}` has it back"
     first = Decision((record,), reason=f"{replica} is drained")
     return replace(together([first, ask_to_leave(fabric, run, now)]), answer=Done(text=text))
+
+
+def _goes_on(run: Run) -> bool:
+    return run.phase is RunPhase.RUNNING and not run.drained
 
 
 def ask_to_leave(fabric: Fabric, run: Run, now: float) -> Decision:

@@ -19,7 +19,7 @@ from torchloom.core.policy import HANGS
 from torchloom.core.presence import PRESENT, JobPhase
 from torchloom.core.responding import go_on
 from torchloom.core.runs import Run, RunPhase
-from torchloom.core.silence import as_ranks_say, deserted, given_up, lost_node, missed, silent_agents
+from torchloom.core.silence import as_ranks_say, deserted, finished, given_up, lost_node, missed, silent_agents
 from torchloom.core.stopping import ELSEWHERE, Cause, halting, of_the_attempt, stop
 from torchloom.messages import (
     AttemptEnded,
@@ -41,6 +41,8 @@ from torchloom.messages import (
 
 SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGABRT": 6, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15}
 """A shell says 128 and this number of a process that such a signal ended."""
+AT_EXIT = frozenset({"SIGABRT", "SIGSEGV"})
+"""With which a process may end that has done all it had to."""
 UNDER_WAY = frozenset({RunPhase.PLACING, RunPhase.STARTING, RunPhase.RUNNING, RunPhase.PAUSED})
 """Phases in which an attempt counts on its nodes."""
 FIRST_WAIT = 0.0
@@ -168,7 +170,9 @@ def _watch(fabric: Fabric, run: Run, hang: Verdict | None, now: float) -> Decisi
             if not fabric.watch.node_speaks(node, now):  # then they speak for themselves
                 told = as_ranks_say(fabric, run, told)
             ranks |= {rank.rank: rank for rank in told}
-    failed = [rank for rank in ranks.values() if rank.state == "ended" and (rank.code != 0 or rank.signal)]
+    bad = [rank for rank in ranks.values() if rank.state == "ended" and (rank.code != 0 or rank.signal)]
+    # A process that was done may still be aborted by what its libraries leave running.
+    failed = [rank for rank in bad if not (rank.signal in AT_EXIT and finished(fabric, run, rank.rank))]
     if failed:
         return _failed(fabric, run, failed, now)
     records: list[Record] = [*_left(fabric, run, ranks), *silent_agents(fabric, run, now)]

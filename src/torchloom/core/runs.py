@@ -263,7 +263,7 @@ class Runs:
                 self.by_job[job] = replace(
                     run, host=host, port=port, resume=resume, resume_step=resume_step, rollback=None
                 )
-                self._note(job, resume_step=resume_step)
+                self._note(job, resume_step=resume_step, heals=record.heals)
             case AttemptRunning(job=job, warm=warm, why_cold=why_cold):
                 self._turn(job, S.ALL_RUNNING, at)
                 self._note(job, running=at, warm=warm, why_cold=why_cold)

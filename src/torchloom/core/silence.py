@@ -63,7 +63,7 @@ def given_up(fabric: Fabric, run: Run, node: str, now: float) -> bool:
 
 def as_ranks_say(fabric: Fabric, run: Run, told: tuple[RankStatus, ...]) -> tuple[RankStatus, ...]:
     """What an agent said before it fell silent, with what its ranks have said since."""
-    ended = {rank.rank for rank in told if _finished(fabric, run, rank.rank)}
+    ended = {rank.rank for rank in told if finished(fabric, run, rank.rank)}
     return tuple(replace(rank, state="ended", code=0, signal="") if rank.rank in ended else rank for rank in told)
 
 
@@ -87,12 +87,12 @@ def _alive(fabric: Fabric, run: Run, node: str) -> bool:
     for at in run.places:
         known = fabric.ranks.get(run.rank(at.rank))
         lives = known is not None and known.incarnation == at.incarnation and known.presence is Presence.LIVE
-        if at.node == node and not lives and not _finished(fabric, run, at.rank):
+        if at.node == node and not lives and not finished(fabric, run, at.rank):
             return False
     return True
 
 
-def _finished(fabric: Fabric, run: Run, number: int) -> bool:
+def finished(fabric: Fabric, run: Run, number: int) -> bool:
     """Whether a rank of the attempt has said so itself."""
     known = fabric.ranks.get(run.rank(number))
     this = any(at.rank == number and known is not None and at.incarnation == known.incarnation for at in run.places)

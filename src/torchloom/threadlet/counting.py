@@ -15,10 +15,11 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
+
+from torchloom.threadlet.importing import when_imported
 
 OPTIMIZERS = "torch.optim.optimizer"
 STILL = 1000
@@ -116,10 +117,7 @@ def install() -> None:
         return
     _counter.on = True
     os.register_at_fork(before=_counter.settle, after_in_child=_counter.forget)
-    if OPTIMIZERS in sys.modules:
-        hook(sys.modules[OPTIMIZERS], _counter)
-    else:
-        sys.meta_path.insert(0, _Watch())
+    when_imported(OPTIMIZERS, lambda optimizers: hook(optimizers, _counter))
 
 
 def hook(optimizers: ModuleType, counter: Counter) -> Callable[[], None]:
@@ -137,42 +135,3 @@ def hook(optimizers: ModuleType, counter: Counter) -> Callable[[], None]:
         counter.retire()
         return lambda: None
     return end
-
-
-class _Watch:
-    """Looks on while torch's optimizers are imported, then goes."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != OPTIMIZERS or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)  # type: ignore[assignment]  # all that is asked of one
-                return spec
-        return None
-
-
-class _Loader:
-    """The loader that was found, and a word to us when it has loaded."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        hook(module, _counter)

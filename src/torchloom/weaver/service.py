@@ -76,6 +76,8 @@ BATCH = 1000
 STUCK = "nothing has been decided"
 STUCK_SECONDS = 15.0
 """A weaver that decides nothing for so long is to be started anew."""
+EVICT_SECONDS = 1.0
+"""Between two times that a lighthouse is told what it does not seem to know."""
 QUEUE = 50_000
 """Events waiting at most; past it the inbox waits on disk and announcements are made up for by a roll-call."""
 
@@ -106,6 +108,8 @@ class Weaver:
         self.looks = Looks(client, fabric, self.health, self.plane, clock)
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._subjects: dict[str, RankId | None] = {}
+        self._told: dict[str, float] = {}
+        """By job: when its lighthouse was last told again whom to leave out."""
         self._snapshot_at = self.began
         self._batch: list[Waiting] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -277,8 +281,16 @@ class Weaver:
             return
         job = message.subject.rpartition(".")[2]
         behind = not set(self.fabric.evicted.get(job, ())) <= set(beat.evicted)
-        if self.fabric.watch.hear_lighthouse(job, beat) or behind:
+        if self.fabric.watch.hear_lighthouse(job, beat) or (behind and self._may_tell(job)):
             self._enqueue(Waiting(LighthouseHeard(job)))
+
+    def _may_tell(self, job: str) -> bool:
+        """Not at once again: a lighthouse that cannot keep what it is told answers each time."""
+        now = self.clock()
+        if now - self._told.get(job, -EVICT_SECONDS) < EVICT_SECONDS:
+            return False
+        self._told[job] = now
+        return True
 
     def _with_credentials(self, node: str, task: NodeCommand) -> NodeCommand:
         """Ranks that are to be started get their own, with which each can speak only as itself."""

@@ -22,9 +22,10 @@ if _first == _here:
         del os.environ["PYTHONPATH"]
 
     with contextlib.suppress(Exception):  # an interpreter without torchLoom, or with another one: uncounted, then
-        from torchloom.threadlet.counting import install
+        from torchloom.threadlet import counting, meeting
 
-        install()
+        counting.install()
+        meeting.install()
 
 _spec = PathFinder.find_spec("sitecustomize")
 if _spec is not None and _spec.loader is not None:

@@ -1,0 +1,65 @@
+"""Where the ranks of a torchft replica meet: torchrun has a store for that, which a Manager expects to be there.
+
+`loom run` leaves the store to the first rank: init_process_group makes it, but a script under torchft need not call
+that. So the first rank of such a replica makes it when it is about to make its Manager, unless it is there by then.
+Nothing here may raise: without a store a Manager waits, and says for what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from torchloom.threadlet.importing import when_imported
+
+MANAGERS = "torchft.manager"
+_kept: list[Any] = []
+"""For as long as the process lives."""
+
+
+def install(environ: Mapping[str, str] = os.environ) -> None:
+    """In a rank that `loom run` starts, before its script begins."""
+    launched = environ.get("TORCHLOOM_LAUNCHER") == "loom" and "REPLICA_GROUP_ID" in environ
+    if launched and environ.get("RANK") == "0":
+        when_imported(MANAGERS, _hook)
+
+
+def _hook(managers: ModuleType) -> None:
+    with contextlib.suppress(Exception):  # a torchft without a Manager
+        made = managers.Manager.__init__
+        if getattr(made, "meets", False):
+            return
+
+        @functools.wraps(made)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            if not kwargs.get("store_addr"):
+                with contextlib.suppress(Exception):
+                    serve(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            made(self, *args, **kwargs)
+
+        init.meets = True  # type: ignore[attr-defined]
+        managers.Manager.__init__ = init
+
+
+def serve(host: str, port: int) -> bool:
+    """Have a store there; whether that was needed."""
+    if _listens(host, port):
+        return False
+    from torch.distributed import TCPStore
+
+    _kept.append(TCPStore(host, port, is_master=True, wait_for_workers=False))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # whoever makes a process group later finds it there
+    return True
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
