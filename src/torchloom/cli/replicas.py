@@ -22,7 +22,7 @@ def add_replicas(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--replicas", type=int, metavar="N", help="with --torchft; default: 2")
     verb.add_argument("--min-replicas", type=int, metavar="N", help="fewer commit no step; default: 1")
     verb.add_argument(
-        "--spares", type=int, metavar="N", help="further replicas, for scripts whose Manager keeps spares; default: 0"
+        "--spares", type=int, metavar="N", help="further replicas, for a Manager with spares; default: 0"
     )
     verb.add_argument(
         "--lighthouse", metavar="WHICH",

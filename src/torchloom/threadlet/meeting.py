@@ -39,22 +39,18 @@ def _hook(managers: ModuleType) -> None:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             if not kwargs.get("store_addr"):
                 with contextlib.suppress(Exception):
-                    serve(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+                    serve(managers.TCPStore, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
             made(self, *args, **kwargs)
 
         init.meets = True  # type: ignore[attr-defined]
         managers.Manager.__init__ = init
 
 
-def serve(host: str, port: int) -> bool:
-    """Have a store there; whether that was needed."""
-    if _listens(host, port):
-        return False
-    from torch.distributed import TCPStore
-
-    _kept.append(TCPStore(host, port, is_master=True, wait_for_workers=False))
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # whoever makes a process group later finds it there
-    return True
+def serve(store: Any, host: str, port: int) -> None:
+    """Have a store there."""
+    if not _listens(host, port):
+        _kept.append(store(host, port, is_master=True, wait_for_workers=False))
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # whoever makes a process group later finds it there
 
 
 def _listens(host: str, port: int) -> bool:
