@@ -21,9 +21,7 @@ def add_replicas(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     verb.add_argument("--replicas", type=int, metavar="N", help="with --torchft; default: 2")
     verb.add_argument("--min-replicas", type=int, metavar="N", help="fewer commit no step; default: 1")
-    verb.add_argument(
-        "--spares", type=int, metavar="N", help="further replicas, for a Manager with spares; default: 0"
-    )
+    verb.add_argument("--spares", type=int, metavar="N", help="further replicas, for a Manager with spares; default: 0")
     verb.add_argument(
         "--lighthouse", metavar="WHICH",
         help="loom (default): ours; stock: torchft's own; or the address of one that runs already: http://host:29510",
