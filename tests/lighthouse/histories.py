@@ -5,7 +5,8 @@ A history says which replicas live when (they send heartbeats) and when they ask
 through torchft's own client, with the times at which things really happened written down. From these the core foretells
 the answers, again and again with all times shifted a little, within what is uncertain about them. An answer that comes
 out the same each time does not hang on a few milliseconds: it must be what the server said. All others are passed over.
-A history that fails is played twice more, since a busy machine may have held up a call for longer than was thought.
+A history that fails is played twice more, since a busy machine may have held up a call for longer than was thought,
+and if it fails still, by itself when all others are over.
 """
 
 from __future__ import annotations
@@ -343,20 +344,25 @@ async def many(seed: int, count: int, at_once: int = AT_ONCE, end: float = float
     """So many histories, each against both; those passed over because the machine was too busy are replaced."""
     chance = random.Random(seed)
     total, room = Total(), asyncio.Semaphore(at_once)
+    suspects: list[History] = []
 
     async def one(history: History) -> None:
         async with room:
-            if total.histories >= count or len(total.wrong) > 10 or time.monotonic() > end:
+            if total.histories >= count or len(suspects) > 10 or time.monotonic() > end:
                 return
             verdicts = [await _settled(play, history, total) for play in (play_theirs, play_ours)]
         if any(verdict.noise for verdict in verdicts):
             total.passed_over += 1
             return
         total.histories += 1
+        if any(verdict.wrong for verdict in verdicts):
+            suspects.append(history)
         for verdict in verdicts:
             total.compared += verdict.compared
             total.asked += verdict.asked
-            total.wrong += verdict.wrong
 
     await asyncio.gather(*(one(draw(chance.randrange(2**32))) for _ in range(4 * count)))
+    for history in suspects:  # by itself, and later: what was wrong because of the rules is wrong again
+        for play in (play_theirs, play_ours):
+            total.wrong += (await _settled(play, history, total)).wrong
     return total

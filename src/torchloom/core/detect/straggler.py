@@ -27,6 +27,8 @@ from torchloom.settings import Settings
 
 CLEAR = 4.5
 """By chance a mean is so far off once in some hundred thousand looks; there are many looks."""
+SURE = 3
+"""Looks on end that must find it: what is slow by chance is not for long."""
 MEDIAN = 1.5
 """The median of several numbers is less certain than their mean: its variance is about this many times as large."""
 ODD = math.log(3)
@@ -43,12 +45,14 @@ def kept(settings: Settings) -> int:
 class Race(Generic[Who]):
     """The ranks of one job side by side, by whatever names them."""
 
-    __slots__ = ("scores", "slow")
+    __slots__ = ("_looks", "scores", "slow")
 
     def __init__(self) -> None:
         self.scores: dict[Who, float] = {}
         """Of each rank that can be compared: how many times its peers' time it needs."""
         self.slow: set[Who] = set()
+        self._looks: dict[Who, int] = {}
+        """In how many looks on end a rank was found slow that is not called so yet."""
 
     def look(self, own: Mapping[Who, Sequence[float]], settings: Settings) -> tuple[tuple[Who, Finding], ...]:
         """Compare the latest own times of all ranks; who became a straggler, and who no longer is one."""
@@ -68,9 +72,13 @@ class Race(Generic[Who]):
             score = self.scores[rank] = middle / peers
             if rank not in self.slow:
                 if times[-most] < noticeable * _middle_without(lowers, times[-most]):
+                    if self._looks:
+                        self._looks.pop(rank, None)
                     continue  # as mostly
                 pasts = pasts or _Pasts({rank: own[rank] for rank in runners})
-                if pasts.slow(rank, factor):
+                is_slow = score >= factor and pasts.slow(rank, factor)
+                looks = self._looks[rank] = self._looks.get(rank, 0) + 1 if is_slow else 0
+                if looks >= SURE:
                     self.slow.add(rank)
                     found.append((rank, _slow(score, middle, peers, len(runners))))
             elif score < noticeable:
