@@ -112,6 +112,13 @@ def test_every_timeout_is_longer_than_what_it_waits_for() -> None:
     assert ft.heartbeat_timeout < ft.join_timeout < int(timeouts(ft)["TORCHFT_QUORUM_TIMEOUT_SEC"])
 
 
+def test_what_a_script_gives_its_manager_is_not_overruled_without_need() -> None:
+    for join, told in ((10.0, set()), (100.0, {"TORCHFT_QUORUM_TIMEOUT_SEC"})):
+        task = Task(argv=("train.py",), torchft=Torchft(replicas=1, join_timeout=join))
+        env = dict(parts("a", task))["a:0"].env
+        assert {name for name in env if name.startswith("TORCHFT_")} == {"TORCHFT_QUORUM_RETRIES", *told}
+
+
 def test_what_the_job_says_about_timeouts_counts() -> None:
     task = Task(argv=("train.py",), env={"TORCHFT_TIMEOUT_SEC": "7"}, torchft=Torchft(replicas=1))
     assert dict(parts("a", task))["a:0"].env["TORCHFT_TIMEOUT_SEC"] == "7"

@@ -47,12 +47,12 @@ def load(state):
     optimizer.load_state_dict(state["optimizer"])
 
 manager = Manager(
-    pg=ProcessGroupGloo(timeout=timedelta(seconds=30)),
+    pg=ProcessGroupGloo(timeout=timedelta(seconds=10)),  # so long gloo waits for one that died while it connects
     load_state_dict=load,
     state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
     min_replica_size=int(os.environ.get("LEAST", "1")),
     replica_id=f"train_ddp_{number}",
-    timeout=timedelta(seconds=30),
+    timeout=timedelta(seconds=15),
 )
 loom = torchloom.attach_manager(manager)
 commits, last, order = (folder / name for name in (f"commits-{number}-{rank}", "last", f"do-{number}-{rank}"))

@@ -80,7 +80,7 @@ def test_the_others_go_on_whatever_becomes_of_one(count: int, ranks: int, begin:
 
 @pytest.mark.long
 def test_one_that_hangs_is_told_from_those_who_wait_for_it(begin: Start) -> None:
-    job = begin(2, 1, "--env", "TORCHFT_TIMEOUT_SEC=10")
+    job = begin(2)
     job.until_together(150)  # until it is known how long a step takes
     pid = job.pid(0)
     job.tell(1, "hang")

@@ -18,6 +18,8 @@ ADDRESS, FOLDER = "{address}", "{folder}"
 """In the words of a lighthouse: where it is to listen, and where it keeps what it must not forget."""
 _ALWAYS = 1_000_000
 _AWAY = frozenset({RunPhase.SUBMITTED, RunPhase.RESTARTING})
+TORCHFT_SECONDS = "60"
+"""Of each of its timeouts, if nothing is said."""
 QUORUM_RETRIES = 299
 """Of a replica whose lighthouse does not answer: it is being started again."""
 
@@ -27,7 +29,9 @@ def parts(job: str, task: Task) -> list[tuple[str, Task]]:
     if task.torchft is None:
         return [(job, task)]
     ft = task.torchft
-    env = timeouts(ft) | {"NUM_REPLICA_GROUPS": str(ft.replicas + ft.spares)} | task.env
+    # What is as torchft has it is left to the script: a variable would count more than what its Manager is given.
+    imposed = {name: value for name, value in timeouts(ft).items() if value != TORCHFT_SECONDS}
+    env = imposed | {"NUM_REPLICA_GROUPS": str(ft.replicas + ft.spares)} | task.env
     replicas = []
     for number in range(ft.replicas + ft.spares):
         own = env | {"REPLICA_GROUP_ID": str(number)}
@@ -46,9 +50,9 @@ def timeouts(ft: Torchft) -> dict[str, str]:
     """
     quorum = max(60, int(2 * ft.join_timeout + ft.heartbeat_timeout))
     return {
-        "TORCHFT_TIMEOUT_SEC": "60",
+        "TORCHFT_TIMEOUT_SEC": TORCHFT_SECONDS,
         "TORCHFT_QUORUM_TIMEOUT_SEC": str(quorum),
-        "TORCHFT_CONNECT_TIMEOUT_SEC": "60",
+        "TORCHFT_CONNECT_TIMEOUT_SEC": TORCHFT_SECONDS,
         "TORCHFT_QUORUM_RETRIES": str(QUORUM_RETRIES),
     }
 
