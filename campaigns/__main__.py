@@ -11,11 +11,11 @@ from collections.abc import Callable
 from campaigns import control, hangs, lighthouse, protocol, recovery, spine, torchft
 
 CAMPAIGNS: dict[str, tuple[Callable[[int, float], list[str]], float]] = {
-    "spine": (spine.run, 2.0),
-    "protocol": (protocol.run, 2.0),
-    "control": (control.run, 2.0),
-    "recovery": (recovery.run, 2.5),
-    "hangs": (hangs.run, 2.5),
+    "spine": (spine.run, 1.5),
+    "protocol": (protocol.run, 1.5),
+    "control": (control.run, 1.5),
+    "recovery": (recovery.run, 2.0),
+    "hangs": (hangs.run, 2.0),
     "lighthouse": (lighthouse.run, 3.0),
     "torchft": (torchft.run, 10.0),
 }
