@@ -363,6 +363,7 @@ async def many(seed: int, count: int, at_once: int = AT_ONCE, end: float = float
 
     await asyncio.gather(*(one(draw(chance.randrange(2**32))) for _ in range(4 * count)))
     for history in suspects:  # by itself, and later: what was wrong because of the rules is wrong again
-        for play in (play_theirs, play_ours):
-            total.wrong += (await _settled(play, history, total)).wrong
+        theirs, ours = [(await _settled(play, history, total)).wrong for play in (play_theirs, play_ours)]
+        if {text.replace("torchft's", "ours") for text in theirs} != set(ours):  # else both agree, against the foretold
+            total.wrong += [*theirs, *ours]
     return total
