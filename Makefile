@@ -4,6 +4,7 @@ TORCH  ?= torch==2.13.0
 TORCHFT ?= torchft==0.2.0; sys_platform == 'linux' and platform_machine == 'x86_64'
 PY     := .venv/bin/python
 READY  := .venv/.ready
+export PYTHONDONTWRITEBYTECODE =  # tests start a thousand processes: none should compile what another one has
 
 .PHONY: help setup demo test check bench campaign docs clean
 

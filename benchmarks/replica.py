@@ -18,10 +18,6 @@ from torchft import Manager, ProcessGroupGloo
 def main(folder: Path, pause: float) -> None:
     number, rank = os.environ["REPLICA_GROUP_ID"], int(os.environ["RANK"])
     torch.set_num_threads(1)
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    ours = "TORCHLOOM_LAUNCHER" in os.environ
-    # torchrun has a store of its own; `loom run` leaves it to the first rank.
-    store = torch.distributed.TCPStore(host, port, is_master=True, wait_for_workers=False) if ours else None
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -37,7 +33,7 @@ def main(folder: Path, pause: float) -> None:
         replica_id=f"bench_{number}",
         timeout=timedelta(seconds=20),
     )
-    if ours:
+    if "TORCHLOOM_LAUNCHER" in os.environ:
         import torchloom
 
         torchloom.attach_manager(manager)
@@ -55,7 +51,6 @@ def main(folder: Path, pause: float) -> None:
                 commits.write(f"{os.getpid()} {step} {count} {manager._quorum_id} {at:.6f}\n")
             optimizer.zero_grad()
             time.sleep(max(0.0, pause - (time.monotonic() - began)))
-    del store
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ DETECTED: Mapping[EventKind, Found] = {
     "straggler": Found(
         "What a rank needs for its own work, without waiting for its peers, is compared with that of its peers. "
         "It must be slower by the factor and by clearly more than beats differ on this machine, in three quarters of "
-        "the latest ones. Where ranks compute on GPUs, waiting is queued there like the rest and is not known: "
-        "stragglers are then not told.",
+        "the latest ones, and so in three looks on end. Where ranks compute on GPUs, waiting is queued there like the "
+        "rest and is not known: stragglers are then not told.",
         ("straggler_factor", "straggler_beats"),
     ),
     "not_finite": Found("A loss or metric that was reported is NaN or infinite. It is over after some finite ones."),

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings as examples
 
 from torchloom.bus.folder import Folder
 from torchloom.bus.server import EmbeddedServer, Listen
 from torchloom.settings import Settings
+
+examples.register_profile("repeatable", deadline=None, derandomize=True)  # what fails is the change, not the draw
+examples.register_profile("drawn", deadline=None, print_blob=True)  # `make campaign`, with its seed
+examples.load_profile("repeatable")
 
 
 @pytest.fixture

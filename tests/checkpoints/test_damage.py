@@ -29,9 +29,7 @@ from torchloom.checkpoints.verify import describe, verify
 from torchloom.errors import BadState
 
 UNTRACEABLE = why_untraceable()
-on_fixtures = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
+on_fixtures = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ saved = st.dictionaries(st.integers(0, 60), st.tuples(st.integers(-5, 50), st.bo
 maybe = st.none() | st.integers(1, 6)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(saved=saved, last=maybe, hours=st.none() | st.floats(0.5, 40), every=maybe)
 def test_a_rule_keeps_what_any_of_its_parts_keeps_and_always_a_good_one(
     saved: dict[int, tuple[int, bool]], last: int | None, hours: float | None, every: int | None

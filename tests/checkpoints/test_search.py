@@ -83,7 +83,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> 
         verify(path)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_flipped_bit_and_any_truncation_is_caught(tmp_path: Path, data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))

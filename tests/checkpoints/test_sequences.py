@@ -134,4 +134,4 @@ class Folder(RuleBasedStateMachine):
 
 
 TestFolder = Folder.TestCase
-TestFolder.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
+TestFolder.settings = settings(max_examples=40, stateful_step_count=25)

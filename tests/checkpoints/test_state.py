@@ -114,7 +114,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(tree=trees)
 def test_any_tree_of_what_may_be_saved_comes_back_equal(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "trees"

@@ -228,7 +228,7 @@ def test_less_is_left_of_a_stretch_the_earlier_one_goes_on(first: int, more: int
     assert 0 <= stretch.up_to(step).seconds <= stretch.up_to(step + 1).seconds <= seconds
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(

@@ -74,7 +74,7 @@ def membership(state: State) -> object:
     return [(r.id, r.incarnation, r.presence, r.devices) for r in state.ranks], state.term
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(senders(), st.randoms(use_true_random=False), st.randoms(use_true_random=False))
 def test_the_order_across_senders_does_not_matter(
     histories: list[list[Event]], one: random.Random, other: random.Random
@@ -102,7 +102,7 @@ def _joined(loom: Loom, fact: RankExited) -> bool:
     return known is not None and known.incarnation >= fact.incarnation
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(senders(), st.randoms(use_true_random=False), st.integers(0, 40))
 def test_folding_the_log_gives_the_same_state_and_so_does_a_snapshot(
     histories: list[list[Event]], chance: random.Random, cut: int

@@ -24,7 +24,7 @@ WORLDS = 600
 """Storms in which a broken part must have shown."""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(MOVES)
 def test_in_any_storm_ranks_agree_and_operators_are_answered(moves: list[tuple[str, int]]) -> None:
     assert World().play(moves) == []

@@ -250,7 +250,7 @@ def test_cancelling_what_torchloom_did_not_start_is_refused() -> None:
 # ── the weaver dies ──
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from(["beat", "tick", "restart", "kill0", "kill1", "late"]), max_size=40))
 def test_a_weaver_killed_at_any_point_goes_on_where_it_was(moves: list[str]) -> None:
     site = Site()

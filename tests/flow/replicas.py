@@ -34,10 +34,6 @@ import torchloom
 
 folder, number, rank = Path(sys.argv[1]), os.environ["REPLICA_GROUP_ID"], os.environ["RANK"]
 torch.set_num_threads(1)
-host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-store = None
-if rank == "0" and os.environ.get("TORCHLOOM_LAUNCHER"):
-    store = torch.distributed.TCPStore(host, port, is_master=True, wait_for_workers=False)
 torch.manual_seed(os.getpid())
 model = torch.nn.Linear(32, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -123,7 +123,7 @@ class Lighthouse:
         return tuple(id for id in self.kept.members if id not in self.evicted)
 
     def alive(self, rules: Rules, now: float) -> set[str]:
-        return {id for id, at in self.heartbeats.items() if now - at < rules.heartbeat_seconds}
+        return {id for id, at in self.heartbeats.items() if now < at + rules.heartbeat_seconds}  # as in _next_silence
 
     # ── what it hears ────────────────────────────────────────────────────────────────────────────────────────────────
 

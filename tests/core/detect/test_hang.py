@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.detect.beats import SETTINGS
@@ -234,7 +234,6 @@ stands = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(stands, max_size=8, unique_by=lambda stand: stand.rank))
 def test_whatever_is_seen_the_verdict_makes_sense(seen: list[Stand]) -> None:
     found = verdict(seen, SETTINGS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchloom.core.detect.odd import group, story
@@ -104,7 +104,6 @@ pieces = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(st.integers(0, 10**6), st.text() | st.lists(pieces | st.text()).map("\n".join)),
     st.sets(st.integers()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.detect.beats import SETTINGS, beat, times
@@ -99,7 +99,6 @@ def test_what_was_excused_teaches_nothing() -> None:
     assert pace.pause < 1.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.001, 100.0), min_size=5, max_size=80))
 def test_no_step_that_a_rank_has_just_come_back_from_is_longer_than_the_limit(steps: list[float]) -> None:
     pace = Pace()

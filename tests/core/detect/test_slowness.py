@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.detect.beats import SETTINGS, beat, findings, noise, times
@@ -165,7 +165,6 @@ def test_a_beat_that_holds_an_evaluation_makes_no_straggler() -> None:
     assert looked(Race[int](), {0: odd, 1: usual, 2: own(16, seed=4)}) == ()
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.09, 0.11), min_size=3, max_size=12), st.floats(1.9, 50.0), st.data())
 def test_among_similar_ranks_only_the_slow_one_is_blamed(
     peers: list[float], factor: float, data: st.DataObject

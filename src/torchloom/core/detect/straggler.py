@@ -7,6 +7,7 @@ two values, so that every rank looks slow for a while. Hence a rank is a straggl
     steady  three quarters of its latest beats are slower than three quarters of its peers' are
     slow    its mean ≥ factor × the median of its peers' means, over all beats that are kept
     clear   that is CLEAR times the error that such a mean has where beats differ as much as its peers' do
+    sure    three looks on end find all that, and its latest beats are slow by the factor, too
 
 Means and errors are those of logarithms: what is slow is slow by a factor, and one odd beat moves them little. Three
 quarters, so that a burst of something else, which not all ranks feel, makes no straggler. The error is why the slow one
