@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import multiprocessing
 import random
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -44,7 +46,7 @@ SHIFTS = 12
 MORE_SHIFTS = 150
 """Where an answer was another than all of these foretell: two calls a millisecond apart may come in either order."""
 TRIES = 3
-AT_ONCE = 8
+AT_ONCE = 16
 
 Outcome = tuple[int, tuple[str, ...]] | None
 """Number and members of the quorum in an answer; None: there was none."""
@@ -249,6 +251,8 @@ class Verdict:
     compared: int = 0
     asked: int = 0
     noise: str = ""
+    stricter: bool = False
+    """It has a quorum that torchft would form and we would not: nothing can be compared, however often it is played."""
     wrong: list[str] = field(default_factory=list)
 
 
@@ -267,7 +271,7 @@ def judged(played: Played, whose: str) -> Verdict:
     if any(answer not in {one[index] for one in possible} for index, answer in played.answers.items()):
         possible += guesses(MORE_SHIFTS)
     if ours_alone:
-        verdict.noise = "a quorum that torchft would form and we would not"
+        verdict.stricter = True
         return verdict
     for index, answer in sorted(played.answers.items()):
         outcomes = {one[index] for one in possible}
@@ -305,9 +309,10 @@ async def play_theirs(history: History) -> Verdict:
     )  # fmt: skip
     try:
         address = f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
-        return judged(await _in_thread(lambda: Player(history, address).play()), "torchft's")
+        played = await _in_thread(lambda: Player(history, address).play())
     finally:
         server.shutdown()
+    return await _judged(played, "torchft's")
 
 
 async def play_ours(history: History) -> Verdict:
@@ -317,7 +322,17 @@ async def play_ours(history: History) -> Verdict:
             played = await _in_thread(lambda: Player(history, place.url).play())
             if service.naps:
                 played.noise = "our lighthouse stood still"
-        return judged(played, "ours")
+    return await _judged(played, "ours")
+
+
+@functools.cache
+def _judge() -> ProcessPoolExecutor:
+    """Elsewhere, since foretelling takes its time, in which no lighthouse here would answer."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+async def _judged(played: Played, whose: str) -> Verdict:
+    return await asyncio.get_running_loop().run_in_executor(_judge(), judged, played, whose)
 
 
 async def _in_thread(work: Callable[[], Played]) -> Played:
@@ -358,10 +373,13 @@ async def many(seed: int, count: int, at_once: int = AT_ONCE, end: float = float
         async with room:
             if total.histories >= count or len(suspects) > 10 or time.monotonic() > end:
                 return
-            verdicts = [await _settled(play, history, total) for play in (play_theirs, play_ours)]
-        if any(verdict.noise for verdict in verdicts):
-            total.passed_over += 1
-            return
+            verdicts = []
+            for play in (play_theirs, play_ours):
+                verdict = await _settled(play, history, total)
+                if verdict.noise or verdict.stricter:
+                    total.passed_over += 1
+                    return
+                verdicts.append(verdict)
         total.histories += 1
         if any(verdict.wrong for verdict in verdicts):
             suspects.append(history)
