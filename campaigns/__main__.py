@@ -8,9 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from campaigns import control, hangs, lighthouse, protocol, recovery, spine, torchft
+from campaigns import control, examples, hangs, lighthouse, protocol, recovery, spine, torchft
 
 CAMPAIGNS: dict[str, tuple[Callable[[int, float], list[str]], float]] = {
+    "examples": (examples.run, 1.0),
     "spine": (spine.run, 1.5),
     "protocol": (protocol.run, 1.5),
     "control": (control.run, 1.5),

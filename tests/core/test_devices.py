@@ -111,7 +111,7 @@ def test_conditions_and_devices_are_told_apart() -> None:
         loom.tell(fact)
     assert len(loom.open_incidents()) == 3
     loom.tell(hot("", over=True))
-    assert {i.subject for i in loom.fabric.open_incidents("")} == {"GPU-1#throttled", "GPU-11#hot"}
+    assert {i.subject for i in loom.fabric.incidents.open_of("")} == {"GPU-1#throttled", "GPU-11#hot"}
 
 
 def test_an_agent_that_begins_anew_ends_what_the_one_before_said_and_no_failure() -> None:

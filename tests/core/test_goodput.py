@@ -258,7 +258,7 @@ def test_productive_and_lost_seconds_are_all_there_is(moves: list[tuple[str, flo
                 held = site.phase == "running"
                 site.loom.fabric.fold((AttemptHeld(job=JOB, attempt=site.run.attempt, held=held),), site.loom.now)
             case "hang":
-                hang = opened("hang", id=site.loom.fabric.next_incident(), subject=f"{JOB}#hang")
+                hang = opened("hang", id=site.loom.fabric.incidents.next_id(), subject=f"{JOB}#hang")
                 site.loom.fabric.fold((hang,), site.loom.now)
             case "kill0" | "kill1" if agent.attempts and agent.attempts[max(agent.attempts)].ranks:
                 agent.resume = (f"/step-{step}", step)

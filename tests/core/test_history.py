@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site
-from torchloom.core.fabric import Fabric, Incident
+from torchloom.core.fabric import Fabric
 from torchloom.core.history import KEPT, MOST, noted
+from torchloom.core.incidents import Incident
 from torchloom.core.picture import CLOSED_SHOWN, EVIDENCE_SHOWN, picture
 from torchloom.messages import (
     AttemptStopping,

@@ -7,7 +7,8 @@ import msgspec
 from tests.core.loom import HI, Loom, life
 from torchloom.core.decision import Decision
 from torchloom.core.events import Reported
-from torchloom.core.fabric import Fabric, Incident, State
+from torchloom.core.fabric import Fabric, State
+from torchloom.core.incidents import Incident
 from torchloom.core.keeping import KEEP_SAVED
 from torchloom.core.picture import checkpoints
 from torchloom.messages import (

@@ -282,7 +282,7 @@ def _disagree(fabric: Fabric, course: Course, astray: list[RankId]) -> list[Reco
     news = [rank for rank in sorted(astray) if f"{rank}#{course.id}" not in told]
     return [
         IncidentOpened(
-            id=fabric.next_incident(offset),
+            id=fabric.incidents.next_id(offset),
             what=f"rank {rank} disagrees with its peers",
             subject=f"{rank}#{course.id}",
             job=course.job,

@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 
 from torchloom.core.decision import NOTHING, Decision
-from torchloom.core.fabric import Fabric, Incident, Rank
+from torchloom.core.fabric import Fabric, Rank
+from torchloom.core.incidents import Incident
 from torchloom.messages import (
     CheckpointFailed,
     CheckpointSaved,
@@ -43,7 +44,7 @@ def saved(fabric: Fabric, rank: RankId, said: Saved) -> Decision:
         stall=said.stall,
     )
     reason = f"{rank.job}: checkpoint of step {said.step} written"
-    late = [i for i in fabric.open_incidents(rank.job) if i.kind == "overdue"]
+    late = [i for i in fabric.incidents.open_of(rank.job) if i.kind == "overdue"]
     came = [IncidentAmended(id=i.id, outcome=f"that of step {said.step} was written", closed=True) for i in late]
     return Decision((record, *came, *_closing(fabric, rank.job, "a later checkpoint was written")), reason=reason)
 
@@ -57,7 +58,7 @@ def failed(fabric: Fabric, rank: RankId, said: SaveFailed) -> Decision:
     if known is None:
         records.append(
             IncidentOpened(
-                id=fabric.next_incident(),
+                id=fabric.incidents.next_id(),
                 what=f"checkpoint of {rank.job} failed",
                 subject=_subject(rank.job),
                 job=rank.job,
@@ -117,7 +118,7 @@ def _damaged(fabric: Fabric, job: str, said: Resumed) -> list[Record]:
     began = fabric.jobs[job].began
     if any(i.what == what and i.evidence == evidence and i.opened >= began for i in fabric.incidents.values()):
         return []
-    incident = fabric.next_incident()
+    incident = fabric.incidents.next_id()
     decision = f"resumed from step {said.step}"
     opened = IncidentOpened(
         id=incident,

@@ -59,7 +59,7 @@ def fail(fabric: Fabric, device: str, source: str, blame: Blame) -> Decision:
         blamed,
         DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas),
         IncidentOpened(
-            id=fabric.next_incident(),
+            id=fabric.incidents.next_id(),
             what=f"device {device} failed: {cause}",
             subject=device,
             evidence=(f"{source or 'someone'} says: {cause}", f"on it: {on_it}", f"node {known.node or 'unknown'}"),
@@ -113,7 +113,7 @@ def warn(fabric: Fabric, fact: DeviceWarned) -> Decision:
     if known is None:
         return _unknown(fabric, fact.device)
     subject = f"{fact.device}#{fact.what}"
-    open_ones = [i for i in fabric.open_incidents("") if i.kind == WARNING]
+    open_ones = [i for i in fabric.incidents.open_of("") if i.kind == WARNING]
     if fact.over:
         if fact.what == ALL_OVER:
             mine = [i for i in open_ones if i.subject.startswith(f"{fact.device}#")]
@@ -131,7 +131,7 @@ def warn(fabric: Fabric, fact: DeviceWarned) -> Decision:
     detail = f": {fact.detail}" if fact.detail else ""
     on_it = ", ".join(map(str, replicas)) or "no replica"
     opened = IncidentOpened(
-        id=fabric.next_incident(),
+        id=fabric.incidents.next_id(),
         what=f"device {fact.device} is not well ({fact.what}){detail}",
         subject=subject,
         evidence=(evidence, f"on it: {on_it}", f"node {known.node or 'unknown'}"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from torchloom.core.detect.odd import group, story
-from torchloom.core.fabric import Fabric, Incident
+from torchloom.core.fabric import Fabric
+from torchloom.core.incidents import Incident
 from torchloom.messages import Beat, Inspected, RankId, RankStacks, Reading, ReplicaId
 
 STACKS = "where the ranks were"

@@ -16,7 +16,8 @@ from torchloom.core.device import Device
 from torchloom.core.device import fold as fold_device
 from torchloom.core.drmap import DRMap, Seat
 from torchloom.core.goodput import Account, Accounts
-from torchloom.core.history import amended, cause_of, follow, opened, stopped
+from torchloom.core.history import cause_of, follow, stopped
+from torchloom.core.incidents import Incident, Incidents
 from torchloom.core.keeping import Keeping, KeepingState
 from torchloom.core.ledger import Change, ChangePhase, Ledger, LedgerState
 from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
@@ -91,30 +92,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that went wrong: cause, evidence, decision, and what happened then."""
-
-    id: str
-    opened: float
-    what: str
-    subject: str
-    job: str = ""
-    evidence: tuple[str, ...] = ()
-    decision: str = ""
-    reason: str = ""
-    outcome: str = ""
-    closed: float | None = None
-    kind: str = ""
-    history: tuple[tuple[float, str], ...] = ()
-    """What was decided and done about it, and when."""
-    stopped: tuple[str, int] | None = None
-    """The job and the attempt of it that was ended for this."""
-    step: int = 0
-    """How far that had come."""
-    lost_steps: int | None = None
-    lost_seconds: float | None = None
-
-
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The durable part of a fabric as one value: what a snapshot stores."""
 
@@ -147,16 +124,10 @@ class Fabric:
         """By job: whom its lighthouse must not count on, the latest."""
         self.term = state.term
         self.inbox_seq = state.inbox_seq
-        self.incident_count = state.incident_count
         self.jobs = {job.name: job for job in state.jobs}
         self.ranks = {rank.id: rank for rank in state.ranks}
         self.devices = {device.id: device for device in state.devices}
-        self.incidents = {incident.id: incident for incident in state.incidents}
-        self._open_of: dict[str, dict[str, None]] = {}
-        """By job: the ids of its open incidents, oldest first."""
-        for incident in state.incidents:
-            if incident.closed is None:
-                self._open_of.setdefault(incident.job, {})[incident.id] = None
+        self.incidents = Incidents(state.incidents, state.incident_count)
         self.hand_seats = set(state.hand_seats)
         self.drmap = DRMap(self.hand_seats)
         self._order: list[RankId] | None = None
@@ -181,7 +152,7 @@ class Fabric:
         return State(
             term=self.term,
             inbox_seq=self.inbox_seq,
-            incident_count=self.incident_count,
+            incident_count=self.incidents.count,
             jobs=tuple(self.jobs[name] for name in sorted(self.jobs)),
             ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
             devices=tuple(self.devices[device] for device in sorted(self.devices)),
@@ -222,17 +193,10 @@ class Fabric:
         """Those that are known of the replica it runs."""
         return sorted(rank for rank in self.ranks_of_job.get(run.of.job, ()) if rank.of == run.of)
 
-    def open_incidents(self, job: str) -> list[Incident]:
-        """Those of a job, or of none; oldest first."""
-        return [self.incidents[id] for id in self._open_of.get(job, ())]
-
     def incidents_of(self, run: Run) -> list[Incident]:
         """The open ones that are about this run; oldest first."""
-        mine = self.open_incidents(run.of.job)
+        mine = self.incidents.open_of(run.of.job)
         return [i for i in mine if self.runs.concerned(i.job, i.subject) == run]
-
-    def next_incident(self, offset: int = 0) -> str:
-        return f"i{self.incident_count + 1 + offset}"
 
     def restart_watch(self, now: float) -> None:
         """After a replay, a reconnection or a nap: full patience for everyone."""
@@ -426,20 +390,7 @@ class Fabric:
         self.watch.forgotten(rank)
 
     def _open(self, record: IncidentOpened, at: float) -> None:
-        self.incident_count += 1
-        self.incidents[record.id] = Incident(
-            id=record.id,
-            opened=at,
-            what=record.what,
-            subject=record.subject,
-            job=record.job,
-            evidence=record.evidence,
-            decision=record.decision,
-            reason=record.reason,
-            kind=record.kind,
-        )
-        self.incidents[record.id] = opened(self.incidents[record.id], at)
-        self._open_of.setdefault(record.job, {})[record.id] = None
+        self.incidents.open(record, at)
         self._refer(record.subject, record.id)
         about = self.runs.concerned(record.job, record.subject)
         self.goodput.fold(record, at, about.job if about is not None else "")
@@ -449,26 +400,12 @@ class Fabric:
         incident = self.incidents.get(record.id)
         if incident is None:
             return  # closed so long ago that it was dropped
-        self.incidents[record.id] = replace(
-            amended(incident, record, at),
-            evidence=(*incident.evidence, *record.evidence)[-50:],
-            decision=record.decision or incident.decision,
-            reason=record.reason or incident.reason,
-            outcome=record.outcome or incident.outcome,
-            closed=at if record.closed else incident.closed,
-        )
+        self.incidents.amend(record, at, self.settings.keep_closed_incidents)
         self.goodput.fold(record, at)
         if record.decision and not record.closed:
             self._perhaps_stopped_for(record.id, at)
         if record.closed:
             self._refer(incident.subject, "")
-            mine = self._open_of.get(incident.job, {})
-            mine.pop(incident.id, None)
-            if not mine:
-                self._open_of.pop(incident.job, None)
-            closed = [i for i in self.incidents.values() if i.closed is not None]
-            for old in closed[: max(0, len(closed) - self.settings.keep_closed_incidents)]:
-                del self.incidents[old.id]
 
     def _perhaps_stopped_for(self, id: str, at: float) -> None:
         """An incident that is told of, or decided on, in the moment an attempt is ended is what it is ended for."""

@@ -88,10 +88,10 @@ def told(fabric: Fabric, node: str) -> tuple[Record, ...]:
     if fitness is None or fitness.running:
         return ()
     subject, why = f"{node}#fitness", unfit(fabric, node)
-    known = next((i for i in fabric.open_incidents("") if i.subject == subject), None)
+    known = next((i for i in fabric.incidents.open_of("") if i.subject == subject), None)
     if known is None and why:
         opened = IncidentOpened(
-            id=fabric.next_incident(),
+            id=fabric.incidents.next_id(),
             what=f"node {node} is not fit: {why[0]}",
             subject=subject,
             evidence=why,

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.detect.hang import Verdict
 from torchloom.core.evidence import FOR_INCIDENT, last_heard, of_agent, seen_on
-from torchloom.core.fabric import Fabric, Incident
+from torchloom.core.fabric import Fabric
 from torchloom.core.grouping import heals
+from torchloom.core.incidents import Incident
 from torchloom.core.orders import give
 from torchloom.core.policy import HANGS, rule_for, told
 from torchloom.core.responding import Trouble, inspecting, open_of, respond
@@ -64,7 +65,7 @@ def look_at_run(fabric: Fabric, run: Run, found: Verdict | None, now: float) -> 
 
 def look_at_job(fabric: Fabric, job: str, found: Verdict | None, now: float) -> Decision:
     """A job that others started: its ranks can be asked where they are, and the answer can only be reported."""
-    known = open_of(fabric.open_incidents(job), HANGS)
+    known = open_of(fabric.incidents.open_of(job), HANGS)
     ranks = fabric.ranks_of_job.get(job, set())
     if found is None:
         return _goes_on(fabric, known, ranks, now)
@@ -102,7 +103,7 @@ def _keeps(fabric: Fabric, run: Run) -> bool:
 def _opened(fabric: Fabric, of: ReplicaId, name: str, found: Verdict, now: float, decision: str) -> IncidentOpened:
     one = RankId(*of, found.culprits[0]) if len(found.culprits) == 1 else None
     return IncidentOpened(
-        id=fabric.next_incident(),
+        id=fabric.incidents.next_id(),
         what=f"{name}: {_reason(found)}",
         subject=f"{one}#{found.kind}" if one is not None else f"{name}#{found.kind}",
         job=of.job,

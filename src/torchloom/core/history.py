@@ -22,7 +22,7 @@ from torchloom.messages import (
 )
 
 if TYPE_CHECKING:
-    from torchloom.core.fabric import Incident
+    from torchloom.core.incidents import Incident
     from torchloom.core.runs import Run, Runs
 
 KEPT = 20

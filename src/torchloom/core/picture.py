@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from torchloom.core.device import Device
-from torchloom.core.fabric import Fabric, Incident, Job, Rank
+from torchloom.core.fabric import Fabric, Job, Rank
+from torchloom.core.incidents import Incident
 from torchloom.core.ledger import ChangePhase
 from torchloom.core.placing import waits_for
 from torchloom.core.presence import JobPhase, Presence

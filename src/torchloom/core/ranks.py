@@ -93,7 +93,7 @@ def hello(fabric: Fabric, rank: RankId, said: Hello) -> Decision:
 
 
 def _twice(fabric: Fabric, rank: RankId, known: Rank, said: Hello) -> list[Record]:
-    incident = fabric.next_incident()
+    incident = fabric.incidents.next_id()
     return [
         IncidentOpened(
             id=incident,
@@ -163,7 +163,7 @@ def _failed(fabric: Fabric, known: Rank, why: str, evidence: str = "") -> Decisi
             closed=True,
         )
         return Decision((died, ended), reason=f"{known.id}: {why}")
-    incident = fabric.next_incident()
+    incident = fabric.incidents.next_id()
     opened = IncidentOpened(
         id=incident,
         what=f"rank {known.id} failed",
@@ -226,7 +226,7 @@ def _lost(
         evidence.append(f"last heard at step {pulse.beat.step}")
     if known is not None and known.incarnation == incarnation:
         evidence.append(_where(known))
-    mine = (i for i in fabric.open_incidents(rank.job) if i.subject.startswith(f"{rank}#"))
+    mine = (i for i in fabric.incidents.open_of(rank.job) if i.subject.startswith(f"{rank}#"))
     hangs = next((i for i in mine if i.kind in HANGS), None)
     if hangs is not None:  # that is why
         more = IncidentAmended(id=hangs.id, evidence=(f"it is lost: {why}",))
@@ -234,7 +234,7 @@ def _lost(
     return [
         RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient),
         IncidentOpened(
-            id=fabric.next_incident(offset),
+            id=fabric.incidents.next_id(offset),
             what=f"rank {rank} is lost",
             subject=str(rank),
             job=rank.job,
@@ -284,7 +284,7 @@ def _astray(fabric: Fabric, known: Rank, beat: Beat) -> Decision:
     missed = fabric.watch.pulses[known.id].missed
     assert missed is not None
     opened = IncidentOpened(
-        id=fabric.next_incident(),
+        id=fabric.incidents.next_id(),
         what=f"rank {known.id} disagrees with its peers",
         subject=f"{known.id}#{missed.id}",
         job=known.id.job,
@@ -301,7 +301,7 @@ def _astray(fabric: Fabric, known: Rank, beat: Beat) -> Decision:
 
 def _mended(fabric: Fabric, known: Rank) -> Decision:
     """It has by now what it had missed."""
-    mine = [i for i in fabric.open_incidents(known.id.job) if i.subject.startswith(f"{known.id}#")]
+    mine = [i for i in fabric.incidents.open_of(known.id.job) if i.subject.startswith(f"{known.id}#")]
     open_ones = [i for i in mine if not i.kind]  # the others are about something else
     closing = tuple(IncidentAmended(id=i.id, outcome="it agrees with its peers again", closed=True) for i in open_ones)
     return Decision(closing, reason=f"{known.id} agrees with its peers again")

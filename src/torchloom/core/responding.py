@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from torchloom.core import wishes
 from torchloom.core.brake import braked
 from torchloom.core.decision import NOTHING, Decision, together
-from torchloom.core.fabric import Fabric, Incident
+from torchloom.core.fabric import Fabric
+from torchloom.core.incidents import Incident
 from torchloom.core.ledger import ChangePhase
 from torchloom.core.policy import ENDING, HANGS, MEANING, rule_for, told
 from torchloom.core.rollbacks import rollback

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchloom.core.fabric import Fabric, Incident
+from torchloom.core.fabric import Fabric
+from torchloom.core.incidents import Incident
 from torchloom.core.presence import Presence
 from torchloom.core.runs import Run
 from torchloom.messages import IncidentOpened, Place, RankStatus, Record
@@ -30,7 +31,7 @@ def silent_agents(fabric: Fabric, run: Run, now: float) -> list[Record]:
     untold = [node for node in away if missed(fabric, node) is None]
     return [
         IncidentOpened(
-            id=fabric.next_incident(offset),
+            id=fabric.incidents.next_id(offset),
             what=f"the agent on {node} is silent; its ranks go on",
             subject=f"{node}#agent",
             job=run.of.job,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchloom.core.decision import Decision
-from torchloom.core.fabric import Fabric, Incident
+from torchloom.core.fabric import Fabric
+from torchloom.core.incidents import Incident
 from torchloom.core.policy import ENDING, HANGS, MEANING, rule_for
 from torchloom.core.presence import PRESENT
 from torchloom.core.runs import Run
@@ -118,7 +119,7 @@ def _told(fabric: Fabric, run: Run, cause: Cause, reason: str, decision: str) ->
                 IncidentAmended(id=earlier.id, outcome=f"the next attempt failed too: {reason}", closed=True)
             )
     opened = IncidentOpened(
-        id=fabric.next_incident(),
+        id=fabric.incidents.next_id(),
         what=f"{run.job}: {reason}",
         subject=subject,
         job=run.of.job,

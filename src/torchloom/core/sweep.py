@@ -36,7 +36,7 @@ def _job(fabric: Fabric, job: Job, now: float) -> Decision:
         if now - max(rank.since for rank in members) < fabric.settings.linger_seconds:
             return Decision()
         over = _job_over(job, [(rank.presence, rank.reason) for rank in gone], len(members))
-        troubles = [i for i in fabric.open_incidents(job.name) if i.kind]
+        troubles = [i for i in fabric.incidents.open_of(job.name) if i.kind]
         closed = [IncidentAmended(id=i.id, outcome="the job ended", closed=True) for i in troubles]
         return Decision((*closed, *over.records), reason=over.reason)
     excess = len(gone) - fabric.settings.keep_gone_ranks

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.detect.finding import Finding
-from torchloom.core.fabric import Fabric, Incident
+from torchloom.core.fabric import Fabric
+from torchloom.core.incidents import Incident
 from torchloom.core.policy import rule_for, told
 from torchloom.core.responding import Trouble, respond
 from torchloom.core.runs import RunPhase
@@ -35,7 +36,7 @@ def _began(fabric: Fabric, rank: RankId, finding: Finding, offset: int, now: flo
     rule = rule_for(run.task if run is not None else None, finding.kind)
     asked = rule.do != ("report",)
     opened = IncidentOpened(
-        id=fabric.next_incident(offset),
+        id=fabric.incidents.next_id(offset),
         what=f"{rank.job}: rank {rank.rank}: {finding.what}",
         subject=_subject(rank, finding),
         job=rank.job,
@@ -69,7 +70,7 @@ def _also(known: Incident, rank: RankId, finding: Finding) -> Decision:
 
 def _known(fabric: Fabric, rank: RankId, finding: Finding) -> Incident | None:
     subject = _subject(rank, finding)
-    return next((i for i in fabric.open_incidents(rank.job) if i.subject == subject), None)
+    return next((i for i in fabric.incidents.open_of(rank.job) if i.subject == subject), None)
 
 
 def _subject(rank: RankId, finding: Finding) -> str:

@@ -109,7 +109,7 @@ class Weaver:
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._subjects: dict[str, RankId | None] = {}
         self._told: dict[str, float] = {}
-        """By job: when its lighthouse was last told again whom to leave out."""
+        """By job: when its lighthouse was just told again whom to leave out."""
         self._snapshot_at = self.began
         self._batch: list[Waiting] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -287,7 +287,8 @@ class Weaver:
     def _may_tell(self, job: str) -> bool:
         """Not at once again: a lighthouse that cannot keep what it is told answers each time."""
         now = self.clock()
-        if now - self._told.get(job, -EVICT_SECONDS) < EVICT_SECONDS:
+        self._told = {told: at for told, at in self._told.items() if now - at < EVICT_SECONDS}
+        if job in self._told:
             return False
         self._told[job] = now
         return True
