@@ -97,6 +97,8 @@ class Hello(Message, frozen=True):
     step: int = 0
     counted: bool = False
     """Its script has not attached: the steps of its optimizer are counted, and nothing else is known of it."""
+    process: Annotated[str, Meta(max_length=255)] = ""
+    """Which of which kernel (process.py)."""
 
 
 KnobName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_:-]{0,63}$")]
@@ -391,7 +393,7 @@ class Inspected(Message, frozen=True):
 
 
 class RankExited(Message, frozen=True):
-    """Someone who can know, an agent, saw the process end. No grace is needed then."""
+    """Someone who can know, an agent or the kernel, saw the process end. No grace is needed then."""
 
     job: Name
     replica: Name

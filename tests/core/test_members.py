@@ -7,7 +7,7 @@ import pytest
 from tests.core.site import JOB, Site
 from tests.core.test_grouping import evicted, member, run_of, shine
 from tests.core.test_leaving_replicas import outside
-from torchloom.core.events import Asked, Reported
+from torchloom.core.events import Asked, LinkClosed, Reported
 from torchloom.core.members import evict
 from torchloom.messages import (
     DeviceFailed,
@@ -22,6 +22,7 @@ from torchloom.messages import (
     MemberHealed,
     MemberJoined,
     MemberRegrouped,
+    RankExited,
     RankId,
     Record,
     Register,
@@ -108,6 +109,18 @@ def test_a_new_life_has_a_new_id_and_the_old_one_is_never_counted_on_again() -> 
     site.loom.happen(Reported(RANK, hello))
     assert site.loom.fabric.ranks[RANK].member == ""
     assert evicted(site) == [("r0:a",)]
+
+
+def test_one_whose_process_has_ended_without_a_word_is_evicted_though_its_link_may_be_all_that_was_lost() -> None:
+    site = outside(True, "r0:a", "r1:b")
+    rank = RankId("theirs", "r1", 0)
+    incarnation = site.loom.fabric.ranks[rank].incarnation
+    site.loom.happen(LinkClosed(rank, incarnation, "1", "Client Closed"))
+    assert evicted(site) == []
+    site.loom.tell(RankExited(job="theirs", replica="r1", rank=0, incarnation=incarnation))
+    assert evicted(site) == [("r1:b",)]
+    (incident,) = site.loom.fabric.incidents.values()
+    assert incident.outcome == "dead: its process has ended"
 
 
 def test_who_was_evicted_is_not_evicted_again() -> None:

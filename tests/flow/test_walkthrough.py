@@ -175,6 +175,15 @@ def test_replicas_of_torchrun_register_leave_and_heal(two: Walk) -> None:
     assert two.members(0) == [first]
 
 
+def test_one_of_torchrun_that_is_killed_is_missed_at_once_where_the_weaver_runs(two: Walk) -> None:
+    (killed,) = two.members(1)
+    os.kill(two.launchers[1].pid, signal.SIGKILL)  # or it would start the next life
+    os.kill(two.pid(1), signal.SIGKILL)
+    two.until_further(0)
+    assert two.steps(0)[-1][1] == 1
+    assert two.evicted() == [(killed, "its process has ended")]
+
+
 def test_a_device_that_fails_evicts_exactly_the_replicas_on_it(two: Walk) -> None:
     code, said = two.loom("fail", "GPU-nosuch")
     assert code == UNKNOWN

@@ -82,6 +82,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """The open incident about this rank."""
     member: str = ""
     """Its replica's id in torchft: of this life alone."""
+    process: str = ""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -337,6 +338,7 @@ class Fabric:
             world_size=hello.world_size,
             launcher=hello.launcher,
             counted=hello.counted,
+            process=hello.process,
         )
         self.ranks[rank_id] = rank
         self._order = None

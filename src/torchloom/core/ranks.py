@@ -129,7 +129,8 @@ def exited(fabric: Fabric, fact: RankExited) -> Decision:
         return NOTHING
     if fact.exit_code == 0 and not fact.signal:
         return _left(known, "finished")
-    how = f"killed by {fact.signal}" if fact.signal else f"exit code {fact.exit_code}"
+    code = "its process has ended" if fact.exit_code is None else f"exit code {fact.exit_code}"
+    how = f"killed by {fact.signal}" if fact.signal else code
     return _failed(fabric, known, how, fact.evidence)
 
 

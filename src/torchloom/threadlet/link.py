@@ -24,6 +24,7 @@ import torchloom
 from torchloom.bus.client import Address, connect, find
 from torchloom.bus.names import connection_name
 from torchloom.messages import Hello
+from torchloom.process import process_id
 from torchloom.settings import Settings
 from torchloom.subjects import Role
 from torchloom.threadlet.conversation import Conversation, Over
@@ -278,6 +279,7 @@ class Link:
             version=torchloom.__version__,
             step=self._meter.step_number,
             counted=self.counted,
+            process=process_id(),
         )
 
     def _how_it_ends(self) -> tuple[Ending, float]:

@@ -48,6 +48,7 @@ from torchloom.messages import (
     NodeCommand,
     PlaneView,
     RankId,
+    RankLost,
     Record,
     decode_ask,
     decode_beat,
@@ -65,6 +66,7 @@ from torchloom.weaver.inbox import Inbox, parse_rank
 from torchloom.weaver.ingress import Ingress
 from torchloom.weaver.looks import Looks
 from torchloom.weaver.store import Store
+from torchloom.weaver.witness import Witness
 
 log = logging.getLogger("torchloom.weaver")
 
@@ -106,6 +108,7 @@ class Weaver:
         self.inbox = Inbox(client, self.health, self._put_letter)
         self.hearing = Hearing(client)
         self.looks = Looks(client, fabric, self.health, self.plane, clock)
+        self.witness = Witness(fabric, self._send)
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._subjects: dict[str, RankId | None] = {}
         self._told: dict[str, float] = {}
@@ -188,6 +191,9 @@ class Weaver:
     async def _carry_out(self, waiting: Waiting, decision: Decision, now: float) -> None:
         if decision.records and decision.reason:
             log.info("%s", decision.reason)
+        for record in decision.records:
+            if isinstance(record, RankLost):
+                self.witness.lost(record.rank)
         for rank, command in decision.commands:
             self.fabric.watch.has_told((rank, command.incarnation), now)
             await self._send(COMMAND.for_rank(rank), encode(command))

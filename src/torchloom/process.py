@@ -1,0 +1,55 @@
+"""Which process of which kernel: named so that whoever shares the kernel can tell whether it has ended.
+
+A pid alone says little: it may be one of another machine or container, or have been given to another process since.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+_STATE, _THREADS, _STARTED = 0, 17, 19
+"""Fields of /proc/PID/stat, counted after the name, which may itself hold blanks and brackets."""
+
+
+def process_id(pid: int | None = None) -> str:
+    """Of this process, or of one that can be seen from here; empty where there is no /proc."""
+    pid = os.getpid() if pid is None else pid
+    stat, kernel = _stat(pid), _kernel()
+    return f"{kernel} {pid} {stat[_STARTED]}" if stat and kernel else ""
+
+
+def has_ended(process: str) -> bool:
+    """Whether it is certain that it has: False also where that cannot be known from here."""
+    kernel, pid, started = [*process.rsplit(" ", 2), "", ""][:3]
+    if not kernel or kernel != _kernel() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        pass  # it is another user's, whose /proc may be hidden
+    stat = _stat(int(pid))
+    if not stat:
+        return False
+    dead = stat[_STATE] in "ZX" and int(stat[_THREADS]) <= 1  # or only its first thread is
+    return dead or stat[_STARTED] != started
+
+
+@functools.cache
+def _kernel() -> str:
+    """This boot of this machine, and the pid namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,46 @@
+"""Whether the process of a rank that was lost has ended, where the weaver can see it: on its own machine.
+
+Of ranks that an agent started the agent knows. Those of a plain torchrun nobody watches, and after a link has closed
+their life may go on elsewhere for all one knows. It matters for replicas under torchft: the others wait for one that
+may live. So the kernel is asked. What it says goes through the inbox, behind the goodbye that the rank may have left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from torchloom.core.fabric import Fabric, Rank
+from torchloom.messages import RankExited, RankId, encode
+from torchloom.process import has_ended
+from torchloom.subjects import FACT
+
+LOOKS = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before each: links close a moment before the process is gone."""
+
+Send = Callable[[str, bytes], Awaitable[None]]
+
+
+class Witness:
+    def __init__(self, fabric: Fabric, send: Send, looks: tuple[float, ...] = LOOKS) -> None:
+        self._fabric = fabric
+        self._send = send
+        self._looks = looks
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def lost(self, rank: RankId) -> None:
+        """Look after it, if somebody counts on it and no agent does so."""
+        known = self._fabric.ranks.get(rank)
+        if known is not None and known.member and known.process and self._fabric.runs.of(rank.of) is None:
+            task = asyncio.create_task(self._look(known))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def _look(self, rank: Rank) -> None:
+        for pause in self._looks:
+            await asyncio.sleep(pause)
+            if has_ended(rank.process):
+                job, replica, number = rank.id.job, rank.id.replica, rank.id.rank
+                fact = RankExited(job=job, replica=replica, rank=number, incarnation=rank.incarnation)
+                await self._send(FACT.to(source="weaver"), encode(fact))
+                return

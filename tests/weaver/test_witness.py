@@ -1,0 +1,95 @@
+"""Whose process has ended is told, and of nobody else: real processes, and what the witness says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from tests.core.loom import Loom, life
+from tests.core.site import Site
+from torchloom.core.events import Reported
+from torchloom.core.fabric import Fabric
+from torchloom.messages import Fact, Hello, Joined, RankExited, RankId, decode_fact
+from torchloom.process import process_id
+from torchloom.weaver.witness import Witness
+
+RANK = RankId("theirs", "r0", 0)
+LIFE = life(1)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def dead(child: subprocess.Popen[bytes]) -> str:
+    """The name of a process that has ended."""
+    name = process_id(child.pid)
+    child.kill()
+    child.wait()
+    return name
+
+
+def training(process: str, member: str = "r0:a") -> Fabric:
+    """A replica that torchLoom has not started."""
+    loom = Loom()
+    loom.happen(Reported(RANK, Hello(incarnation=LIFE, node="n1", pid=1, devices=("GPU-1",), process=process)))
+    if member:
+        loom.happen(Reported(RANK, Joined(incarnation=LIFE, member=member)))
+    return loom.fabric
+
+
+async def told(fabric: Fabric, rank: RankId = RANK) -> list[Fact]:
+    """All that is said of a rank that was lost, until it is looked after no more."""
+    facts: list[Fact] = []
+
+    async def send(_: str, data: bytes) -> None:
+        facts.append(decode_fact(data))
+
+    witness = Witness(fabric, send, looks=(0.0, 0.01))
+    witness.lost(rank)
+    await asyncio.gather(*witness.tasks)
+    return facts
+
+
+async def test_a_process_that_has_ended(dead: str) -> None:
+    assert await told(training(dead)) == [RankExited(job="theirs", replica="r0", rank=0, incarnation=LIFE)]
+
+
+async def test_a_process_that_lives(child: subprocess.Popen[bytes]) -> None:
+    assert await told(training(process_id(child.pid))) == []
+
+
+async def test_one_that_is_no_member_of_a_quorum_has_its_grace(dead: str) -> None:
+    assert await told(training(dead, member="")) == []
+
+
+async def test_one_that_did_not_say_which_process_it_is() -> None:
+    assert await told(training("")) == []
+
+
+async def test_one_that_was_forgotten_meanwhile() -> None:
+    assert await told(Loom().fabric) == []
+
+
+async def test_of_what_an_agent_has_started_the_agent_tells(dead: str) -> None:
+    site = Site()
+    site.submit()
+    site.settle(1.0)
+    fabric = site.loom.fabric
+    (run,) = fabric.runs.by_job.values()
+    place = run.places[0]
+    rank = run.rank(place.rank)
+    hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=(), process=dead)
+    site.loom.happen(Reported(rank, hello))
+    fabric.ranks[rank] = replace(fabric.ranks[rank], member="r0:a")
+    assert await told(fabric, rank) == []
