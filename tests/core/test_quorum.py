@@ -216,6 +216,35 @@ def test_when_all_were_evicted_newcomers_need_the_majority_again() -> None:
     assert "half" in not_yet(state, now=0.1).why
 
 
+def test_newcomers_do_not_begin_anew_while_one_who_knows_the_parameters_lives() -> None:
+    state = formed("a", "b", "c")
+    state.evict(["a", "b"])
+    asked(state, "d", "e", now=0.5)  # 2 of 3 alive
+    state.heard("c", 3.0)
+    for id in "de":
+        state.heard(id, 3.0)
+    waits = not_yet(state, now=4.0)  # for longer than the join timeout
+    assert "none of the last quorum" in waits.why
+    asked(state, "c", now=4.5)
+    assert quorum(state, now=4.5).ids == ("c", "d", "e")
+
+
+def test_newcomers_begin_when_nobody_of_the_last_quorum_is_heard_any_more() -> None:
+    state = formed("a", "b", "c")
+    state.evict(["a", "b"])
+    asked(state, "d", "e", now=2.0)
+    assert not_yet(state, now=4.9).until == 5.0
+    assert quorum(state, now=5.0).ids == ("d", "e")
+
+
+def test_one_of_the_last_quorum_is_enough() -> None:
+    state = formed("a", "b", "c")
+    state.evict(["a"])
+    asked(state, "b", "d", now=0.5)
+    assert not_yet(state, now=1.4)
+    assert quorum(state, now=1.5).ids == ("b", "d")
+
+
 def test_a_shrinking_quorum_is_never_empty() -> None:
     state = formed("a", "b")
     asked(state, "c", now=9.0, shrink_only=True)
@@ -404,6 +433,7 @@ class Harbour(RuleBasedStateMachine):
         assert len(ids) >= self.rules.min_replicas
         goes_on = bool(survivors) and survivors <= waiting
         assert goes_on or 2 * len(waiting) > len(alive), "no minority begins without the last quorum"
+        assert not survivors & alive or survivors & ids, "no newcomers alone while one lives who has trained"
         if len(ids) == 1 and not goes_on and not any(self.shrinks[id] for id in waiting):
             assert alive == ids, "alone only who is alone"
         if any(self.shrinks[id] for id in waiting) and self.last:

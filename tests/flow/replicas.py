@@ -220,12 +220,16 @@ class Replicas:
 
     def _problems(self) -> Iterator[str]:
         by_step: dict[int, list[tuple[int, Commit]]] = defaultdict(list)
-        first: dict[int, int] = {}
+        healed: set[tuple[int, int]] = set()
+        """Lives and steps: who commits a step without the one before got there by healing, and takes part from then on."""
         for replica in range(self.count):
             mine = self.commits(replica)
+            before: dict[int, int] = {}
             for commit in mine:
                 by_step[commit.step].append((replica, commit))
-                first.setdefault(commit.pid, commit.step)
+                if before.get(commit.pid) != commit.step - 1:
+                    healed.add((commit.pid, commit.step))
+                before[commit.pid] = commit.step
             for a, b in zip(mine, mine[1:], strict=False):
                 if b.quorum < a.quorum and a.pid == b.pid:
                     yield f"replica {replica}: quorum {b.quorum} after {a.quorum}"
@@ -236,9 +240,9 @@ class Replicas:
                 yield f"step {step}: parameters differ: {[(r, c.quorum, c.digest) for r, c in made]}"
             if len({commit.quorum for _, commit in made}) > 1:
                 yield f"step {step} was committed in several quorums: {[(r, c.quorum) for r, c in made]}"
-            healed = [commit for _, commit in made if first[commit.pid] == step]  # takes part from the next on
-            if len(made) - len(healed) > max(commit.participants for _, commit in made):
-                yield f"step {step}: {len(made)} commits, and {made[0][1].participants} participants"
+            took_part = [replica for replica, commit in made if (commit.pid, step) not in healed]
+            if len(took_part) > max(commit.participants for _, commit in made):
+                yield f"step {step}: {took_part} of {[r for r, _ in made]} took part, not {made[0][1].participants}"
         yield from self._lonely(by_step)
 
     def _lonely(self, by_step: dict[int, list[tuple[int, Commit]]]) -> Iterator[str]:

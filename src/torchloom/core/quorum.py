@@ -16,6 +16,8 @@ and some that it does not have:
     evicted  a member known to be gone: never alive, never ready, and not missed in the last quorum; for ever
     gone     whoever hung up does not wait any more
     enough   no quorum has fewer than min_replicas members, also when it shrinks
+    state    none is formed by newcomers alone while one of the last quorum is alive: he may be held up in a step, and
+             has the parameters that they would do without
     restart  members of the last quorum count as alive, as if heard that moment: so nobody goes on alone at once
     asleep   time in which the lighthouse itself stood still does not count against anyone
 
@@ -215,6 +217,9 @@ def decide(state: Lighthouse, rules: Rules, now: float) -> Quorum | NotYet:
     if not at_once:
         if 2 * len(ready) <= len(alive):
             return NotYet(f"{len(ready)} of {len(alive)} alive are ready, which is not more than half", silence)
+        heirs = alive.intersection(state.remaining)
+        if heirs and heirs <= missing:
+            return NotYet(f"{len(ready)} are ready, and none of the last quorum, of which {len(heirs)} live", silence)
         until = min(state.waiting[member.id].since for member in ready) + rules.join_seconds
         if len(ready) < len(alive) and now < until:
             return NotYet(f"{len(ready)} of {len(alive)} alive are ready, and wait for the others", min(until, silence))
