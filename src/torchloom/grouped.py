@@ -45,6 +45,9 @@ def _torchft(given: Mapping[str, object]) -> Torchft:
     for key in given:
         if key not in known:
             raise BadInput(f"there is no setting {key!r}", hint=did_you_mean(key, list(known)))
+    for key, least in {"replicas": 1, "min_replicas": 1, "spares": 0}.items():
+        if isinstance(count := given.get(key, least), int) and not least <= count <= MOST:
+            raise BadInput(f"{key} cannot be {count}", hint=f"{least} to {MOST}")
     try:
         ft = msgspec.convert({"replicas": DEFAULT_REPLICAS, **given}, Torchft)
     except msgspec.ValidationError as error:

@@ -1189,6 +1189,10 @@ class DeviceMarkedRecovered(Message, frozen=True):
     source: str
 
 
+ON_IT = "on it: "
+"""How the line of evidence begins that tells the replicas on a device."""
+
+
 class IncidentOpened(Message, frozen=True):
     id: str
     what: str
@@ -1592,6 +1596,10 @@ class RankView(Part, frozen=True):
     """Its script has not attached: of its training the step alone is known, counted at its optimizer."""
     member: str = ""
     """The id that torchft has given its replica."""
+    evicted: bool = False
+    """Its lighthouse gives it no quorum any more, whatever it does."""
+    drained: bool = False
+    """Its replica was asked to leave, and comes back when it may."""
 
 
 class JobView(Part, frozen=True):
@@ -1675,6 +1683,8 @@ class KnobView(Part, frozen=True):
     spec: KnobSpec
     value: Value
     """In force, as far as the weaver knows."""
+    elsewhere: dict[str, Value] = {}
+    """By replica, where it has another value than the others."""
     changed_by: str = ""
     changed: float | None = None
     change: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.cli.conftest import Loom
 from torchloom.agent.foreground import output_folder
 from torchloom.cli.launching import _count, _counts
 from torchloom.cli.parser import parse
-from torchloom.cli.replicas import with_replicas
+from torchloom.cli.replicas import silent_lighthouse, with_replicas
 from torchloom.core.grouping import timeouts
 from torchloom.errors import BadInput
 from torchloom.messages import Task, Torchft
@@ -101,9 +102,10 @@ def test_what_is_for_torchft_alone_says_so(words: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--replicas", "0"), "replicas"),
-        (("--replicas", "1001"), "replicas"),
-        (("--spares", "-1"), "spares"),
+        (("--replicas", "0"), "^replicas cannot be 0"),
+        (("--replicas", "1001"), "^replicas cannot be 1001"),
+        (("--min-replicas", "0"), "^min_replicas cannot be 0"),
+        (("--spares", "-1"), "^spares cannot be -1"),
         (("--min-replicas", "3"), "at least 3 of 2 replicas"),
         (("--lighthouse", "there"), "no such lighthouse: 'there'"),
     ],
@@ -111,6 +113,15 @@ def test_what_is_for_torchft_alone_says_so(words: tuple[str, str]) -> None:
 def test_what_cannot_be_is_told(words: tuple[str, str], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         grouped("--torchft", *words)
+
+
+def test_a_lighthouse_of_the_user_that_does_not_answer_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        task = grouped("--torchft", "--lighthouse", f"http://127.0.0.1:{port}")
+        assert silent_lighthouse(task) == ""
+    assert silent_lighthouse(task) == f"127.0.0.1:{port}"
+    assert silent_lighthouse(grouped("--torchft")) == silent_lighthouse(grouped()) == ""
 
 
 def test_more_replicas_than_gpus_are_refused() -> None:

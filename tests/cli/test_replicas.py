@@ -41,6 +41,14 @@ def replicas(weaver: Responder) -> Responder:
             rank("other", "main"),
         ),
         incidents=(
+            incident(
+                "i6",
+                job="",
+                subject="GPU-2",
+                what="device GPU-2 failed",
+                closed=NOW,
+                evidence=("me says: XID 79", "on it: other/main, ft/ft_1"),
+            ),
             incident("i5", job="other", subject="other#run", what="other failed", closed=NOW),
             incident("i4", job="", subject="GPU-1", what="device GPU-1 failed", stopped="ft:0", closed=NOW),
             incident("i3", job="ft", subject="ft/ft_1/0#hang", what="ft:1: rank 0 hangs", closed=None),
@@ -75,6 +83,17 @@ def test_ranks_show_their_quorum_and_who_they_are_in_torchft(replicas: Responder
     assert [one["member"] for one in document(at, "status")["ranks"]] == ["ft_0:u1", "ft_1:u2", ""]
 
 
+def test_one_that_is_out_of_the_quorum_does_not_look_as_if_it_trained(replicas: Responder, at: Loom) -> None:
+    out = (
+        rank("ft", "ft_0", member="ft_0:u1", evicted=True),
+        rank("ft", "ft_1", member="ft_1:u2", presence="left", drained=True),
+    )
+    replicas.view = fabric(jobs=(job("ft", ranks=2, live=0),), ranks=out)
+    lines = at("status", "ft").out.splitlines()
+    assert " evicted " in next(line for line in lines if "ft_0:u1" in line)
+    assert " drained " in next(line for line in lines if "ft_1:u2" in line)
+
+
 def test_where_nobody_is_under_torchft_there_are_no_such_columns(replicas: Responder, at: Loom) -> None:
     assert "QUORUM" not in at("status", "other").out
 
@@ -97,10 +116,10 @@ def test_status_says_what_replicas_wait_for(replicas: Responder, at: Loom) -> No
 
 
 def test_incidents_of_the_job_and_of_one_of_its_replicas(replicas: Responder, at: Loom) -> None:
-    assert ids(at, "--job", "ft") == ["i4", "i3", "i2", "i1"]
-    assert ids(at, "--job", "ft:1") == ["i3", "i2"]
+    assert ids(at, "--job", "ft") == ["i6", "i4", "i3", "i2", "i1"]
+    assert ids(at, "--job", "ft:1") == ["i6", "i3", "i2"]
     assert ids(at, "--job", "ft:0") == ["i4", "i1"]
-    assert ids(at, "--job", "other") == ["i5"]
+    assert ids(at, "--job", "other") == ["i6", "i5"]
 
 
 def test_why_of_the_job_and_of_one_of_its_replicas(replicas: Responder, at: Loom) -> None:

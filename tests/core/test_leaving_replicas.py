@@ -132,6 +132,28 @@ def outside(lighthouse: bool, *members: str) -> Site:
     return site
 
 
+def test_the_last_one_that_trains_is_not_evicted() -> None:
+    site = training()
+    ranks = Course(site)
+    drain(site, 0)
+    ranks.go()
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
+    site.settle(2.0)
+    answer = evict(site, f"{JOB}_1")
+    assert isinstance(answer, No)
+    assert "nothing would be left to heal from" in answer.why
+    assert run_of(site, 1).ordinal == 1
+
+
+def test_nor_is_it_if_others_started_it() -> None:
+    site = outside(True, "r0:a", "r1:b", "")
+    assert isinstance(evict(site, "r1", "theirs"), Done)
+    answer = evict(site, "r0", "theirs")
+    assert isinstance(answer, No)
+    assert "nothing would be left to heal from" in answer.why
+    assert evicted(site) == [("r1:b",)]
+
+
 def test_one_that_others_started_is_only_taken_out_of_the_quorum() -> None:
     site = outside(True, "r0:a", "r1:b")
     answer = evict(site, "r1", "theirs")
@@ -325,6 +347,13 @@ def test_one_that_is_needed_begins_again_although_the_others_have_ended_well() -
     site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
     site.settle(2.0)
     assert phases(site)["1"] == "running"
+
+
+def test_who_drains_one_that_there_is_not_hears_which_there_are() -> None:
+    site = training()
+    answer = site.loom.happen(Asked(DrainReplica(job=JOB, replica="nobody"), "me")).answer
+    assert isinstance(answer, No)
+    assert answer.hint == f"of {JOB} there are {JOB}/{JOB}_0, {JOB}/{JOB}_1"
 
 
 def test_what_torchloom_did_not_start_cannot_be_drained() -> None:

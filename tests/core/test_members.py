@@ -120,7 +120,7 @@ def test_one_whose_process_has_ended_without_a_word_is_evicted_though_its_link_m
     site.loom.tell(RankExited(job="theirs", replica="r1", rank=0, incarnation=incarnation))
     assert evicted(site) == [("r1:b",)]
     (incident,) = site.loom.fabric.incidents.values()
-    assert incident.outcome == "dead: its process has ended"
+    assert (incident.reason, incident.outcome) == ("its process has ended", "dead: its process has ended")
 
 
 def test_who_was_evicted_is_not_evicted_again() -> None:

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from tests.core.site import JOB, Site
 from tests.core.test_grouping import group, join, member, run_of
-from torchloom.core.picture import picture, runs
-from torchloom.messages import Cancel, JobView, LookFabric, LookRuns, PlaneView, Torchft
+from tests.core.test_leaving_replicas import outside
+from torchloom.core.events import Heard, Reported
+from torchloom.core.picture import knobs, picture, runs
+from torchloom.messages import (
+    Beat,
+    Cancel,
+    DrainReplica,
+    EvictReplica,
+    JobView,
+    Knobs,
+    KnobSpec,
+    LookFabric,
+    LookKnobs,
+    LookRuns,
+    PlaneView,
+    RankId,
+    Torchft,
+)
 
 PLANE = PlaneView(weaver="w", term=1, began=0.0, now=0.0, log_seq=0, version="0")
 
@@ -61,3 +77,39 @@ def test_a_lighthouse_is_not_counted_among_the_ranks_and_the_job_runs_while_one_
         site.settle()
     assert run_of(site, 0).phase == "restarting"
     assert (the_job(site).phase, the_job(site).live, the_job(site).ranks) == ("running", 1, 2)
+
+
+def test_one_that_was_evicted_and_lives_is_not_counted() -> None:
+    site = outside(True, "r0:a", "r1:b")
+    for number, step in ((0, 70), (1, 50)):
+        rank = RankId("theirs", f"r{number}", 0)
+        incarnation = site.loom.fabric.ranks[rank].incarnation
+        site.loom.happen(Heard(rank, Beat(incarnation=incarnation, step=step)))
+    seen = picture(site.loom.fabric, PLANE, LookFabric(job="theirs"))
+    assert [rank.evicted for rank in seen.ranks] == [False, False]
+    assert (seen.jobs[0].live, seen.jobs[0].step) == (2, 50)
+    site.loom.ask(EvictReplica(job="theirs", replica="r1"), "me")
+    seen = picture(site.loom.fabric, PLANE, LookFabric(job="theirs"))
+    assert [rank.evicted for rank in seen.ranks] == [False, True]
+    assert (seen.jobs[0].live, seen.jobs[0].step) == (1, 70)
+
+
+def test_one_that_is_drained_is_shown_so() -> None:
+    site = group()
+    for number in (0, 1):
+        join(site, number)
+    site.loom.ask(DrainReplica(job=JOB, replica=f"{JOB}_1"), "me")
+    seen = picture(site.loom.fabric, PLANE, LookFabric(job=JOB))
+    assert [rank.drained for rank in seen.ranks] == [False, True]
+
+
+def test_a_value_of_one_replica_alone_is_not_that_of_the_job() -> None:
+    site = outside(True, "r0:a", "r1:b", "r2:c")
+    for number, lr in enumerate((0.02, 0.03, 0.02)):
+        rank = RankId("theirs", f"r{number}", 0)
+        incarnation = site.loom.fabric.ranks[rank].incarnation
+        offered = KnobSpec(name="lr", kind="float", value=0.02)
+        site.loom.happen(Reported(rank, Knobs(incarnation=incarnation, knobs=(offered,))))
+        site.loom.happen(Heard(rank, Beat(incarnation=incarnation, step=5, knobs={"lr": lr})))
+    (seen,) = (k for k in knobs(site.loom.fabric, LookKnobs(job="theirs")).knobs if k.spec.name == "lr")
+    assert (seen.value, seen.elsewhere) == (0.02, {"r1": 0.03})

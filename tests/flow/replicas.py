@@ -221,7 +221,7 @@ class Replicas:
     def _problems(self) -> Iterator[str]:
         by_step: dict[int, list[tuple[int, Commit]]] = defaultdict(list)
         healed: set[tuple[int, int]] = set()
-        """Lives and steps: who commits a step without the one before got there by healing, and takes part from then on."""
+        """Who commits a step, and not the one before, got there by healing: it takes part from the next one on."""
         for replica in range(self.count):
             mine = self.commits(replica)
             before: dict[int, int] = {}

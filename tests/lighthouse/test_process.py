@@ -138,6 +138,16 @@ async def test_an_eviction_told_again_is_answered_with_a_beat(apart: Make, setti
     await client.close()
 
 
+async def test_it_does_not_take_its_own_end_for_that_of_nats(apart: Make, settings: Settings) -> None:
+    ear = Ear()
+    client = await ear.listen(settings)
+    lighthouse = apart(state=Path(settings.state))
+    await ear.until(lambda beat: True)
+    assert lighthouse.end(signal.SIGTERM) == 0
+    assert "NATS is gone" not in lighthouse.log.read_text()
+    await client.close()
+
+
 async def test_it_serves_while_nats_is_gone_and_speaks_when_it_is_back(
     apart: Make, settings: Settings, server: EmbeddedServer
 ) -> None:

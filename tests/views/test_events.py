@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -180,6 +180,10 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ),
         ["Job mnist starts from /a/step-7 (step 7); passed over: step-8 (torn)"],
     ),
+    (
+        m.AttemptLaunched(job="mnist:1", attempt=2, host="n1", port=1, heals=True),
+        ["Job mnist:1 starts and heals from the others"],
+    ),
     (m.AttemptHeld(job="mnist", attempt=1), ["Job mnist is paused"]),
     (m.AttemptHeld(job="mnist", attempt=1, held=False), ["Job mnist goes on"]),
     (m.AttemptRunning(job="mnist", attempt=1, warm=2), ["Job mnist runs, 2 warm"]),
@@ -190,6 +194,10 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     (
         m.AttemptStopping(job="mnist", attempt=1, reason="rank 1 failed: killed by SIGKILL"),
         ["Job mnist is ended, then started again: rank 1 failed: killed by SIGKILL"],
+    ),
+    (
+        m.AttemptStopping(job="mnist:lighthouse", attempt=1, reason="its replicas are over", then="done"),
+        ["Job mnist:lighthouse is ended, for there is nothing more to do: its replicas are over"],
     ),
     (
         m.ResponseBegan(job="mnist", incident="i7", kind="hang", do=("stacks", "restart"), reason="rank 3 hangs"),
@@ -285,3 +293,9 @@ def test_json_has_every_key_always() -> None:
         "seq": 5, "at": NOW, "term": 2, "is": "RankLost", "rank": {"job": "other", "replica": "hi", "rank": 0},
         "incarnation": LIFE, "reason": "r", "patient": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("then", get_args(get_type_hints(m.AttemptStopping)["then"]))
+def test_whatever_becomes_of_a_run_is_told(then: Any) -> None:
+    (told,) = sentences(m.AttemptStopping(job="mnist", attempt=1, reason="so it is", then=then))
+    assert told.endswith(": so it is")

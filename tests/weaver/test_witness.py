@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from tests.core.loom import Loom, life
 from tests.core.site import Site
-from torchloom.core.events import Reported
+from torchloom.core.events import LinkClosed, Reported
 from torchloom.core.fabric import Fabric
-from torchloom.messages import Fact, Hello, Joined, RankExited, RankId, decode_fact
+from torchloom.messages import Fact, Hello, Joined, RankExited, RankFound, RankId, decode_fact
 from torchloom.process import process_id
 from torchloom.weaver.witness import Witness
 
@@ -45,6 +45,7 @@ def training(process: str, member: str = "r0:a") -> Fabric:
     loom.happen(Reported(RANK, Hello(incarnation=LIFE, node="n1", pid=1, devices=("GPU-1",), process=process)))
     if member:
         loom.happen(Reported(RANK, Joined(incarnation=LIFE, member=member)))
+    loom.happen(LinkClosed(RANK, LIFE, "1", "Client Closed"))
     return loom.fabric
 
 
@@ -65,8 +66,21 @@ async def test_a_process_that_has_ended(dead: str) -> None:
     assert await told(training(dead)) == [RankExited(job="theirs", replica="r0", rank=0, incarnation=LIFE)]
 
 
-async def test_a_process_that_lives(child: subprocess.Popen[bytes]) -> None:
-    assert await told(training(process_id(child.pid))) == []
+async def test_a_process_that_lives_is_looked_after_until_it_ends(child: subprocess.Popen[bytes]) -> None:
+    asked = asyncio.create_task(told(training(process_id(child.pid))))
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    child.kill()
+    child.wait()
+    assert len(await asked) == 1
+
+
+async def test_or_until_it_is_back(child: subprocess.Popen[bytes]) -> None:
+    fabric = training(process_id(child.pid))
+    asked = asyncio.create_task(told(fabric))
+    await asyncio.sleep(0.1)
+    fabric.fold([RankFound(rank=RANK, incarnation=LIFE, reason="a beat")], 2000.0)
+    assert await asked == []
 
 
 async def test_one_that_is_no_member_of_a_quorum_has_its_grace(dead: str) -> None:

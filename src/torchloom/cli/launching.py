@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchloom.cli.replicas import add_replicas, with_replicas
+from torchloom.cli.replicas import add_replicas, silent_lighthouse, with_replicas
 from torchloom.cli.rules import add_rules, with_rules
 from torchloom.errors import BadInput
 
@@ -123,6 +123,8 @@ def run(call: Call) -> int:
     task = with_rules(_task(call), args)
     name = args.job or (sanitised(args.module) if args.module else script_name(args.words[0]))
     check_name("job", name)
+    if where := silent_lighthouse(task):
+        call.note(f"no lighthouse answers at {where}: replicas wait for it, and end if it does not come")
     if task.nodes > 1:
         return call.wait(elsewhere.run(call.settings, Wish(name, task, operator(), colour=call.screen.colour)))
     logs = task.log_dir or str(foreground.output_folder(call.settings, name, time.time()))

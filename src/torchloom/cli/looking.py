@@ -119,10 +119,20 @@ def concerns(incident: IncidentView, name: str, runs: Sequence[RunView]) -> bool
     named = next((run for run in runs if run.job == name and run.task.part_of is not None), None)
     if incident.stopped in {name, *(run.job for run in runs)}:
         return True
+    on_it = [replica for line in incident.evidence for replica in _on_device(line)] if not incident.job else []
     if named is None:
-        return incident.job == name
+        return incident.job == name or any(replica.startswith(f"{name}/") for replica in on_it)
+    if f"{named.task.part_of}/{named.task.replica}" in on_it:
+        return True
     about = incident.subject.partition("#")[0]
     return about == name or about.startswith(f"{named.task.part_of}/{named.task.replica}/")
+
+
+def _on_device(line: str) -> list[str]:
+    """The replicas that a line of evidence says are on a device."""
+    from torchloom.messages import ON_IT
+
+    return line.removeprefix(ON_IT).split(", ") if line.startswith(ON_IT) else []
 
 
 def status(call: Call) -> int:

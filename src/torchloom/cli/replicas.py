@@ -11,6 +11,7 @@ from torchloom.errors import BadInput
 if TYPE_CHECKING:
     from torchloom.messages import Task
 
+ANSWER_SECONDS = 2.0
 OPTIONS = ("replicas", "min_replicas", "spares", "lighthouse")
 
 
@@ -39,3 +40,18 @@ def with_replicas(task: Task, args: argparse.Namespace, gpus: int) -> Task:
         option = f"--{next(iter(given)).replace('_', '-')}"
         raise BadInput(f"{option} is for jobs under torchft", hint="add --torchft")
     return task
+
+
+def silent_lighthouse(task: Task) -> str:
+    """The address of the user's own lighthouse, if nobody answers there: replicas would wait without a word."""
+    import socket
+    from urllib.parse import urlsplit
+
+    where = urlsplit(task.torchft.lighthouse) if task.torchft is not None else urlsplit("")
+    if where.hostname is None or where.port is None:
+        return ""
+    try:
+        socket.create_connection((where.hostname, where.port), ANSWER_SECONDS).close()
+    except OSError:
+        return f"{where.hostname}:{where.port}"
+    return ""

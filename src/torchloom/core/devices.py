@@ -15,6 +15,7 @@ from torchloom.core.drmap import Seat
 from torchloom.core.fabric import Fabric
 from torchloom.messages import (
     ALL_OVER,
+    ON_IT,
     DeviceBlamed,
     DeviceCleared,
     DeviceMarkedFailed,
@@ -62,7 +63,7 @@ def fail(fabric: Fabric, device: str, source: str, blame: Blame) -> Decision:
             id=fabric.incidents.next_id(),
             what=f"device {device} failed: {cause}",
             subject=device,
-            evidence=(f"{source or 'someone'} says: {cause}", f"on it: {on_it}", f"node {known.node or 'unknown'}"),
+            evidence=(f"{source or 'someone'} says: {cause}", f"{ON_IT}{on_it}", f"node {known.node or 'unknown'}"),
             decision="reported; no policy acts on it",
             reason=f"the replicas on {device} are affected" if replicas else f"nothing runs on {device}",
             kind="device",
@@ -134,7 +135,7 @@ def warn(fabric: Fabric, fact: DeviceWarned) -> Decision:
         id=fabric.incidents.next_id(),
         what=f"device {fact.device} is not well ({fact.what}){detail}",
         subject=subject,
-        evidence=(evidence, f"on it: {on_it}", f"node {known.node or 'unknown'}"),
+        evidence=(evidence, f"{ON_IT}{on_it}", f"node {known.node or 'unknown'}"),
         decision="reported; it stays in use",
         kind=WARNING,
     )

@@ -13,11 +13,13 @@ from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric
 from torchloom.core.grouping import siblings
 from torchloom.core.members import evict
-from torchloom.core.presence import PRESENT
+from torchloom.core.presence import PRESENT, Presence
 from torchloom.core.running import UNDER_WAY
 from torchloom.core.runs import Run, RunPhase
 from torchloom.core.stopping import Cause, stop
 from torchloom.messages import Done, DrainReplica, EvictReplica, No, ReplicaDrained, ReplicaId, Steer
+
+LAST = "is the last one that trains: nothing would be left to heal from"
 
 
 def evict_replica(fabric: Fabric, ask: EvictReplica, now: float) -> Decision:
@@ -27,6 +29,8 @@ def evict_replica(fabric: Fabric, ask: EvictReplica, now: float) -> Decision:
     if run is not None and run.task.torchft is not None and not run.serves:
         if run.phase not in UNDER_WAY:
             return Decision(answer=Done(text=f"{replica} is {run.phase}"))
+        if _is_last(fabric, run):
+            return _no(f"{replica} {LAST}", f"`loom kill {replica}` ends its ranks all the same; `loom stop {ask.job}`")
         deaf = tuple(place.rank for place in run.places)
         stopping = stop(fabric, run, now, Cause(reason, blame=False, deaf=deaf))
         return replace(stopping, answer=Done(text=f"{replica} is evicted, and started again", replicas=(replica,)))
@@ -38,6 +42,10 @@ def evict_replica(fabric: Fabric, ask: EvictReplica, now: float) -> Decision:
         return _no(f"{replica} is not under torchft", f"`loom kill {replica}` ends its ranks")
     if ask.job not in fabric.watch.lighthouses:
         return _no(f"the lighthouse of {ask.job} is not torchLoom's", f"`loom kill {replica}` ends its ranks")
+    out = fabric.evicted.get(ask.job, ())
+    others = [fabric.ranks[rank] for rank in fabric.ranks_of_job[ask.job] if rank.of != replica]
+    if not any(rank.presence is Presence.LIVE and rank.member and rank.member not in out for rank in others):
+        return _no(f"{replica} {LAST}", f"`loom kill {replica}` ends its ranks all the same")
     told = evict(fabric, ask.job, members, reason)
     return replace(told, answer=Done(text=f"{replica} is evicted from the quorum", replicas=(replica,)))
 
@@ -45,6 +53,8 @@ def evict_replica(fabric: Fabric, ask: EvictReplica, now: float) -> Decision:
 def drain_replica(fabric: Fabric, ask: DrainReplica, now: float) -> Decision:
     replica = ReplicaId(ask.job, ask.replica)
     run = fabric.runs.of(replica)
+    if run is None and (known := [str(other.of) for other in fabric.runs.of_job(ask.job) if not other.serves]):
+        return _no(f"there is no replica {replica}", f"of {ask.job} there are {', '.join(known)}")
     if run is None or run.task.torchft is None or run.serves:
         why = f"{replica} is not a replica under torchft that torchLoom started"
         return _no(why, f"`loom stop {ask.job}` ends a job at a step; `loom drain NODE` keeps a machine free")
@@ -55,10 +65,8 @@ def drain_replica(fabric: Fabric, ask: DrainReplica, now: float) -> Decision:
         return Decision(
             (record,), answer=Done(text=f"{replica} is started again"), reason=f"{replica} is started again"
         )
-    if run.phase is RunPhase.RUNNING and not any(_goes_on(other) for other in siblings(fabric, run)):
-        return _no(
-            f"{replica} is the last one that trains: nothing would be left to heal from", f"`loom stop {ask.job}`"
-        )
+    if _is_last(fabric, run):
+        return _no(f"{replica} {LAST}", f"`loom stop {ask.job}`")
     ranks = [fabric.ranks[rank] for rank in fabric.ranks_of(run)]
     if run.phase is RunPhase.RUNNING and not any(rank.presence in PRESENT and not rank.counted for rank in ranks):
         why = f"{replica} cannot be asked: its script does not call torchloom.attach_manager()"
@@ -68,8 +76,10 @@ def drain_replica(fabric: Fabric, ask: DrainReplica, now: float) -> Decision:
     return replace(together([first, ask_to_leave(fabric, run, now)]), answer=Done(text=text))
 
 
-def _goes_on(run: Run) -> bool:
-    return run.phase is RunPhase.RUNNING and not run.drained
+def _is_last(fabric: Fabric, run: Run) -> bool:
+    """Whether it trains and no other replica does."""
+    others = siblings(fabric, run)
+    return run.phase is RunPhase.RUNNING and not any(o.phase is RunPhase.RUNNING and not o.drained for o in others)
 
 
 def ask_to_leave(fabric: Fabric, run: Run, now: float) -> Decision:

@@ -170,12 +170,18 @@ def _rank(fabric: Fabric, rank: Rank) -> RankView:
         beat=pulse.beat if pulse else None,
         counted=rank.counted,
         member=rank.member,
+        evicted=_is_evicted(fabric, rank),
+        drained=(run := fabric.runs.of(rank.id.of)) is not None and run.drained,
     )
+
+
+def _is_evicted(fabric: Fabric, rank: Rank) -> bool:
+    return bool(rank.member) and rank.member in fabric.evicted.get(rank.id.job, ())
 
 
 def _job(fabric: Fabric, job: Job) -> JobView:
     members = [fabric.ranks[rank] for rank in fabric.ranks_of_job.get(job.name, ())]
-    live = [rank for rank in members if rank.presence is Presence.LIVE]
+    live = [rank for rank in members if rank.presence is Presence.LIVE and not _is_evicted(fabric, rank)]
     told = live if job.phase is JobPhase.RUNNING and live else members
     beats = [p.beat for rank in told if (p := fabric.watch.pulses.get(rank.id)) and p.beat is not None]
     losses = [beat.loss for beat in beats if beat.loss is not None]
@@ -200,20 +206,27 @@ def _job(fabric: Fabric, job: Job) -> JobView:
 
 def knobs(fabric: Fabric, look: LookKnobs) -> KnobsView:
     now_there: dict[str, Value] = {}
+    by_replica: dict[str, dict[str, Value]] = {}
     newest = 0
     for rank in sorted(fabric.ranks_of_job.get(look.job, ()), reverse=True):
         pulse = fabric.watch.pulses.get(rank)
         if pulse is not None and pulse.beat is not None and pulse.beat.knobs and not pulse.over:
             now_there, newest = {**now_there, **pulse.beat.knobs}, pulse.beat.change
+            by_replica[rank.replica] = pulse.beat.knobs
     shown = []
     for name, knob in fabric.ledger.knobs.get(look.job, {}).items():
         change = fabric.ledger.changes.get(knob.change)
         applied = change is not None and change.phase is ChangePhase.SETTLED
         newer = applied and change is not None and change.change.number > newest  # than the last beat
+        if change is not None and change.target.count("/"):
+            newer = False  # it is not the value of the job
+        value = knob.value if newer else now_there.get(name, knob.value)
+        told = {} if newer or knob.spec.per == "rank" else by_replica
         shown.append(
             KnobView(
                 spec=knob.spec,
-                value=knob.value if newer else now_there.get(name, knob.value),
+                value=value,
+                elsewhere={r: values[name] for r, values in sorted(told.items()) if values.get(name, value) != value},
                 changed_by=change.operator if change else "",
                 changed=change.asked if change else None,
                 change=knob.change,

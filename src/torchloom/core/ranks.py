@@ -160,6 +160,7 @@ def _failed(fabric: Fabric, known: Rank, why: str, evidence: str = "") -> Decisi
             id=known.incident,
             evidence=told,
             decision="" if run is not None else REPORT_ONLY,
+            reason=why,
             outcome=f"dead: {why}"[:500],
             closed=True,
         )

@@ -58,6 +58,7 @@ class Voice:
                 log.warning("speaking through NATS failed: %s", error or type(error).__name__)
                 await asyncio.sleep(self._settings.reconnect_seconds)
             finally:
+                self._there = False  # it is closed here, and not gone
                 with contextlib.suppress(Exception):
                     await asyncio.wait_for(client.close(), 1)
 

@@ -19,7 +19,7 @@ def knobs(views: Sequence[KnobView], now: float, screen: Screen) -> list[str]:
     rows: list[Row] = [
         [
             view.spec.name,
-            value(view.value),
+            ", ".join([value(view.value), *(f"{value(v)} in {r}" for r, v in view.elsewhere.items())]),
             describe(view.spec) + (", per rank" if view.spec.per == "rank" else ""),
             view.spec.unit or ABSENT,
             ABSENT if view.changed is None else f"{clock(view.changed, now)} {view.change}".rstrip(),

@@ -12,12 +12,13 @@ from torchloom.views.words import brief, short, short_devices
 
 _STYLES = {
     "live": "green", "running": "green", "healthy": "green", "ok": "green", "finished": "dim", "left": "dim",
-    "lost": "yellow", "stopped": "yellow", "paused": "yellow", "dead": "red", "failed": "red",
+    "lost": "yellow", "stopped": "yellow", "paused": "yellow", "dead": "red", "failed": "red", "evicted": "yellow",
+    "drained": "dim",
 }  # fmt: skip
 _ROOMY = 110
 """Columns of a terminal from which on a decision stands beside an incident."""
 _DECISION = 24
-_URGENCY = {"dead": 0, "failed": 0, "lost": 1, "live": 2}
+_URGENCY = {"dead": 0, "failed": 0, "lost": 1, "evicted": 1, "live": 2}
 
 
 def state(word: str) -> Cell:
@@ -56,7 +57,7 @@ def ranks(views: Sequence[RankView], now: float, screen: Screen) -> list[str]:
         Column("HEARD", right=True), Column("NODE", shrinks=True), Column("DEVICES", shrinks=True),
     ]  # fmt: skip
     rows: list[list[str | Cell]] = []
-    listed = sorted(views, key=lambda v: (_URGENCY.get(v.presence, 3), v.rank))
+    listed = sorted(views, key=lambda v: (_URGENCY.get(_presence(v), 3), v.rank))
     for view in listed:
         beat = view.beat
         bad_loss = beat is not None and "loss" in beat.not_finite
@@ -65,7 +66,7 @@ def ranks(views: Sequence[RankView], now: float, screen: Screen) -> list[str]:
                 view.rank.job,
                 view.rank.replica,
                 str(view.rank.rank),
-                state(view.presence),
+                state(_presence(view)),
                 ABSENT if beat is None else f"{beat.step:,}" + (" counted" if view.counted else ""),
                 Cell("not finite", "red") if bad_loss else ABSENT if beat is None else number(beat.loss),
                 ABSENT if beat is None else number(beat.samples_per_second),
@@ -81,6 +82,13 @@ def ranks(views: Sequence[RankView], now: float, screen: Screen) -> list[str]:
             row[7:7] = [_quorum(view)]
             row.append(view.member or ABSENT)
     return table(columns, rows, screen)
+
+
+def _presence(view: RankView) -> str:
+    """With what is known beyond it: one that lives may be of no use, and one that left be awaited."""
+    if view.evicted and view.presence in {"live", "lost"}:
+        return "evicted"
+    return "drained" if view.drained and view.presence == "left" else view.presence
 
 
 def _quorum(view: RankView) -> str:

@@ -32,6 +32,14 @@ RunRecord = (
     | NodeDrained
 )
 
+AFTER = {
+    "restart": "then started again",
+    "fail": "and given up",
+    "cancel": "as asked",
+    "done": "for there is nothing more to do",
+}
+"""What becomes of a run whose attempt is ended."""
+
 
 def run_sentence(record: RunRecord) -> str:
     match record:
@@ -42,6 +50,8 @@ def run_sentence(record: RunRecord) -> str:
         case AttemptBegan(job=job, places=places):
             nodes = ", ".join(dict.fromkeys(place.node for place in places))
             return f"Job {job} is placed: {len(places)} rank{'s' if len(places) != 1 else ''} on {nodes}"
+        case AttemptLaunched(job=job, heals=True):
+            return f"Job {job} starts and heals from the others"
         case AttemptLaunched(job=job, resume=resume, resume_step=step, rejected=rejected):
             at = f" (step {step:,})" if step is not None else ""
             source = f"from {resume}{at}" if resume else "from the beginning"
@@ -53,8 +63,7 @@ def run_sentence(record: RunRecord) -> str:
         case AttemptHeld(job=job, held=held):
             return f"Job {job} {'is paused' if held else 'goes on'}"
         case AttemptStopping(job=job, reason=reason, then=then):
-            after = {"restart": "then started again", "fail": "and given up", "cancel": "as asked"}[then]
-            return f"Job {job} is ended, {after}: {reason}"
+            return f"Job {job} is ended, {AFTER[then]}: {reason}"
         case ResponseBegan(job=job, incident=incident, do=do, reason=reason):
             why = f" ({reason})" if reason else ""
             return f"The policy of {job} acts on {incident}{why}: {', then '.join(do)}"

@@ -8,15 +8,17 @@ may live. So the kernel is asked. What it says goes through the inbox, behind th
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 from torchloom.core.fabric import Fabric, Rank
+from torchloom.core.presence import Presence
 from torchloom.messages import RankExited, RankId, encode
 from torchloom.process import has_ended
 from torchloom.subjects import FACT
 
 LOOKS = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before each: links close a moment before the process is gone."""
+"""Seconds before each: links close a moment before the process is gone. The last of them again and again."""
 
 Send = Callable[[str, bytes], Awaitable[None]]
 
@@ -37,8 +39,11 @@ class Witness:
             task.add_done_callback(self.tasks.discard)
 
     async def _look(self, rank: Rank) -> None:
-        for pause in self._looks:
+        for pause in itertools.chain(self._looks, itertools.repeat(self._looks[-1])):
             await asyncio.sleep(pause)
+            now = self._fabric.ranks.get(rank.id)
+            if now is None or now.incarnation != rank.incarnation or now.presence is not Presence.LOST:
+                return  # it is back, or given up
             if has_ended(rank.process):
                 job, replica, number = rank.id.job, rank.id.replica, rank.id.rank
                 fact = RankExited(job=job, replica=replica, rank=number, incarnation=rank.incarnation)
