@@ -6,6 +6,7 @@ A problem names the seed of its history: `draw(SEED)` makes it again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 
@@ -14,7 +15,8 @@ HISTORIES = 1000
 
 def run(seed: int, seconds: float) -> list[str]:
     """A thousand histories, whatever `seconds` says, but not for more than seven minutes (or `seconds`)."""
-    os.environ.setdefault("RUST_LOG", "error")  # torchft's own says a lot
+    os.environ.setdefault("RUST_LOG", "off")  # both say a lot
+    logging.getLogger("torchloom.lighthouse").setLevel(logging.ERROR)
     try:
         from torchft import _torchft  # noqa: F401
 

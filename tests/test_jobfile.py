@@ -146,9 +146,9 @@ def test_an_empty_table_is_enough_and_none_is_no_job_of_replicas(tmp_path: Path)
     ("line", "told"),
     [
         ("replica = 2", "[torchft] there is no setting 'replica'"),
-        ("replicas = 0", "[torchft] Expected `int` >= 1 - at `replicas`"),
+        ("replicas = 0", "[torchft] replicas cannot be 0"),
         ('replicas = "2"', "[torchft] Expected `int`, got `str` - at `replicas`"),
-        ("spares = -1", "[torchft] Expected `int` >= 0 - at `spares`"),
+        ("spares = -1", "[torchft] spares cannot be -1"),
         ("min_replicas = 3", "[torchft] at least 3 of 2 replicas"),
         ('lighthouse = "there"', "[torchft] no such lighthouse: 'there'"),
         ("join_timeout = 5", "[torchft] a join timeout of 5 s, and a heartbeat timeout of 5 s"),

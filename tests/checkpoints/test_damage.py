@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.checkpoints.test_search import make
 from tests.checkpoints.victims import run, state, trace, value_of, why_untraceable
+from tests.examples import examples
 from torchloom.checkpoints import loading, single
 from torchloom.checkpoints import manifest as manifests
 from torchloom.checkpoints.checkpoints import Checkpoints
@@ -29,7 +30,7 @@ from torchloom.checkpoints.verify import describe, verify
 from torchloom.errors import BadState
 
 UNTRACEABLE = why_untraceable()
-on_fixtures = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+on_fixtures = examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

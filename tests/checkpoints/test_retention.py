@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpoints.victims import FORKED, begin, kill, leftovers, state, value_of
+from tests.examples import examples
 from torchloom.checkpoints import manifest as manifests
 from torchloom.checkpoints.checkpoints import Checkpoints
 from torchloom.checkpoints.locks import reading
@@ -46,7 +47,7 @@ saved = st.dictionaries(st.integers(0, 60), st.tuples(st.integers(-5, 50), st.bo
 maybe = st.none() | st.integers(1, 6)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(saved=saved, last=maybe, hours=st.none() | st.floats(0.5, 40), every=maybe)
 def test_a_rule_keeps_what_any_of_its_parts_keeps_and_always_a_good_one(
     saved: dict[int, tuple[int, bool]], last: int | None, hours: float | None, every: int | None

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.examples import examples
 from torchloom.checkpoints import manifest as manifests
 from torchloom.checkpoints.manifest import Damaged, Manifest, folder_name
 from torchloom.checkpoints.search import NoValidCheckpoint, candidates, latest
@@ -83,7 +84,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> 
         verify(path)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_flipped_bit_and_any_truncation_is_caught(tmp_path: Path, data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))

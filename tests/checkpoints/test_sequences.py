@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.checkpoints.victims import leftovers
+from tests.examples import examples
 from torchloom.checkpoints import draft
 from torchloom.checkpoints import manifest as manifests
 from torchloom.checkpoints.locks import WriterLock
@@ -134,4 +134,4 @@ class Folder(RuleBasedStateMachine):
 
 
 TestFolder = Folder.TestCase
-TestFolder.settings = settings(max_examples=40, stateful_step_count=25)
+TestFolder.settings = examples(40, stateful_step_count=25)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from torchloom.checkpoints.checkpoints import Checkpoints
 from torchloom.checkpoints.copying import Copier
 from torchloom.errors import BadInput
@@ -114,7 +115,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(tree=trees)
 def test_any_tree_of_what_may_be_saved_comes_back_equal(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "trees"

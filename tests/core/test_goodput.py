@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.loom import life
 from tests.core.site import JOB, Site
+from tests.examples import examples
 from torchloom.core.fabric import Fabric
 from torchloom.core.goodput import KEEP_STRETCHES, Account, Stretch, tally
 from torchloom.messages import (
@@ -228,7 +229,7 @@ def test_less_is_left_of_a_stretch_the_earlier_one_goes_on(first: int, more: int
     assert 0 <= stretch.up_to(step).seconds <= stretch.up_to(step + 1).seconds <= seconds
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.lists(
         st.tuples(

@@ -6,10 +6,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.loom import Loom, a_hello, life
+from tests.examples import examples
 from torchloom.core.events import FactTold, LinkClosed, LinkOpened, Reported
 from torchloom.core.fabric import Fabric, State
 from torchloom.messages import Fail, Goodbye, RankExited, RankId, Recover, Register, Resumed, Saved, SaveFailed
@@ -74,7 +75,7 @@ def membership(state: State) -> object:
     return [(r.id, r.incarnation, r.presence, r.devices) for r in state.ranks], state.term
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(senders(), st.randoms(use_true_random=False), st.randoms(use_true_random=False))
 def test_the_order_across_senders_does_not_matter(
     histories: list[list[Event]], one: random.Random, other: random.Random
@@ -102,7 +103,7 @@ def _joined(loom: Loom, fact: RankExited) -> bool:
     return known is not None and known.incarnation >= fact.incarnation
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(senders(), st.randoms(use_true_random=False), st.integers(0, 40))
 def test_folding_the_log_gives_the_same_state_and_so_does_a_snapshot(
     histories: list[list[Event]], chance: random.Random, cut: int

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.core.world import CHOICES, JOB, RANKS, Living, Log, Parts, Request, Verdicts, World, storm, take_reply
+from tests.examples import examples
 from torchloom.core.events import Asked
 from torchloom.core.fabric import Fabric
 from torchloom.messages import Applied, Beat, Command, Committed, Propose, RankId, Ready, Record, Reply, SetKnobs
@@ -24,7 +25,7 @@ WORLDS = 600
 """Storms in which a broken part must have shown."""
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(MOVES)
 def test_in_any_storm_ranks_agree_and_operators_are_answered(moves: list[tuple[str, int]]) -> None:
     assert World().play(moves) == []

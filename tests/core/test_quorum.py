@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.examples import examples
 from torchloom.core.quorum import MOST_BROKEN, RECENT, Kept, Lighthouse, Member, NotYet, Quorum, Rules, decide
 
 RULES = Rules(min_replicas=1, join_seconds=1.0, heartbeat_seconds=5.0)
@@ -457,4 +457,4 @@ class Harbour(RuleBasedStateMachine):
 
 
 TestHarbour = Harbour.TestCase
-TestHarbour.settings = settings(max_examples=100, stateful_step_count=40)
+TestHarbour.settings = examples(100, stateful_step_count=40)

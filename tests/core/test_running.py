@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site, incidents
+from tests.examples import examples
 from torchloom.core.events import RunDue
 from torchloom.core.fabric import Fabric
 from torchloom.core.runs import KEEP_NOTES, OVER, RUN_NEXT, RunPhase
@@ -250,7 +251,7 @@ def test_cancelling_what_torchloom_did_not_start_is_refused() -> None:
 # ── the weaver dies ──
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(st.sampled_from(["beat", "tick", "restart", "kill0", "kill1", "late"]), max_size=40))
 def test_a_weaver_killed_at_any_point_goes_on_where_it_was(moves: list[str]) -> None:
     site = Site()

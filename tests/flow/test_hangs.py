@@ -74,6 +74,7 @@ def test_a_stopped_rank_is_frozen_and_the_job_goes_on_from_its_newest_checkpoint
     assert (stopping.deaf, stopping.incident) == ((1,), incident.id)
 
 
+@pytest.mark.long
 def test_a_held_interpreter_is_named_with_the_line_that_holds_it(train: Callable[..., Told]) -> None:
     told = train()
     told.run.tell(0, "gil")

@@ -127,6 +127,7 @@ async def stage(
         process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("stage", ["train_ddp.py"], indirect=True)
 async def test_a_replica_is_killed_comes_back_heals_and_all_stop_at_one_step(stage: Stage, settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 from msgspec.structs import replace
 
@@ -64,7 +65,7 @@ def _prepare(fabric: Fabric, run: Run, attempt: int) -> Prepare:
 def waits_for(fabric: Fabric, run: Run, now: float) -> str:
     """Why a run is not started, if it is not."""
     if run.attempt > run.before and now < run.wait_until:
-        return f"{run.wait_until - now:.0f} s more, after a failure without a step forward"
+        return f"{math.ceil(run.wait_until - now)} s more: the last attempt made no step forward"
     if run.drained:
         return f"`loom drain --undo {run.of}`"
     if waits(fabric, run):

@@ -10,7 +10,7 @@ from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric
 from torchloom.core.grouping import parts
 from torchloom.core.placing import too_large
-from torchloom.core.presence import PRESENT, JobPhase
+from torchloom.core.presence import PRESENT, JobPhase, Presence
 from torchloom.core.runs import Run, RunPhase
 from torchloom.core.stopping import Cause, stop
 from torchloom.messages import Cancel, Done, Drain, JobBegan, No, NodeDrained, Record, RunSubmitted, Submit, Task
@@ -28,7 +28,9 @@ def submit(fabric: Fabric, ask: Submit) -> Decision:
     job = fabric.jobs.get(ask.job)
     members = [fabric.ranks[rank] for rank in fabric.ranks_of_job.get(ask.job, ())]
     if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
-        return _no(f"{ask.job} is running already, started by another launcher", "choose another name")
+        lost = not any(rank.presence is Presence.LIVE for rank in members)
+        wait = "its ranks are lost, and given up before long: try again then, or choose another name"
+        return _no(f"{ask.job} is running already, not started by torchLoom", wait if lost else "choose another name")
     if wrong := _wrong(ask.task):
         return _no(wrong, "mend it and submit it again")
     if ask.task.node is not None:
