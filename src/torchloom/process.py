@@ -49,7 +49,9 @@ def _kernel() -> str:
 
 
 def _stat(pid: int) -> list[str]:
+    """Empty where it cannot be read."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
         return []
+    return fields if len(fields) > _STARTED else []
