@@ -231,6 +231,7 @@ async def test_a_rank_that_does_not_attach_tells_its_steps_and_nothing_else(
     assert [type(letter) for letter in await weaver.letters()] == [Hello, Goodbye]
 
 
+@pytest.mark.long
 async def test_counting_begins_at_the_step_that_is_resumed_from(
     settings: Settings, weaver: PlayedWeaver, tmp_path: Path
 ) -> None:
@@ -241,6 +242,7 @@ async def test_counting_begins_at_the_step_that_is_resumed_from(
     await end(process)
 
 
+@pytest.mark.long
 async def test_a_script_that_attaches_is_never_counted(
     settings: Settings, weaver: PlayedWeaver, tmp_path: Path
 ) -> None:
@@ -318,6 +320,7 @@ async def test_checkpoints_of_a_script_that_does_not_attach_are_told(
     assert not [letter for letter in await weaver.letters() if isinstance(letter, Knobs)]
 
 
+@pytest.mark.long
 async def test_a_rank_that_is_switched_off_is_not_counted(
     settings: Settings, weaver: PlayedWeaver, tmp_path: Path
 ) -> None:

@@ -145,6 +145,7 @@ def test_training_computes_the_same_bits_compiled_or_not(tmp_path: Path) -> None
     assert [one.digest for one in timed] == [one.digest for one in plain]
 
 
+@pytest.mark.long
 def test_a_rank_in_a_collective_has_begun_more_of_them_than_the_one_it_waits_for(tmp_path: Path) -> None:
     script = """
 print("ready", flush=True)
