@@ -12,10 +12,10 @@ from campaigns import control, examples, hangs, lighthouse, protocol, recovery, 
 
 CAMPAIGNS: dict[str, tuple[Callable[[int, float], list[str]], float]] = {
     "examples": (examples.run, 1.0),
-    "spine": (spine.run, 1.5),
-    "protocol": (protocol.run, 1.5),
+    "spine": (spine.run, 1.0),
+    "protocol": (protocol.run, 1.0),
     "control": (control.run, 1.5),
-    "recovery": (recovery.run, 2.0),
+    "recovery": (recovery.run, 1.0),
     "hangs": (hangs.run, 2.0),
     "lighthouse": (lighthouse.run, 3.0),
     "torchft": (torchft.run, 10.0),
