@@ -15,7 +15,7 @@ HISTORIES = 1000
 
 def run(seed: int, seconds: float) -> list[str]:
     """A thousand histories, whatever `seconds` says, but not for more than seven minutes (or `seconds`)."""
-    os.environ.setdefault("RUST_LOG", "off")  # both say a lot
+    os.environ.setdefault("RUST_LOG", "error")  # both say a lot
     logging.getLogger("torchloom.lighthouse").setLevel(logging.ERROR)
     try:
         from torchft import _torchft  # noqa: F401
