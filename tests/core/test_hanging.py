@@ -383,6 +383,9 @@ def test_what_was_wrong_with_a_job_that_has_ended_is_over() -> None:
 class Together(Training):
     """Three replicas of one rank each, in which all wait for all."""
 
+    unhealed: frozenset[int] = frozenset()
+    """Those that have been started again and have nothing yet."""
+
     def __init__(self, **task: object) -> None:
         super().__init__(torchft=Torchft(replicas=3), per_node=1, checkpoint_dir="", **task)
 
@@ -397,8 +400,9 @@ class Together(Training):
             self.loom.happen(Reported(run.rank(0), hello))
 
     def beat_step(self, step: int, times: StepTimes | None, still: float = 0.0, phase: str = "") -> None:
-        for run in self.replicas:
-            beat = Beat(incarnation=run.places[0].incarnation, step=step, times=times, still=still, phase=phase)
+        for number, run in enumerate(self.replicas):
+            so_far = 0 if number in self.unhealed else step
+            beat = Beat(incarnation=run.places[0].incarnation, step=so_far, times=times, still=still, phase=phase)
             self.loom.happen(Heard(run.rank(0), beat))
 
     def wait(self, seconds: int, culprit: int | None, **seen: bool) -> None:
@@ -426,6 +430,20 @@ def test_of_replicas_that_wait_for_each_other_the_frozen_one_alone_is_started_ag
     site.wait(4, 1, frozen=True)
     assert site.ordinals == [1, 2, 1]
     assert len(incidents(site)) == 1
+
+
+def test_the_only_one_that_has_trained_is_given_far_more_time_when_it_is_frozen() -> None:
+    site = Together()
+    for number in (0, 2):
+        site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:{number}")
+    site.settle(2.0)
+    site.join()
+    site.unhealed = frozenset({0, 2})
+    site.wait(100, 1, frozen=True)
+    assert site.ordinals == [2, 1, 2]
+    site.unhealed = frozenset()
+    site.wait(4, 1, frozen=True)
+    assert site.ordinals == [2, 2, 2]
 
 
 def test_the_incident_says_what_was_heard_of_the_one_that_is_frozen() -> None:

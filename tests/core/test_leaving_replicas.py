@@ -145,6 +145,32 @@ def test_the_last_one_that_trains_is_not_evicted() -> None:
     assert run_of(site, 1).ordinal == 1
 
 
+def test_one_is_not_evicted_before_the_others_have_healed() -> None:
+    site = training()
+    site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:0")
+    site.settle(1.0)
+    rank = join(site, 0, 2)
+    place = run_of(site, 0).places[0]
+    site.loom.happen(Heard(rank, Beat(incarnation=place.incarnation, step=0)))
+    assert isinstance(evict(site, f"{JOB}_1"), No)
+    site.loom.happen(Heard(rank, Beat(incarnation=place.incarnation, step=11)))
+    assert isinstance(evict(site, f"{JOB}_1"), Done)
+
+
+def test_one_that_is_drained_is_not_evicted_too() -> None:
+    site = training()
+    ranks = Course(site)
+    drain(site, 0)
+    ranks.go()
+    site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
+    site.settle(2.0)
+    before = incidents(site)
+    answer = evict(site, f"{JOB}_0")
+    assert isinstance(answer, Done)
+    assert answer.text == f"{JOB}/{JOB}_0 is drained"
+    assert incidents(site) == before
+
+
 def test_nor_is_it_if_others_started_it() -> None:
     site = outside(True, "r0:a", "r1:b", "")
     assert isinstance(evict(site, "r1", "theirs"), Done)

@@ -229,12 +229,33 @@ def test_newcomers_do_not_begin_anew_while_one_who_knows_the_parameters_lives() 
     assert quorum(state, now=4.5).ids == ("c", "d", "e")
 
 
-def test_newcomers_begin_when_nobody_of_the_last_quorum_is_heard_any_more() -> None:
+def test_newcomers_begin_when_nobody_of_the_last_quorum_was_heard_for_long() -> None:
     state = formed("a", "b", "c")
     state.evict(["a", "b"])
     asked(state, "d", "e", now=2.0)
-    assert not_yet(state, now=4.9).until == 5.0
-    assert quorum(state, now=5.0).ids == ("d", "e")
+    assert not_yet(state, now=4.9).until == 5.0  # c counts as dead, and may yet be stopped
+    for now in (6.0, 10.0, 42.0):
+        for id in "de":
+            state.heard(id, now)
+    assert not_yet(state, now=44.9).until == 45.0
+    assert quorum(state, now=45.0).ids == ("d", "e")
+
+
+def test_newcomers_begin_at_once_when_the_last_one_of_it_is_known_to_be_gone() -> None:
+    state = formed("a", "b", "c")
+    state.evict(["a", "b"])
+    asked(state, "d", "e", now=2.0)
+    state.evict(["c"])
+    assert quorum(state, now=2.0).ids == ("d", "e")
+
+
+def test_after_a_restart_newcomers_wait_for_the_last_quorum_as_long_as_for_heartbeats() -> None:
+    state = Lighthouse.restored(formed("a", "b").kept, now=100.0)
+    asked(state, "c", "d", "e", now=100.0)
+    for id in "cde":
+        state.heard(id, 103.0)
+    assert not_yet(state, now=104.9).until == 105.0
+    assert quorum(state, now=105.0).ids == ("c", "d", "e")
 
 
 def test_one_of_the_last_quorum_is_enough() -> None:
@@ -342,7 +363,7 @@ def test_the_long_dead_are_forgotten() -> None:
 # ── whatever happens ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 IDS = st.sampled_from("abcdef")
-WAITS = st.sampled_from([0.0, 0.1, 0.5, 1.0, 4.9, 5.0, 7.0])
+WAITS = st.sampled_from([0.0, 0.1, 0.5, 1.0, 4.9, 5.0, 7.0, 40.0])
 
 
 class Harbour(RuleBasedStateMachine):
@@ -359,6 +380,7 @@ class Harbour(RuleBasedStateMachine):
         self.shrinks: dict[str, bool] = {}
         self.failures: dict[str, int] = {}
         self.evicted: set[str] = set()
+        self.presumed: set[str] = set()
         self.numbers: dict[int, tuple[str, ...]] = {}
         self.last = 0
 
@@ -368,6 +390,7 @@ class Harbour(RuleBasedStateMachine):
         assert taken == (id not in self.evicted)
         if taken:
             self.heard_at[id] = self.now
+            self.presumed.discard(id)
         self.look()
 
     @rule(id=IDS, shrink_only=st.booleans(), commit_failures=st.sampled_from([0, 0, 0, 2]))
@@ -376,6 +399,7 @@ class Harbour(RuleBasedStateMachine):
         assert (call is None) == (id in self.evicted)
         if call is not None:
             self.heard_at[id] = self.now
+            self.presumed.discard(id)
             self.calls.setdefault(id, set()).add(call)
             self.shrinks[id], self.failures[id] = shrink_only, commit_failures
         self.look()
@@ -408,6 +432,7 @@ class Harbour(RuleBasedStateMachine):
         self.calls.clear()
         members = self.numbers.get(self.last, ())
         self.heard_at = {id: self.now for id in members if id not in self.evicted}
+        self.presumed = set(self.heard_at)
         self.look()
 
     def look(self) -> None:
@@ -433,7 +458,12 @@ class Harbour(RuleBasedStateMachine):
         assert len(ids) >= self.rules.min_replicas
         goes_on = bool(survivors) and survivors <= waiting
         assert goes_on or 2 * len(waiting) > len(alive), "no minority begins without the last quorum"
-        assert not survivors & alive or survivors & ids, "no newcomers alone while one lives who has trained"
+        heirs = {
+            id
+            for id in survivors & set(self.heard_at)
+            if self.now < self.heard_at[id] + (5.0 if id in self.presumed else 45.0)
+        }
+        assert not heirs or survivors & ids, "no newcomers alone while one may live who has trained"
         if len(ids) == 1 and not goes_on and not any(self.shrinks[id] for id in waiting):
             assert alive == ids, "alone only who is alone"
         if any(self.shrinks[id] for id in waiting) and self.last:

@@ -86,7 +86,7 @@ class History:
 def draw(seed: int) -> History:
     chance = random.Random(seed)
     ids = "abcd"[: chance.randint(2, 4)]
-    rules = Rules(chance.choice([1, 1, 2]), chance.choice([0.2, 0.35]), chance.choice([0.35, 0.5]))
+    rules = Rules(chance.choice([1, 1, 2]), chance.choice([0.2, 0.35]), chance.choice([0.35, 0.5]), heir_seconds=0.0)
     eager = chance.uniform(0.15, 0.5)
     lives, asks = [], []
     for id in ids:
@@ -216,6 +216,7 @@ def foretold(played: Played, chance: random.Random, stricter: Callable[[], None]
         history.rules.min_replicas,
         history.rules.join_seconds + chance.uniform(-slack / 2, slack),
         history.rules.heartbeat_seconds + chance.uniform(-slack / 2, slack),
+        history.rules.heir_seconds,
     )
     end = played.ended + chance.uniform(-slack, 0)
     events: list[tuple[float, int, str]] = [(chance.uniform(t0, t1), -1, id) for id, t0, t1 in played.beats]

@@ -121,6 +121,25 @@ def heals(fabric: Fabric, run: Run) -> bool:
     return run.task.torchft is not None and any(other.phase is RunPhase.RUNNING for other in siblings(fabric, run))
 
 
+def trains(fabric: Fabric, run: Run) -> bool:
+    """Whether it has parameters that others can take over, as far as its ranks have said."""
+    if run.phase is not RunPhase.RUNNING:
+        return False
+    lives = {run.rank(place.rank): place.incarnation for place in run.places}
+    known = [fabric.ranks[rank] for rank in lives if rank in fabric.ranks]
+    joined = [rank for rank in known if rank.incarnation == lives[rank.id]]
+    if not joined:
+        return run.ordinal == 1  # a later one has nothing before it has healed
+    beats = [pulse.beat for rank in joined if (pulse := fabric.watch.pulses.get(rank.id)) and pulse.beat is not None]
+    unknown = not beats or any(rank.counted for rank in joined)
+    return unknown or any(beat.step > 0 for beat in beats)
+
+
+def can_heal(fabric: Fabric, run: Run) -> bool:
+    """Whether what this replica has trained would be left if it were gone."""
+    return run.task.torchft is not None and any(trains(fabric, other) for other in siblings(fabric, run))
+
+
 def served(fabric: Fabric, run: Run) -> bool:
     """Of a lighthouse: nobody is left who needs it."""
     return run.serves and all(other.phase in OVER for other in siblings(fabric, run))

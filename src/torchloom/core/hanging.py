@@ -12,7 +12,7 @@ from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.detect.hang import Verdict
 from torchloom.core.evidence import FOR_INCIDENT, last_heard, of_agent, seen_on
 from torchloom.core.fabric import Fabric
-from torchloom.core.grouping import heals
+from torchloom.core.grouping import can_heal
 from torchloom.core.incidents import Incident
 from torchloom.core.orders import give
 from torchloom.core.policy import HANGS, rule_for, told
@@ -48,7 +48,7 @@ def look_at_run(fabric: Fabric, run: Run, found: Verdict | None, now: float) -> 
     keeps = _keeps(fabric, run)
     if rule.after is None and not keeps:
         after = max(after, fabric.settings.hang_act_seconds)
-    elif rule.after is None and found.certain and heals(fabric, run):
+    elif rule.after is None and found.certain and can_heal(fabric, run):
         after = min(after, REPLICA_ACT)
     if _again(fabric, run):
         after *= MORE_PATIENT
@@ -97,7 +97,7 @@ def _again(fabric: Fabric, run: Run) -> bool:
 
 def _keeps(fabric: Fabric, run: Run) -> bool:
     """Whether there is, or should be, a checkpoint to go on from: without one a restart loses everything."""
-    return bool(heals(fabric, run) or run.task.checkpoint_dir or run.resume or fabric.keeping.of(run.of.job).saved)
+    return bool(can_heal(fabric, run) or run.task.checkpoint_dir or run.resume or fabric.keeping.of(run.of.job).saved)
 
 
 def _opened(fabric: Fabric, of: ReplicaId, name: str, found: Verdict, now: float, decision: str) -> IncidentOpened:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from torchloom.core import parting, wishes
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.fabric import Fabric
-from torchloom.core.grouping import siblings
+from torchloom.core.grouping import siblings, trains
 from torchloom.core.members import evict
 from torchloom.core.presence import PRESENT, Presence
 from torchloom.core.running import UNDER_WAY
@@ -27,13 +27,16 @@ def evict_replica(fabric: Fabric, ask: EvictReplica, now: float) -> Decision:
     reason = f"evicted by {ask.operator}" if ask.operator else "evicted"
     run = fabric.runs.of(replica)
     if run is not None and run.task.torchft is not None and not run.serves:
+        if run.drained and run.phase is not RunPhase.RUNNING:
+            return Decision(answer=Done(text=f"{replica} is drained"))
         if run.phase not in UNDER_WAY:
             return Decision(answer=Done(text=f"{replica} is {run.phase}"))
         if _is_last(fabric, run):
             return _no(f"{replica} {LAST}", f"`loom kill {replica}` ends its ranks all the same; `loom stop {ask.job}`")
         deaf = tuple(place.rank for place in run.places)
         stopping = stop(fabric, run, now, Cause(reason, blame=False, deaf=deaf))
-        return replace(stopping, answer=Done(text=f"{replica} is evicted, and started again", replicas=(replica,)))
+        then = "stays away: it is drained" if run.drained else "started again"
+        return replace(stopping, answer=Done(text=f"{replica} is evicted, and {then}", replicas=(replica,)))
     ranks = [rank for rank in fabric.ranks_of_job.get(ask.job, ()) if rank.of == replica]
     members = {fabric.ranks[rank].member for rank in ranks} - {""}
     if not ranks:
@@ -44,7 +47,9 @@ def evict_replica(fabric: Fabric, ask: EvictReplica, now: float) -> Decision:
         return _no(f"the lighthouse of {ask.job} is not torchLoom's", f"`loom kill {replica}` ends its ranks")
     out = fabric.evicted.get(ask.job, ())
     others = [fabric.ranks[rank] for rank in fabric.ranks_of_job[ask.job] if rank.of != replica]
-    if not any(rank.presence is Presence.LIVE and rank.member and rank.member not in out for rank in others):
+    there = [rank for rank in others if rank.presence is Presence.LIVE and rank.member and rank.member not in out]
+    pulses = [fabric.watch.pulses.get(rank.id) for rank in there]
+    if all(pulse is not None and pulse.beat is not None and not pulse.beat.step for pulse in pulses):
         return _no(f"{replica} {LAST}", f"`loom kill {replica}` ends its ranks all the same")
     told = evict(fabric, ask.job, members, reason)
     return replace(told, answer=Done(text=f"{replica} is evicted from the quorum", replicas=(replica,)))
@@ -78,8 +83,8 @@ def drain_replica(fabric: Fabric, ask: DrainReplica, now: float) -> Decision:
 
 def _is_last(fabric: Fabric, run: Run) -> bool:
     """Whether it trains and no other replica does."""
-    others = siblings(fabric, run)
-    return run.phase is RunPhase.RUNNING and not any(o.phase is RunPhase.RUNNING and not o.drained for o in others)
+    others = [other for other in siblings(fabric, run) if not other.drained]
+    return run.phase is RunPhase.RUNNING and not any(trains(fabric, other) for other in others)
 
 
 def ask_to_leave(fabric: Fabric, run: Run, now: float) -> Decision:

@@ -16,8 +16,8 @@ and some that it does not have:
     evicted  a member known to be gone: never alive, never ready, and not missed in the last quorum; for ever
     gone     whoever hung up does not wait any more
     enough   no quorum has fewer than min_replicas members, also when it shrinks
-    state    none is formed by newcomers alone while one of the last quorum is alive: he may be held up in a step, and
-             has the parameters that they would do without
+    state    none is formed by newcomers alone while one of the last quorum is alive, or was a while ago: he may be held
+             up in a step, or stopped, and has the parameters that they would do without
     restart  members of the last quorum count as alive, as if heard that moment: so nobody goes on alone at once
     asleep   time in which the lighthouse itself stood still does not count against anyone
 
@@ -42,6 +42,8 @@ class Rules:
     min_replicas: int = 1
     join_seconds: float = 60.0
     heartbeat_seconds: float = 5.0
+    heir_seconds: float = 45.0
+    """How long newcomers wait for one of the last quorum who is silent: he may be stopped, and has the parameters."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Lighthouse:
     evicted: set[str] = field(default_factory=set)
     """The same as in `kept`, to look up."""
     recent: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    presumed: set[str] = field(default_factory=set)
+    """Counted as alive since a restart, and not heard yet."""
     stores: dict[str, str] = field(default_factory=dict)
     """Where the ranks of those meet that have asked."""
     _calls: int = 0
@@ -117,7 +121,7 @@ class Lighthouse:
         evicted = set(kept.evicted)
         heartbeats = {id: now for id in kept.members if id not in evicted}
         recent = {kept.quorum: kept.members} if kept.quorum else {}
-        return cls(kept, heartbeats, evicted=evicted, recent=recent)
+        return cls(kept, heartbeats, evicted=evicted, recent=recent, presumed=set(heartbeats))
 
     @property
     def remaining(self) -> tuple[str, ...]:
@@ -134,6 +138,7 @@ class Lighthouse:
         if id in self.evicted:
             return False
         self.heartbeats[id] = now
+        self.presumed.discard(id)
         return True
 
     def asked(self, member: Member, now: float) -> int | None:
@@ -217,14 +222,26 @@ def decide(state: Lighthouse, rules: Rules, now: float) -> Quorum | NotYet:
     if not at_once:
         if 2 * len(ready) <= len(alive):
             return NotYet(f"{len(ready)} of {len(alive)} alive are ready, which is not more than half", silence)
-        heirs = alive.intersection(state.remaining)
-        if heirs and heirs <= missing:
-            return NotYet(f"{len(ready)} are ready, and none of the last quorum, of which {len(heirs)} live", silence)
+        heirs = _heirs(state, rules, now)
+        if heirs and missing.issuperset(heirs):
+            why = f"{len(ready)} are ready, and none of the last quorum, of which {len(heirs)} may live"
+            return NotYet(why, min(silence, *heirs.values()))
         until = min(state.waiting[member.id].since for member in ready) + rules.join_seconds
         if len(ready) < len(alive) and now < until:
             return NotYet(f"{len(ready)} of {len(alive)} alive are ready, and wait for the others", min(until, silence))
     reason = "all of the last quorum are ready" if at_once else f"{len(ready)} of {len(alive)} alive are ready"
     return Quorum(_number(state.kept, members), members, reason)
+
+
+def _heirs(state: Lighthouse, rules: Rules, now: float) -> dict[str, float]:
+    """Those of the last quorum that may still have what was trained, and until when that is assumed."""
+    patience = max(rules.heir_seconds, rules.heartbeat_seconds) if rules.heir_seconds else 0.0
+    until = {
+        id: state.heartbeats[id] + (min(patience, rules.heartbeat_seconds) if id in state.presumed else patience)
+        for id in state.remaining
+        if id in state.heartbeats
+    }
+    return {id: at for id, at in until.items() if now < at}
 
 
 def _next_silence(state: Lighthouse, rules: Rules, alive: set[str]) -> float:
