@@ -42,6 +42,7 @@ class Walk:
         self.census = Census.take(folder / "tmp")
         self.env = {k: v for k, v in up.env.items() if not k.startswith("TORCHFT_")} | self.census.env
         self.env |= {"TORCHLOOM_JOB": self.job, "NUM_REPLICA_GROUPS": "2", "OMP_NUM_THREADS": "1"}
+        self.env["RUST_LOG"] = "info"  # torchft tells only there that it was refused
         self.outputs: dict[int, Path] = {}
         self.launchers: dict[int, subprocess.Popen[bytes]] = {}
         self.started = 0
