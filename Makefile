@@ -39,7 +39,7 @@ bench: $(READY)  ## every benchmark, against its peer in the same run
 
 campaign: $(READY)  ## long seeded fault runs (SEED=n repeats one), and tests that take long
 	@$(PY) -m campaigns $(if $(SEED),--seed $(SEED))
-	@$(PY) -m pytest -n 3 --dist loadfile -m long
+	@$(PY) -m pytest -n 2 --dist loadfile -m long
 
 docs: $(READY)  ## print the generated pages of docs/ anew
 	@$(PY) -m docs.generate

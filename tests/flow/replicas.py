@@ -151,7 +151,7 @@ class Replicas:
         found = self.commits(replica)
         return found[-1].step if found else 0
 
-    def until_together(self, commits: int = 10, count: int | None = None, seconds: float = 90.0) -> None:
+    def until_together(self, commits: int = 10, count: int | None = None, seconds: float = 180.0) -> None:
         """So many commits that all replicas have made together, each in its latest life."""
         count = self.count if count is None else count
 

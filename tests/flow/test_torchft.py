@@ -68,11 +68,12 @@ def test_a_killed_replica_is_replaced_while_the_other_trains_on(begin: Start) ->
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_the_others_go_on_whatever_becomes_of_one(count: int, ranks: int, begin: Start) -> None:
     job = begin(count, ranks, "--on", "hang=restart@2", standby=1)
-    job.until_together(150)  # until it is known how long a step takes
+    job.until_together(150, seconds=240)  # until it is known how long a step takes
     pids = [job.pid(n) for n in range(count) if n != 1]
     faults = [hang, kill, stop, leave, raise_]
     for fault in faults:

@@ -91,7 +91,7 @@ class Stage:
                 for beat in heard
             )
 
-        await until(all_are, f"steps of {groups}", 60)
+        await until(all_are, f"steps of {groups}", 120)
 
     async def change(self, number: int, *groups: int, action: Any = "set", **values: Any) -> int:
         """On these at one step ahead; which."""
@@ -128,7 +128,7 @@ async def stage(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", ["train_ddp.py"], indirect=True)
 async def test_a_replica_is_killed_comes_back_heals_and_all_stop_at_one_step(stage: Stage, settings: Settings) -> None:
     for group in range(3):
@@ -164,7 +164,7 @@ async def test_a_replica_is_killed_comes_back_heals_and_all_stop_at_one_step(sta
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", ["train_localsgd.py"], indirect=True)
 async def test_how_often_replicas_exchange_is_changed_while_they_train(stage: Stage) -> None:
     for group in range(2):
