@@ -45,11 +45,7 @@ def evict_replica(fabric: Fabric, ask: EvictReplica, now: float) -> Decision:
         return _no(f"{replica} is not under torchft", f"`loom kill {replica}` ends its ranks")
     if ask.job not in fabric.watch.lighthouses:
         return _no(f"the lighthouse of {ask.job} is not torchLoom's", f"`loom kill {replica}` ends its ranks")
-    out = fabric.evicted.get(ask.job, ())
-    others = [fabric.ranks[rank] for rank in fabric.ranks_of_job[ask.job] if rank.of != replica]
-    there = [rank for rank in others if rank.presence is Presence.LIVE and rank.member and rank.member not in out]
-    pulses = [fabric.watch.pulses.get(rank.id) for rank in there]
-    if all(pulse is not None and pulse.beat is not None and not pulse.beat.step for pulse in pulses):
+    if not _others_train(fabric, replica):
         return _no(f"{replica} {LAST}", f"`loom kill {replica}` ends its ranks all the same")
     told = evict(fabric, ask.job, members, reason)
     return replace(told, answer=Done(text=f"{replica} is evicted from the quorum", replicas=(replica,)))
@@ -85,6 +81,15 @@ def _is_last(fabric: Fabric, run: Run) -> bool:
     """Whether it trains and no other replica does."""
     others = [other for other in siblings(fabric, run) if not other.drained]
     return run.phase is RunPhase.RUNNING and not any(trains(fabric, other) for other in others)
+
+
+def _others_train(fabric: Fabric, replica: ReplicaId) -> bool:
+    """The same of replicas that others have started: what has said no step yet, and could have, has nothing."""
+    out = fabric.evicted.get(replica.job, ())
+    others = [fabric.ranks[rank] for rank in fabric.ranks_of_job[replica.job] if rank.of != replica]
+    there = [rank for rank in others if rank.presence is Presence.LIVE and rank.member and rank.member not in out]
+    beats = [pulse.beat if (pulse := fabric.watch.pulses.get(rank.id)) else None for rank in there]
+    return any(beat is None or beat.step > 0 for beat in beats)
 
 
 def ask_to_leave(fabric: Fabric, run: Run, now: float) -> Decision:
