@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import knobs
+from tests.views.made import knob, knobs
 from torchloom.messages import Done, KnobsView, No, Revert, SetKnobs
 
 
@@ -116,6 +116,8 @@ def test_knobs(offering: Responder, at: Loom) -> None:
     ran = at("knobs", "mnits")
     assert ran.code == 4
     assert "did you mean mnist" in ran.err
+    offering.knobs = KnobsView(knobs=(knob(value=0.02, elsewhere={"hi": 0.03}),))
+    assert "0.02, 0.03 in hi" in at("knobs", "mnist").out
     offering.knobs = KnobsView()
     assert at("knobs", "mnist").out == "job mnist offers no knobs\n"
     assert json.loads(at("knobs", "mnist", "-o", "json").out) == []

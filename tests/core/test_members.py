@@ -7,8 +7,9 @@ import pytest
 from tests.core.site import JOB, Site
 from tests.core.test_grouping import evicted, member, run_of, shine
 from tests.core.test_leaving_replicas import outside
-from torchloom.core.events import Asked, LinkClosed, Reported
+from torchloom.core.events import Asked, Reported
 from torchloom.core.members import evict
+from torchloom.core.presence import Presence
 from torchloom.messages import (
     DeviceFailed,
     DeviceWarned,
@@ -115,7 +116,8 @@ def test_one_whose_process_has_ended_without_a_word_is_evicted_though_its_link_m
     site = outside(True, "r0:a", "r1:b")
     rank = RankId("theirs", "r1", 0)
     incarnation = site.loom.fabric.ranks[rank].incarnation
-    site.loom.happen(LinkClosed(rank, incarnation, "1", "Client Closed"))
+    site.loom.close(rank, 2)
+    assert site.loom.fabric.ranks[rank].presence is Presence.LOST
     assert evicted(site) == []
     site.loom.tell(RankExited(job="theirs", replica="r1", rank=0, incarnation=incarnation))
     assert evicted(site) == [("r1:b",)]

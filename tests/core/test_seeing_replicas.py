@@ -18,8 +18,11 @@ from torchloom.messages import (
     LookFabric,
     LookKnobs,
     LookRuns,
+    No,
     PlaneView,
     RankId,
+    Submit,
+    Task,
     Torchft,
 )
 
@@ -113,3 +116,24 @@ def test_a_value_of_one_replica_alone_is_not_that_of_the_job() -> None:
         site.loom.happen(Heard(rank, Beat(incarnation=incarnation, step=5, knobs={"lr": lr})))
     (seen,) = (k for k in knobs(site.loom.fabric, LookKnobs(job="theirs")).knobs if k.spec.name == "lr")
     assert (seen.value, seen.elsewhere) == (0.02, {"r1": 0.03})
+
+
+def test_a_name_that_somebody_else_uses_is_refused_and_it_is_said_when_that_ends_by_itself() -> None:
+    site = outside(True, "r0:a")
+    ask = Submit(request=f"{9:032x}", job="theirs", task=Task(argv=("a.py",)))
+    told = site.loom.ask(ask, "me").answer
+    assert isinstance(told, No)
+    assert (told.why, told.hint) == ("theirs is running already, not started by torchLoom", "choose another name")
+    site.loom.close(RankId("theirs", "r0", 0), 1)
+    told = site.loom.ask(ask, "me").answer
+    assert isinstance(told, No)
+    assert told.hint.startswith("its ranks are lost")
+
+
+def test_one_that_makes_no_step_forward_says_how_long_it_waits() -> None:
+    site = group()
+    for _ in range(2):
+        site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
+        site.settle()
+    (run,) = runs(site.loom.fabric, LookRuns(job=f"{JOB}:1"), site.loom.now).runs
+    assert run.waiting == "1 s more: the last attempt made no step forward"
