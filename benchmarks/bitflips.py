@@ -21,7 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from benchmarks.savers import Dcp, TorchLoom, TorchSave, Training, tensors
-from torchloom.checkpoints.checkpoints import Checkpoints
+from torchloom.checkpoints.api import Checkpoints
 
 MEGABYTES = 1
 LAYERS = 1

@@ -32,7 +32,7 @@ from benchmarks import bitflips
 from benchmarks.plane import ROOT, die_tidily
 from benchmarks.report import finish, table
 from benchmarks.savers import Dcp, Memcpy, Saver, TorchLoom, TorchSave, Training, remove
-from torchloom.checkpoints.checkpoints import Checkpoints
+from torchloom.checkpoints.api import Checkpoints
 
 T = TypeVar("T")
 DCP = {

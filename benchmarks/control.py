@@ -32,13 +32,15 @@ from pathlib import Path
 from benchmarks.plane import child, environment, plane
 from benchmarks.puppet import puppet
 from benchmarks.report import finish, quantile, table
-from torchloom.bus.asking import Asking
-from torchloom.bus.log import read_log
+from torchloom.bus.log_reader import read_log
+from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused
-from torchloom.messages import ChangeDecided, SetKnobs, Steer, decode_entry
+from torchloom.protocol.codec import decode_entry
+from torchloom.protocol.operator import SetKnobs, Steer
+from torchloom.protocol.records import ChangeDecided
+from torchloom.protocol.subjects import LOG_STREAM, Role
 from torchloom.settings import Settings
-from torchloom.subjects import LOG_STREAM, Role
-from torchloom.threadlet.knob import make_knob
+from torchloom.threadlet.changes.knob import make_knob
 
 RANKS = 4
 FLEET = 1000
@@ -117,7 +119,7 @@ def live(settings: Settings, changes: int, chance: random.Random) -> dict[str, o
 
 async def _change(settings: Settings, changes: int, chance: random.Random) -> tuple[list[Sent], int]:
     sent, refused, value = [], 0, 0.0
-    async with Asking(settings, Role.OPERATOR, timeout=30) as weaver:
+    async with WeaverClient(settings, Role.OPERATOR, timeout=30) as weaver:
         while len(sent) < changes and refused < changes:
             await asyncio.sleep(chance.uniform(0.05, 0.15))  # at any point of a step
             value += 1.0
@@ -134,7 +136,7 @@ async def _change(settings: Settings, changes: int, chance: random.Random) -> tu
 
 async def _verdicts(settings: Settings) -> tuple[int, int]:
     """Proposals aborted, and all."""
-    async with Asking(settings, Role.VIEWER) as weaver:
+    async with WeaverClient(settings, Role.VIEWER) as weaver:
         entries = [decode_entry(stored.data) async for stored in read_log(weaver.client, LOG_STREAM.name, 1)]
     decided = [record.commit for entry in entries for record in entry.records if isinstance(record, ChangeDecided)]
     return decided.count(False), len(decided)
@@ -208,12 +210,12 @@ def fanout(settings: Settings, rounds: int) -> dict[str, object]:
 
 async def _orders(settings: Settings, rounds: int) -> list[float]:
     took = []
-    async with Asking(settings, Role.OPERATOR, timeout=30) as weaver:
+    async with WeaverClient(settings, Role.OPERATOR, timeout=30) as weaver:
         for _ in range(rounds):
             began = time.monotonic()
             done = await weaver.ask(Steer(request=secrets.token_hex(16), verb="resume", job="fleet"))
             took.append(time.monotonic() - began)
-            if f"applied on {FLEET} ranks" not in done.text:
+            if f"applied on {FLEET:,} ranks" not in str(done.text):
                 raise RuntimeError(f"not all answered: {done.text}")
     return took
 
@@ -244,7 +246,7 @@ def training(how: str, settings: Settings) -> Iterator[Path]:
 
 async def _started(settings: Settings) -> None:
     deadline = time.monotonic() + START_SECONDS
-    async with Asking(settings, Role.VIEWER) as weaver:
+    async with WeaverClient(settings, Role.VIEWER) as weaver:
         while time.monotonic() < deadline:
             seen = [rank for rank in (await weaver.fabric("bench")).ranks if rank.presence == "live"]
             if len(seen) == RANKS and all(rank.beat and rank.beat.step > 50 for rank in seen):
@@ -254,7 +256,7 @@ async def _started(settings: Settings) -> None:
 
 
 async def _stop(settings: Settings) -> None:
-    async with Asking(settings, Role.OPERATOR, timeout=30) as weaver:
+    async with WeaverClient(settings, Role.OPERATOR, timeout=30) as weaver:
         await weaver.ask(Steer(request=secrets.token_hex(16), verb="stop", job="bench"))
         while any(rank.presence == "live" for rank in (await weaver.fabric("bench")).ranks):
             await asyncio.sleep(0.05)

@@ -27,10 +27,12 @@ from nats.aio.msg import Msg
 from benchmarks.plane import child, environment, kill_group, plane
 from benchmarks.report import finish, quantile, table
 from benchmarks.torchrun import Torchrun
-from torchloom.bus.client import connect, find
-from torchloom.messages import IncidentOpened, RankJoined, decode_entry
+from torchloom.bus.connection import connect, find
+from torchloom.protocol.codec import decode_entry
+from torchloom.protocol.incident_records import IncidentOpened
+from torchloom.protocol.records import RankJoined
+from torchloom.protocol.subjects import LOG, Role
 from torchloom.settings import Settings
-from torchloom.subjects import LOG, Role
 
 PATIENCE = 60.0
 

@@ -1,6 +1,7 @@
 """How many events a second the core takes with all detectors on, and how often these are right.
 
-Events: beats of many ranks through `Watch.hear`, where each rank's senses hear it, and `decide` where that is news.
+Events: beats of many ranks through `Engine.hear`, where each rank's senses hear it, and `Engine.handle` where that is
+news.
 
 Right: jobs of four ranks are played from steps of a real training loop recorded in this run, on the machine as it is
 and with all cores busy (traces.py). Into each job one thing is put, at a place and of a size by seed. Faults:
@@ -33,15 +34,16 @@ from dataclasses import dataclass, field
 
 from benchmarks.plane import die_tidily
 from benchmarks.report import finish, quantile, table
-from benchmarks.traces import BENIGN, FAULTS, LIFE, LIMIT_MB, RANKS, Step, Trace, record, stretched
-from torchloom.core.decide import decide
-from torchloom.core.detect.case import Case
+from benchmarks.traces import BENIGN, FAULTS, LIFE, RANKS, Step, Trace, record, stretched
 from torchloom.core.detect.hang import Stand, Verdict
-from torchloom.core.detect.senses import Senses
+from torchloom.core.detect.hang_tracker import Case
+from torchloom.core.detect.rank_detectors import Senses
 from torchloom.core.detect.straggler import Race
-from torchloom.core.events import Heard, Reported
-from torchloom.core.fabric import Fabric
-from torchloom.messages import Beat, Hello, RankId, StepTimes
+from torchloom.core.engine import Engine
+from torchloom.core.events import Reported
+from torchloom.core.state.cluster import Fabric
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.rank import Beat, Hello, StepTimes
 from torchloom.settings import Settings
 
 BOUND = {"hang": 6, "straggler": 16, "slowdown": 16, "not_finite": 1, "loss_spike": 4, "memory": 80, "starved": 16}
@@ -73,11 +75,11 @@ def main() -> None:
 
 def rate(ranks: int, rounds: int, seed: int) -> dict[str, object]:
     """Events through the core in a second of one process."""
-    fabric = Fabric(SETTINGS)
+    engine = Engine(Fabric(SETTINGS))
     names = [RankId(f"job{n // 64}", "r", n % 64) for n in range(ranks)]
     for name in names:
         hello = Hello(incarnation=LIFE, node="node", pid=1, devices=("GPU-1",))
-        fabric.fold(decide(fabric, Reported(name, hello), 0.0).records, 0.0)
+        engine.handle(Reported(name, hello), 0.0)
     chance = random.Random(seed)
     beats = [[_usual(chance, n) for n in range(STRETCHES * rounds)] for _ in range(16)]
     rates, by_cpu, news = [], [], 0
@@ -85,11 +87,9 @@ def rate(ranks: int, rounds: int, seed: int) -> dict[str, object]:
         began, used = time.perf_counter(), time.process_time()
         for n in range(stretch * rounds, (stretch + 1) * rounds):
             for number, name in enumerate(names):
-                beat = beats[number % 16][n]
-                if not fabric.watch.hear(name, beat, float(n)):
+                if (event := engine.hear(name, beats[number % 16][n], float(n))) is not None:
                     news += 1
-                    decision = decide(fabric, Heard(name, beat, fabric.watch.take_found(name)), float(n))
-                    fabric.fold(decision.records, float(n))
+                    engine.handle(event, float(n))
         rates.append(ranks * rounds / (time.perf_counter() - began))
         by_cpu.append(ranks * rounds / (time.process_time() - used))
     table(
@@ -162,7 +162,7 @@ class Tally:
 
 def play(trace: Trace) -> list[tuple[int, str, int]]:
     """(beat, kind, rank) of all that is found to begin; rank -1: nobody was singled out."""
-    senses = [Senses(SETTINGS, limit_mb=LIMIT_MB) for _ in range(RANKS)]
+    senses = [Senses(SETTINGS) for _ in range(RANKS)]
     case, race, found = Case(), Race[int](), list[tuple[int, str, int]]()
     hanging: Verdict | None = None
     for now, said in trace.beats():

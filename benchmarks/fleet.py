@@ -18,11 +18,13 @@ import msgspec
 import nkeys
 
 from benchmarks.puppet import Answer, obey
-from torchloom.bus.client import find
-from torchloom.bus.names import connection_name
-from torchloom.messages import Beat, Hello, Order, Ordered, RankId, StepTimes, Welcome, decode_command, encode
+from torchloom.bus.connection import find
+from torchloom.bus.connection_names import connection_name
+from torchloom.protocol.codec import decode_command, encode
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.rank import Beat, Hello, Order, Ordered, StepTimes, Welcome
+from torchloom.protocol.subjects import BEAT, COMMAND, REPLY, REPORT, Role, inbox_prefix
 from torchloom.settings import Settings
-from torchloom.subjects import BEAT, COMMAND, REPLY, REPORT, Role, inbox_prefix
 
 RANKS_PER_NODE = 8
 AT_ONCE = 64

@@ -28,10 +28,10 @@ from benchmarks.lives import LOOM, RANKS, SCRIPT, SETTLED, life, standby_mb, swe
 from benchmarks.plane import child, environment, plane
 from benchmarks.recover import middle
 from benchmarks.report import finish, table
-from torchloom.bus.asking import Asking
-from torchloom.messages import IncidentView
+from torchloom.bus.weaver_client import WeaverClient
+from torchloom.protocol.subjects import Role
+from torchloom.protocol.views import IncidentView
 from torchloom.settings import Settings
-from torchloom.subjects import Role
 
 CAP = 30.0
 VICTIM = 1
@@ -148,7 +148,7 @@ def inflict(folder: Path, fault: str, pid: int) -> float:
 
 
 async def _known(settings: Settings, since: float, began: float) -> float:
-    async with Asking(settings, Role.VIEWER, timeout=2) as weaver:
+    async with WeaverClient(settings, Role.VIEWER, timeout=2) as weaver:
         while time.monotonic() - began < CAP:
             incidents = (await weaver.fabric(most=0)).incidents
             if any(_tells(incident) for incident in incidents if incident.opened >= since):
@@ -160,7 +160,9 @@ async def _known(settings: Settings, since: float, began: float) -> float:
 def _tells(incident: IncidentView) -> bool:
     """It blames the right rank and holds the stacks of both."""
     stacks = "\n".join(incident.evidence)
-    right = incident.kind in {"frozen", "held"} and f"/{VICTIM}#" in incident.subject
+    right = (
+        incident.kind in {"frozen", "held"} and incident.about.rank is not None and incident.about.rank.rank == VICTIM
+    )
     return right and "where the ranks were" in stacks and all(f"rank {rank} " in stacks for rank in range(RANKS))
 
 

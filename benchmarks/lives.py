@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.plane import kill_group
-from torchloom.bus.asking import Asking
+from torchloom.bus.weaver_client import WeaverClient
+from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
-from torchloom.subjects import Role
 
 PATIENCE = 60.0
 SETTLED = 30
@@ -47,7 +47,7 @@ def standby_mb(settings: Settings, launcher: subprocess.Popen[bytes]) -> int:
     """Of this launcher: the weaver still knows those before it."""
 
     async def look() -> int:
-        async with Asking(settings, Role.VIEWER, timeout=2) as weaver:
+        async with WeaverClient(settings, Role.VIEWER, timeout=2) as weaver:
             beats = [node.beat for node in (await weaver.runs()).nodes]
         return sum(beat.standby_mb for beat in beats if beat.pid == launcher.pid)
 

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from torchloom.bus.asking import Asking
-from torchloom.bus.folder import Folder
-from torchloom.bus.server import EmbeddedServer, Listen, die_with_parent, stop_process
+from torchloom.bus.nats_server import EmbeddedServer, Listen, die_with_parent, stop_process
+from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import TorchLoomError
+from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
-from torchloom.subjects import Role
 
 READY_SECONDS = 30.0
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +33,7 @@ def server() -> Iterator[tuple[Settings, EmbeddedServer]]:
     die_tidily()
     _raise_descriptor_limit()
     state = tempfile.mkdtemp(prefix="loom-bench-")
-    embedded = EmbeddedServer(Folder(Path(state) / "state"), Listen(port=0))
+    embedded = EmbeddedServer(StateFolder(Path(state) / "state"), Listen(port=0))
     try:
         embedded.start()
         yield Settings(state=str(embedded.folder.path)), embedded
@@ -64,7 +64,7 @@ def weaver(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
 
 async def _answers(settings: Settings) -> bool:
     try:
-        async with Asking(settings, Role.VIEWER, timeout=1) as asking:
+        async with WeaverClient(settings, Role.VIEWER, timeout=1) as asking:
             await asking.fabric(most=0)
     except TorchLoomError:
         return False

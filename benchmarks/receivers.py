@@ -19,12 +19,13 @@ from nats.aio.msg import Msg
 
 from benchmarks.puppet import Answer, obey
 from benchmarks.report import quantile
-from torchloom.bus.client import connect, find
-from torchloom.core.presence import Presence
-from torchloom.core.watch import Watch
-from torchloom.messages import Beat, RankId
+from torchloom.bus.connection import connect, find
+from torchloom.core.state.presence import Presence
+from torchloom.core.state.runtime import Watch
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.rank import Beat
+from torchloom.protocol.subjects import BEAT, Role
 from torchloom.settings import Settings
-from torchloom.subjects import BEAT, Role
 from torchloom.weaver.main import begin
 from torchloom.weaver.service import Weaver
 

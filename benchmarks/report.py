@@ -34,7 +34,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
     "step_overhead": (Target("p50_us", "<=", 5), Target("p99_us", "<=", 50), Target("slowdown", "<=", 1.01)),
     "detect": (Target("kills", ">=", 15), Target("over_pidfd_ms_p50", "<=", 5), Target("ratio", ">=", 2)),
     "detectors": (
-        Target("events_per_s", ">=", 100_000),
+        Target("events_per_s", ">=", 150_000),
         Target("precision", ">=", 0.98),
         Target("recall", ">=", 0.98),
         Target("acted_wrongly", "<=", 0),

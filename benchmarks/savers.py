@@ -13,8 +13,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from torchloom.checkpoints.checkpoints import Checkpoints
-from torchloom.checkpoints.saving import Saving
+from torchloom.checkpoints.api import Checkpoints
+from torchloom.checkpoints.pending_save import PendingSave
 
 LAYERS = 16
 
@@ -79,7 +79,7 @@ class TorchLoom:
         self.folder = folder
         self._state = {"model": training.model, "optimizer": training.optimizer}
         self._checkpoints = Checkpoints(folder)
-        self._saving: Saving | None = None
+        self._saving: PendingSave | None = None
 
     def begin(self, path: Path) -> None:
         assert path.parent == self.folder

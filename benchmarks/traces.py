@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from benchmarks.plane import child
-from torchloom.messages import Beat, StepTimes
+from torchloom.protocol.rank import Beat, StepTimes
 
 LIFE = "0" * 24
 STRETCH = 10
@@ -190,6 +190,7 @@ class Trace:
             loss=None if not_finite else loss,
             not_finite=not_finite,
             rss_mb=memory,
+            free_mb=LIMIT_MB - memory,
             still=still,
             phase="eval" if stands and here and self.kind == "announced evaluation" else "",
             collectives=2 * step + (1 if stands and not here else 0),

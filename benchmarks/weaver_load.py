@@ -25,10 +25,12 @@ from benchmarks.plane import environment, server
 from benchmarks.puppet import Answer, Puppet, puppet
 from benchmarks.receivers import LagProbe
 from benchmarks.report import finish, quantile, table
-from torchloom.bus.client import connect, find
-from torchloom.messages import IncidentOpened, RankLost, decode_entry
+from torchloom.bus.connection import connect, find
+from torchloom.protocol.codec import decode_entry
+from torchloom.protocol.incident_records import IncidentOpened
+from torchloom.protocol.records import RankLost
+from torchloom.protocol.subjects import LOG, Role
 from torchloom.settings import Settings
-from torchloom.subjects import LOG, Role
 
 FLOOD_RANKS = 1000
 BURST = 50
@@ -147,6 +149,7 @@ class LogReader:
     def __init__(self) -> None:
         self.lost = 0
         self.incidents: dict[str, float] = {}
+        """By the rank that each is about: when it was heard of."""
 
     async def hear(self, message: Msg) -> None:
         at = time.perf_counter()
@@ -154,7 +157,7 @@ class LogReader:
             if isinstance(record, RankLost):
                 self.lost += 1
             elif isinstance(record, IncidentOpened):
-                self.incidents.setdefault(record.subject, at)
+                self.incidents.setdefault(str(record.about.rank), at)
 
 
 async def fleet(settings: Settings, server_pid: int, ranks: int, seconds: float) -> dict[str, object]:

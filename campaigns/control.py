@@ -16,12 +16,14 @@ from pathlib import Path
 
 from tests.flow.ddp import Group, Plan
 from tests.flow.plane import Plane, plane
-from torchloom.bus.asking import Asking
+from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused, TorchLoomError
-from torchloom.messages import ChangeDecided, ChangeProposed, SetKnobs, Steer
-from torchloom.subjects import Role
+from torchloom.protocol.operator import SetKnobs, Steer
+from torchloom.protocol.records import ChangeDecided, ChangeProposed
+from torchloom.protocol.subjects import Role
 
-CHANGES = 200
+CHANGES_PER_SECOND = 1.0
+"""At least so many must be made, on however busy a machine."""
 ANSWER_SECONDS = 90.0
 
 
@@ -41,7 +43,7 @@ class Storm:
         killing = asyncio.create_task(self._kill_weaver(self.chance.uniform(0, 0.08))) if kill else None
         request = secrets.token_hex(16)
         try:
-            async with Asking(self.up.settings, Role.OPERATOR, patience=ANSWER_SECONDS) as weaver:
+            async with WeaverClient(self.up.settings, Role.OPERATOR, patience=ANSWER_SECONDS) as weaver:
                 wanted = SetKnobs(request=request, job=self.group.plan.job, values={"x": value}, operator="storm")
                 done = await weaver.ask_until(wanted, ANSWER_SECONDS)
                 assert done.step is not None
@@ -63,7 +65,7 @@ class Storm:
 
     async def end(self) -> None:
         """Stop the training, and compare what everyone saw with what was told."""
-        async with Asking(self.up.settings, Role.OPERATOR, patience=ANSWER_SECONDS) as weaver:
+        async with WeaverClient(self.up.settings, Role.OPERATOR, patience=ANSWER_SECONDS) as weaver:
             stop = Steer(request=secrets.token_hex(16), verb="stop", job=self.group.plan.job)
             await weaver.ask_until(stop, ANSWER_SECONDS)
         codes = await asyncio.to_thread(self.group.exit_codes)
@@ -114,7 +116,9 @@ async def storm(folder: Path, chance: random.Random, changes: int, end: float = 
 def run(seed: int, seconds: float) -> list[str]:
     """What was wrong; empty if all held."""
     with tempfile.TemporaryDirectory(prefix="torchloom-campaign-") as folder:
-        found = asyncio.run(storm(Path(folder), random.Random(seed), CHANGES, time.monotonic() + seconds))
+        found = asyncio.run(
+            storm(Path(folder), random.Random(seed), round(seconds * CHANGES_PER_SECOND), time.monotonic() + seconds)
+        )
     reasons = Counter(reason.partition(": ")[2] or reason for reason in found.refused)
     print(f"  {len(found.made)} changes made, {found.kills} kills of the weaver, refused: {dict(reasons)}", flush=True)
     return found.problems

@@ -3,12 +3,13 @@
 A plan is drawn from the seed: what happens, to which rank. Of each trouble the right verdict must be known, with the
 right culprit and, of a hang, the stacks of both ranks; the policy's response must follow, once. What only looks like
 trouble must end nobody. In the end the parameters must be those of a training that nothing happened to, to the bit, and
-nothing may be left. Before that comes the core alone: a million events of a world where everything goes wrong
+nothing may be left. Before that comes the core alone: many events of a world where everything goes wrong
 (tests/core/chaos.py), and ten minutes of noise in which nothing does.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -27,11 +28,14 @@ from tests.core.chaos import Chaos
 from tests.core.detect.test_senses import test_ten_minutes_of_noise_end_no_rank as noise
 from tests.flow.faults import Run, Up
 from tests.flow.scripts import trained
-from tests.flow.troubled import BY_ITSELF, HANGS, LEARNT, TROUBLED, Told, blames, shows_stacks
-from torchloom.messages import AttemptStopping, IncidentView
+from tests.flow.troubled import HANGS, LEARNT, TROUBLED, Told, blames
+from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.views import IncidentView
 
-EVENTS = 1_000_000
-NOISES = 10
+EVENTS_PER_SECOND = 4_000
+NOISES_PER_MINUTE = 2
+BOTH_SECONDS = 120.0
+"""A campaign of this length plays both kinds of weather, on however busy a machine."""
 BLOWS = 6
 """In one training."""
 PATIENCE = 120.0
@@ -114,8 +118,8 @@ class Storm:
     def die(self, blow: Blow) -> None:
         self.run.kill(blow.rank)
         incident = self._new(lambda i: i.kind == "crash" and i.closed is not None)
-        if not incident.subject.endswith(f"/{blow.rank}"):
-            self.problems.append(f"{blow}: {incident.subject} is blamed")
+        if incident.about.rank is None or incident.about.rank.rank != blow.rank:
+            self.problems.append(f"{blow}: {incident.about} is blamed")
         self.attempt += 1
 
     def nan(self, blow: Blow) -> None:
@@ -127,10 +131,10 @@ class Storm:
     def _restarted_for(self, kind: str, blow: Blow) -> None:
         incident = self._new(lambda i: i.kind in HANGS and i.closed is not None)
         if not blames(incident, kind, blow.rank):
-            self.problems.append(f"{blow}: {incident.subject}: {incident.evidence}")
-        if not shows_stacks(incident):
+            self.problems.append(f"{blow}: {incident.about}: {incident.evidence}")
+        if not self.told.shows_stacks(incident):
             self.problems.append(f"{blow}: no stacks of both ranks in {incident.evidence}")
-        if not incident.outcome.startswith("started again from step "):
+        if "started_again_from_step" not in self.told.outcome(incident):
             self.problems.append(f"{blow}: {incident.outcome}")
         self.attempt += 1
 
@@ -140,7 +144,7 @@ class Storm:
         self.run.tell(blow.rank, "slow")
         incident = self._new(lambda i: i.kind == "straggler")
         if not blames(incident, "straggler", blow.rank):
-            self.problems.append(f"{blow}: {incident.subject} is blamed")
+            self.problems.append(f"{blow}: {incident.about} is blamed")
         self.run.tell(blow.rank, "well")
         self.told.until(lambda i: i.id == incident.id and i.closed is not None, PATIENCE)
 
@@ -150,7 +154,7 @@ class Storm:
         for incident in self.told.incidents("memory"):  # whether it is told depends on how large the machine is
             self.known.add(incident.id)
             if not blames(incident, "memory", blow.rank):
-                self.problems.append(f"{blow}: {incident.subject} is blamed")
+                self.problems.append(f"{blow}: {incident.about} is blamed")
 
     # What only looks like trouble.
 
@@ -171,7 +175,7 @@ class Storm:
             if incident.id not in self.known:
                 self.known.add(incident.id)
                 over = self.told.until(lambda i, id=incident.id: i.id == id and i.closed is not None, PATIENCE)  # type: ignore[misc]
-                if not over.outcome.startswith(BY_ITSELF):
+                if not self.told.went_on_by_itself(over):
                     self.problems.append(f"{blow}: {over.outcome}")
 
     def stop_for_a_moment(self, blow: Blow) -> None:
@@ -223,7 +227,7 @@ class Storm:
         if incident.kind not in HANGS:
             return False
         over = self.told.until(lambda i: i.id == incident.id and i.closed is not None, PATIENCE)
-        return over.outcome.startswith(BY_ITSELF)
+        return self.told.went_on_by_itself(over)
 
     def _end(self) -> None:
         self.told.until_learnt(self.attempt, further=11)
@@ -264,7 +268,7 @@ def plan(seed: int, weather: Weather, blows: int = BLOWS) -> list[Blow]:
 # ── the core alone ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def simulate(seed: int, events: int = EVENTS) -> list[str]:
+def simulate(seed: int, events: int) -> list[str]:
     began = time.monotonic()
     world = Chaos(seed)
     problems = world.play(events)
@@ -278,27 +282,29 @@ def simulate(seed: int, events: int = EVENTS) -> list[str]:
     return [f"simulation of seed {seed}: {problem}" for problem in problems]
 
 
-def be_noisy(seed: int) -> list[str]:
+def be_noisy(seed: int, times: int) -> list[str]:
     problems = []
-    for number in range(seed, seed + NOISES):
+    for number in range(seed, seed + times):
         try:
             noise(number)
         except AssertionError as error:
             problems.append(f"ten minutes of noise, seed {number}: {str(error)[-500:]}")
-    print(f"  {NOISES} times ten minutes of noise: {len(problems)} false alarms", flush=True)
+    print(f"  {times} times ten minutes of noise: {len(problems)} false alarms", flush=True)
     return problems
 
 
 def run(seed: int, seconds: float) -> list[str]:
     """What was wrong; empty if all held."""
     end = time.monotonic() + seconds
-    problems = simulate(seed) + be_noisy(seed)
+    problems = simulate(seed, round(EVENTS_PER_SECOND * seconds))
+    problems += be_noisy(seed, math.ceil(NOISES_PER_MINUTE * seconds / 60))
     chance = random.Random(seed)
     number, storms = seed, 0
+    least = 1 if seconds < BOTH_SECONDS else 2
     with tempfile.TemporaryDirectory(prefix="torchloom-campaign-") as folder:
         up = Up(Path(folder, "plane"))
         try:
-            while not problems and (storms < 2 or time.monotonic() < end):
+            while not problems and (storms < least or time.monotonic() < end):
                 weather = (QUICK, PATIENT)[storms % 2]
                 here = Path(folder, str(storms))
                 here.mkdir()

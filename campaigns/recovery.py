@@ -85,7 +85,7 @@ def kill_nats_in_recovery(run: Run, blow: Blow) -> None:
 
 def kill_keepers(run: Run, _: Blow) -> None:
     """The one that has the ranks, and the standby."""
-    _kill(run.children("torchloom.agent.keeper"))
+    _kill(run.children("torchloom.agent.supervisor.main"))
 
 
 def kill_standby_in_recovery(run: Run, blow: Blow) -> None:
@@ -98,7 +98,7 @@ def kill_in_recovery(run: Run, blow: Blow) -> None:
     """One rank, and then whoever is there a moment later: its peer, which is being ended, or the next attempt."""
     run.kill(blow.rank)
     time.sleep(blow.apart)
-    for keeper in run.children("torchloom.agent.keeper"):
+    for keeper in run.children("torchloom.agent.supervisor.main"):
         with contextlib.suppress(psutil.Error):
             _kill(keeper.children())
 

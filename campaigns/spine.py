@@ -22,12 +22,15 @@ from pathlib import Path
 
 import psutil
 
-from torchloom.bus.asking import Asking
-from torchloom.bus.client import connect, find
-from torchloom.bus.log import read_log
-from torchloom.messages import Done, FabricView, IncidentOpened, Register, decode_entry
+from torchloom.bus.connection import connect, find
+from torchloom.bus.log_reader import read_log
+from torchloom.bus.weaver_client import WeaverClient
+from torchloom.protocol.codec import decode_entry
+from torchloom.protocol.incident_records import IncidentOpened
+from torchloom.protocol.operator import Done, Register
+from torchloom.protocol.subjects import LOG_STREAM, Role
+from torchloom.protocol.views import FabricView
 from torchloom.settings import Settings
-from torchloom.subjects import LOG_STREAM, Role
 from torchloom.weaver.store import Store
 
 LOOM = [sys.executable, "-m", "torchloom.cli.main"]
@@ -141,7 +144,7 @@ class Storm:
         """Something an operator was told is done must stay done."""
         device = f"GPU-hand-{len(self.registered)}"
         with contextlib.suppress(Exception):
-            async with Asking(self.settings, Role.OPERATOR, timeout=2) as weaver:
+            async with WeaverClient(self.settings, Role.OPERATOR, timeout=2) as weaver:
                 answer = await weaver.ask(Register(device=device, job="manual", replica="hand"))
                 if isinstance(answer, Done):
                     self.registered.add(device)
@@ -157,7 +160,7 @@ class Storm:
         while wrong and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
             with contextlib.suppress(Exception):
-                async with Asking(self.settings, Role.VIEWER, timeout=10) as weaver:
+                async with WeaverClient(self.settings, Role.VIEWER, timeout=10) as weaver:
                     wrong = self.differences(await weaver.fabric())
         self.problems += wrong
         await self.check_log()
@@ -221,6 +224,8 @@ async def _run(seed: int, seconds: float) -> list[str]:
         try:
             end = time.monotonic() + seconds
             storms = 0
+            for name in storm.members:
+                storm.start(name)
             await storm.calm()
             while time.monotonic() < end and not storm.problems:
                 for _ in range(chance.randint(4, 10)):

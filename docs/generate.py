@@ -1,9 +1,9 @@
-"""Print the pages of docs/ that the code already says: settings, states, subjects, commands, trouble.
+"""Generate the pages of docs/ that repeat tables of the code: settings, states, subjects, commands, incidents.
 
-    python -m docs.generate           write them
-    python -m docs.generate --check   exit with 1 if one is out of date, and name it
+    python -m docs.generate           write the pages
+    python -m docs.generate --check   exit with 1 if a page is out of date, and name it
 
-Nothing in these pages is written twice: a table that changes in the code changes here, or a test fails.
+A test fails when a table changes in the code and the page is not generated again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from docs import trouble
+from docs import jobs, packages, trouble
 from docs.markdown import code, fenced, table
 from torchloom.bus.authority import Authority
 from torchloom.cli.parser import EXIT_CODES, build, verbs_of
-from torchloom.core.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
-from torchloom.messages import RankId
+from torchloom.core.state.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.subjects import STREAMS, SUBJECTS, Permissions, Role, Stream, permissions
 from torchloom.settings import ADDRESS_VARIABLES, documentation
-from torchloom.subjects import STREAMS, SUBJECTS, Permissions, Role, Stream, permissions
 
 DOCS = Path(__file__).parent
 MARK = "<!-- Printed by `python -m docs.generate`. Change the code, not this page. -->"
@@ -37,36 +37,36 @@ def settings() -> list[str]:
     return [
         "# Settings",
         "",
-        "Every setting is an environment variable, read once when a process starts. A process that runs keeps what it "
-        "was started with. `loom settings` lists them with the value in force where you stand.",
+        "Every setting is an environment variable, read once when a process starts. A running process keeps the values "
+        "it was started with. `loom settings` lists all settings with their values in the current environment.",
         "",
-        "Those that end in `_SECONDS` are seconds. A number must be above 0; a switch is `1` or `0`. An impossible "
-        "value ends a command with exit code 2; in a training process it is told as a warning and the default is used.",
+        "Names that end in `_SECONDS` are in seconds. A number must be above 0; a switch is `1` or `0`. With an "
+        "invalid value a command exits with 2; a training process prints a warning and uses the default.",
         "",
-        f"For `{ADDRESS_VARIABLES[0]}` the older spellings {older} work too; the first that is set counts.",
+        f"For `{ADDRESS_VARIABLES[0]}` the older names {older} work too; the first that is set is used.",
         "",
         *table(
             ("variable", "default", "meaning"),
             ((code(name), code(default), meaning) for name, default, meaning in documentation()),
         ),
         "",
-        "Not settings, but also read from the environment of a training process: `TORCHLOOM_JOB` and "
-        "`TORCHLOOM_REPLICA` name it where `attach()` was not told. The command line follows `NO_COLOR`.",
+        "A training process also reads `TORCHLOOM_JOB` and `TORCHLOOM_REPLICA`, which name it if the arguments of "
+        "`attach()` do not. They are not settings. The command line respects `NO_COLOR`.",
     ]
 
 
 # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 RANK_STATES = {
-    Presence.LIVE: "It is connected and speaks.",
-    Presence.LOST: "Its link closed, or it fell silent. That is news, not a verdict. It has a grace to come back.",
-    Presence.DEAD: "Its grace is over. A presumption: if it is heard again, it is live again.",
-    Presence.LEFT: "It said goodbye, or its process was seen to end with exit code 0. Nothing went wrong.",
-    Presence.FAILED: "It said that it failed, or its process was seen to end badly. Final for this incarnation.",
+    Presence.LIVE: "It is connected and sends messages.",
+    Presence.LOST: "Its connection closed, or it sends no messages. It has a grace period to return.",
+    Presence.DEAD: "Its grace period is over. If it sends a message again, it is live again.",
+    Presence.LEFT: "It said goodbye, or an agent saw its process exit with code 0. This is not an error.",
+    Presence.FAILED: "It reported a failure, or an agent saw its process fail. Final for this incarnation.",
 }
 JOB_STATES = {
-    JobPhase.RUNNING: "At least one rank is live or lost, or the last one went only just now.",
-    JobPhase.FINISHED: "All ranks left in good order.",
+    JobPhase.RUNNING: "At least one rank is live or lost, or the last one ended only a moment ago.",
+    JobPhase.FINISHED: "All ranks left without an error.",
     JobPhase.STOPPED: "All ranks left, and at least one had been interrupted (Ctrl-C).",
     JobPhase.FAILED: "All ranks are gone, and at least one is dead or failed.",
 }
@@ -77,14 +77,14 @@ def states() -> list[str]:
     return [
         "# States",
         "",
-        "What a rank and a job can be, and what turns one into the other. The tables are those the weaver folds with; "
-        "a pair that is not in a table cannot happen.",
+        "This page lists the states of a rank and of a job, and the events that change them. The weaver uses the same "
+        "tables; a pair that is not in a table cannot happen.",
         "",
         "## A rank",
         "",
-        f"A rank begins as `{Presence.LIVE}` when its hello is read. The hello of a newer incarnation makes it "
-        f"`{Presence.LIVE}` again from any state; an older incarnation is muted. A job counts on ranks that are "
-        f"{present}.",
+        f"A rank is `{Presence.LIVE}` when the weaver has read its hello. The hello of a newer incarnation makes it "
+        f"`{Presence.LIVE}` again from any state; an older incarnation is muted. Ranks that are {present} count as "
+        "present in their job.",
         "",
         *table(("state", "meaning"), ((code(state), text) for state, text in RANK_STATES.items())),
         "",
@@ -94,8 +94,7 @@ def states() -> list[str]:
         "",
         "## A job",
         "",
-        f"A job begins as `{JobPhase.RUNNING}` with the first rank that joins it, and again if one joins after its "
-        "end.",
+        f"A job is `{JobPhase.RUNNING}` when its first rank joins, and again if a rank joins after its end.",
         "",
         *table(("phase", "meaning"), ((code(state), text) for state, text in JOB_STATES.items())),
         "",
@@ -106,7 +105,7 @@ def states() -> list[str]:
 
 
 def diagram(following: Mapping[tuple[StrEnum, StrEnum], StrEnum], first: StrEnum, why: str) -> list[str]:
-    """The table as a picture, without the signs that change nothing."""
+    """The table as a diagram, without the signs that change nothing."""
     arrows: dict[tuple[StrEnum, StrEnum], list[str]] = {}
     for (state, sign), after in following.items():
         if after != state:
@@ -130,11 +129,11 @@ def transitions(
 
 RANK = RankId("JOB", "REPLICA", 0)
 ROLES = {
-    Role.WEAVER: "the service that decides; keeper of the streams",
-    Role.AGENT: "tells facts about processes and devices of a node",
+    Role.WEAVER: "the service that makes decisions; owns the streams",
+    Role.AGENT: "reports facts about processes and devices of a node",
     Role.THREADLET: "a training process; reports, never commands",
-    Role.OPERATOR: "a person or a program that may ask for a change",
-    Role.VIEWER: "may look, and nothing else",
+    Role.OPERATOR: "a person or a program that may request changes",
+    Role.VIEWER: "may only read",
 }
 
 
@@ -142,25 +141,25 @@ def subjects() -> list[str]:
     return [
         "# Subjects, streams, permissions",
         "",
-        "Everything said in torchLoom is said on one of these NATS subjects. Payloads are JSON; `src/torchloom/"
-        "messages.py` holds every message. What each role may do on the server is computed from this table.",
+        "All messages in torchLoom use one of these NATS subjects. Payloads are JSON; `src/torchloom/protocol` "
+        "defines every message. The permissions of each role on the server are computed from this table.",
         "",
         "## Subjects",
         "",
         *table(
-            ("subject", "who speaks", "who listens", "why"),
+            ("subject", "sent by", "received by", "purpose"),
             ((code(s.template), _roles(s.speakers), _roles(s.listeners), s.why) for s in SUBJECTS),
         ),
         "",
-        "A name inside a subject has 1 to 128 characters out of `A-Z a-z 0-9 _ : -`.",
+        "A name inside a subject has 1 to 128 characters from `A-Z a-z 0-9 _ : -`.",
         "",
         "## Streams",
         "",
-        "What JetStream keeps, on disk. The weaver makes the streams when it starts and brings their limits up to "
-        "date. When a limit is reached, the oldest messages go; what the weaver knows is safe in a snapshot by then.",
+        "JetStream keeps these streams on disk. When the weaver starts, it creates them and updates their limits. When "
+        "a limit is reached, the oldest messages are deleted; by then a snapshot contains the state of the weaver.",
         "",
         *table(
-            ("stream", "keeps", "size", "age", "per subject", "read by", "why"),
+            ("stream", "subjects", "size", "age", "per subject", "read by", "purpose"),
             (_stream(stream) for stream in STREAMS),
         ),
         "",
@@ -170,11 +169,11 @@ def subjects() -> list[str]:
         "",
         *table(("role", "is"), ((code(role), text) for role, text in ROLES.items())),
         "",
-        "What the server lets each do, and nothing else:",
+        "The server allows each role exactly this:",
         "",
         *table(("role", "may publish", "may subscribe"), (_allowed_row(role, permissions(role)) for role in Role)),
         "",
-        "A credential can be narrowed to one rank. For rank 0 of `JOB/REPLICA` it is:",
+        "A credential can be limited to one rank. For rank 0 of `JOB/REPLICA` it allows:",
         "",
         *table(
             ("role", "may publish", "may subscribe"),
@@ -183,23 +182,23 @@ def subjects() -> list[str]:
         "",
         "### The system account",
         "",
-        "The weaver has a second credential, of a user in the server's system account. With it the weaver hears when a "
-        "connection of torchLoom's account opens or closes, and asks who is connected. `ACCOUNT` is the public key of "
-        "torchLoom's account.",
+        "The weaver has a second credential, of a user in the server's system account. With it the weaver is notified "
+        "when a connection of torchLoom's account opens or closes, and can list the connected clients. `ACCOUNT` is "
+        "the public key of torchLoom's account.",
         "",
         *table(("credential", "may publish", "may subscribe"), [_allowed_row("system", system_permissions())]),
         "",
         "## The same for a server of your own",
         "",
-        "For a nats-server without operator mode: merge this into its configuration and give each user a password. "
-        "Clients then use `TORCHLOOM_ADDR=nats://weaver:PASSWORD@HOST:4222`, each with its own role.",
+        "For a nats-server without operator mode, merge this into its configuration and set a password for each user. "
+        "Clients then use `TORCHLOOM_ADDR=nats://weaver:PASSWORD@HOST:4222`, each with the name of its role.",
         "",
         *fenced("", server_config()),
     ]
 
 
 def system_permissions() -> Permissions:
-    """What the weaver's second credential says, of an authority made for the purpose."""
+    """The permissions of the weaver's second credential, taken from a new authority."""
     authority = Authority.create()
     found = authority.system_permissions()
     return Permissions(
@@ -209,7 +208,7 @@ def system_permissions() -> Permissions:
 
 
 def server_config(password: str = "change me") -> list[str]:
-    """An account with a user for each role, as a nats-server configuration says it."""
+    """A nats-server configuration with an account and a user for each role."""
     lines = ["accounts {", "  LOOM {", "    jetstream: enabled", "    users: ["]
     for role in Role:
         allowed = permissions(role)
@@ -270,7 +269,7 @@ def cli() -> list[str]:
             ((f"[`{name}`](#loom-{name.replace(' ', '-')})", text) for name, text in summaries.items()),
         ),
         "",
-        "These may stand before or after the verb:",
+        "These options may come before or after the verb:",
         "",
         *_options(_shared(parser)),
         "",
@@ -292,7 +291,7 @@ def _shared(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def _description(verb: argparse.ArgumentParser) -> list[str]:
-    """Prose as prose; what stands indented is an example to type."""
+    """The description of a verb; indented lines are commands."""
     lines: list[str] = []
     typed = False
     for line in (verb.description or "").splitlines():
@@ -319,7 +318,7 @@ def _option(action: argparse.Action) -> str:
 
 def _help(action: argparse.Action) -> str:
     if action.dest == "help":
-        return "explain it"
+        return "show the help"
     if action.dest == "output":
         return f"text for people or one JSON document for programs; {action.help}"
     return action.help or f"its name, as `loom {'map' if action.dest == 'replica' else action.dest + 's'}` lists it"
@@ -332,18 +331,27 @@ PAGES: Mapping[str, Callable[[], list[str]]] = {
     "states.md": states,
     "subjects.md": subjects,
     "cli.md": cli,
+    "job-file.md": jobs.job_file,
     "detection.md": trouble.detection,
     "policies.md": trouble.policies,
 }
 
 
+TOUR = "tour.md"
+"""Written by hand, but for its diagram."""
+
+
 def page(name: str) -> str:
+    if name == TOUR:
+        return packages.with_diagram((Path(__file__).parent / TOUR).read_text("utf-8"))
     return "\n".join([MARK, "", *PAGES[name](), ""])
 
 
 def out_of_date() -> list[str]:
-    """The pages that do not say what the code says."""
-    return [name for name in PAGES if not (DOCS / name).is_file() or (DOCS / name).read_text("utf-8") != page(name)]
+    """The pages that differ from the code."""
+    return [
+        name for name in (*PAGES, TOUR) if not (DOCS / name).is_file() or (DOCS / name).read_text("utf-8") != page(name)
+    ]
 
 
 def main() -> int:

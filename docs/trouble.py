@@ -1,4 +1,4 @@
-"""The pages on trouble: how it is found, and what is done about it. The tables are those that the weaver goes by."""
+"""The pages on incidents: how each kind is found, and the responses. The tables are the ones the weaver uses."""
 
 from __future__ import annotations
 
@@ -6,88 +6,94 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from docs.markdown import code, fenced, table
-from torchloom.core import brake
-from torchloom.core.policy import DEFAULTS, MEANING
-from torchloom.messages import EventKind
-from torchloom.rules import FORM, written
+from torchloom.core.incidents import circuit_breaker
+from torchloom.core.incidents.policy import DEFAULTS
+from torchloom.job.policy_syntax import FORM, written
+from torchloom.protocol.job import EventKind
 from torchloom.settings import Settings
 from torchloom.views.policy import EXPLAINED, patience
+from torchloom.views.wording.templates import RESPONSES
 
 
 class Found(NamedTuple):
-    """How one kind of trouble is found."""
+    """How one kind of incident is found."""
 
     how: str
     settings: tuple[str, ...] = ()
-    """By which it can be tuned."""
+    """The settings that tune it."""
 
 
 DETECTED: Mapping[EventKind, Found] = {
     "crash": Found(
-        "Its agent sees the process end, with exit code or signal, and keeps the last it wrote. Whether the kernel "
-        "killed it for want of memory is told apart. Of a job that torchLoom did not start, the server tells that the "
-        "link closed, and after a grace the rank is called dead.",
+        "The agent of the rank sees the process end, records its exit code or signal, and keeps its last output. It "
+        "distinguishes processes that the kernel killed because memory ran out. In a job that torchLoom did not "
+        "start, the server reports the closed connection, and the rank counts as dead after a grace period.",
         ("grace_seconds", "frozen_grace_seconds"),
     ),
     "hang": Found(
-        "A rank makes no step for much longer than its own slow steps, and longer than any pause it is known to have "
-        "come back from. The culprit is the one that its peers wait for: it finished fewer steps, or began fewer "
-        "collectives. Ranks that wait for it are not blamed, and where all stand at the same place nobody is. The "
-        'first steps, and phases that a script names (`phase("eval")`), have a longer limit. The stacks of all ranks '
-        "are taken and put side by side.",
+        "A rank makes no step for much longer than its own slow steps take, and for longer than any pause from which "
+        "it has recovered before. The rank at fault is the one that its peers wait for: it has finished fewer steps, "
+        "or started fewer collectives. Ranks that wait for it are not blamed. If all ranks are at the same point, no "
+        'rank is blamed. The first steps, and phases that a script announces (`phase("eval")`), have a longer limit. '
+        "The stacks of all ranks are captured and compared.",
         ("hang_floor_seconds", "hang_factor", "first_step_seconds", "phase_seconds", "hang_act_seconds"),
     ),
     "frozen": Found(
-        "The agent sees in the process table that the process is stopped (SIGSTOP). One that a debugger "
-        "holds has somebody who looks after it, and is not.",
+        "The agent sees in the process table that the process is stopped (SIGSTOP). A process that a debugger holds "
+        "does not count as frozen.",
         ("frozen_seconds", "frozen_act_seconds"),
     ),
     "held": Found(
-        "The process runs, but a thread of it that should get the interpreter many times a second does not: something "
-        "holds the GIL. If it uses the processor meanwhile it is given more time.",
+        "The process runs, but a thread that should get the interpreter many times a second does not get it: "
+        "something holds the GIL. If the process uses the processor meanwhile, it gets more time.",
         ("held_seconds", "held_act_seconds", "busy_act_seconds"),
     ),
     "straggler": Found(
-        "What a rank needs for its own work, without waiting for its peers, is compared with that of its peers. "
-        "It must be slower by the factor and by clearly more than beats differ on this machine, in three quarters of "
-        "the latest ones, and so in three looks on end. Where ranks compute on GPUs, waiting is queued there like the "
-        "rest and is not known: stragglers are then not told.",
+        "The weaver compares the time that a rank needs for its own work, without waiting for its peers, with the "
+        "times of its peers. The rank must be slower by the factor, and by clearly more than the usual variation "
+        "between beats on this machine, in three quarters of the latest beats, at three checks in a row. On GPUs the "
+        "wait is queued on the device like all other work and cannot be measured, so stragglers are not reported "
+        "there.",
         ("straggler_factor", "straggler_beats"),
     ),
-    "not_finite": Found("A loss or metric that was reported is NaN or infinite. It is over after some finite ones."),
+    "not_finite": Found(
+        "The weaver checks the losses and metrics that ranks report. The incident closes after several finite values.",
+    ),
     "loss_spike": Found(
-        "The loss is further above its recent median than many times its usual spread, in several of the latest "
-        "beats, or once very much further. A level that stays is the new one.",
+        "The loss exceeds its recent median by many times its usual spread, in several of the latest beats, or once "
+        "by very much more. If the loss stays at a new level, that level becomes the normal one.",
         ("spike_factor",),
     ),
     "gradient": Found(
-        "The same for a metric that is a gradient norm by its name (`grad_norm`, `gnorm`, …). A single overflow, which "
-        "loss scaling skips, is none; several are.",
+        "The same rule for a metric whose name is that of a gradient norm (`grad_norm`, `gnorm`, …). A single "
+        "overflow, which loss scaling skips, is ignored; several are reported.",
         ("spike_factor",),
     ),
     "starved": Found(
-        "Most of a step is spent waiting for the next batch, over most of the latest beats.", ("starved_share",)
+        "Most of a step is spent waiting for the next batch, in most of the latest beats.",
+        ("starved_share",),
     ),
     "slowdown": Found(
-        "Steps take longer than the same rank's used to, over most of the latest beats. A changed value or another "
-        "batch size begins a new measure.",
+        "Steps take longer than earlier steps of the same rank, in most of the latest beats. A changed value or "
+        "another batch size starts a new baseline.",
         ("slowdown_factor",),
     ),
     "memory": Found(
-        "The memory of a rank, or of its device, grows steadily, so that the machine would be full soon. Filling "
-        "caches and a one-time growth are not taken for it.",
+        "The memory of a rank, or of its device, grows so steadily that the machine would soon be full. Filling "
+        "caches and a single increase do not count.",
         ("memory_horizon_seconds",),
     ),
     "overdue": Found(
-        "No checkpoint has come for several times the usual interval.",
+        "No checkpoint has been written for several times the usual interval.",
         ("overdue_factor",),
     ),
     "device": Found(
-        "A monitoring system, an agent (XID errors, uncorrected ECC errors) or a person with `loom fail` says that a "
-        "device is broken. It is until everyone who said so takes it back, or a person says `loom recover`.",
+        "A monitoring system, an agent (XID errors, uncorrected ECC errors) or a person with `loom fail` reports "
+        "that a device is broken. It counts as broken until every source has withdrawn its report, or until a person "
+        "runs `loom recover`.",
     ),
     "device_warning": Found(
-        "An agent or an alert says that a device is hot, throttled or losing memory rows.",
+        "An agent or an alert reports that a device is hot, throttled or losing memory rows.",
         ("device_temperature_celsius",),
     ),
 }
@@ -98,18 +104,18 @@ def detection() -> list[str]:
     lines = [
         "# What can go wrong, and how it is found",
         "",
-        "Each is an incident: `loom incidents` lists them, `loom why JOB` tells the newest one of a job with its "
-        "evidence, what was decided and why, what was done, and what it cost. What is done is a matter of the "
-        "[policy](policies.md). The variables named here are explained under [settings](settings.md); they are read by "
-        "the weaver when it starts.",
+        "Each kind opens an incident. `loom incidents` lists them. `loom why JOB` explains the newest one of a job: "
+        "its evidence, what was decided and why, what was done, and what it cost. The [policy](policies.md) decides "
+        "the response. The variables named here are explained under [settings](settings.md); the weaver reads them "
+        "when it starts.",
         "",
         *table(
             ("event", "what it is", "by default"),
             ((f"[{code(event)}](#{event})", EXPLAINED[event], _default(event, settings)) for event in DEFAULTS),
         ),
         "",
-        "The weaver's own pause, or a lost connection of it, is never held against a rank: after it every clock begins "
-        "anew. A rank that is paused (`loom pause`) is not expected to make steps.",
+        "A pause of the weaver, or a lost connection of the weaver, never counts against a rank: afterwards every "
+        "timer starts again. A rank that is paused (`loom pause`) is not expected to make steps.",
     ]
     for event, found in DETECTED.items():
         lines += ["", f"## {event}", "", f"{EXPLAINED[event][0].upper()}{EXPLAINED[event][1:]}. {found.how}", ""]
@@ -127,14 +133,14 @@ def _default(event: EventKind, settings: Settings) -> str:
 
 
 EXAMPLES = (
-    ("hang=stacks+restart@30", "act on a hang after 30 s rather than as the settings say"),
-    ("hang=report", "never end the job for a hang"),
-    ("crash=report", "do not start again after a crash: the job has failed"),
-    ("not_finite=rollback,back=2,skip", "go on from the second checkpoint before it, and leave out the batches since"),
-    ("loss_spike=rollback,limit=2", "at most twice within the job's window of restarts, then only report"),
-    ("memory=checkpoint+restart", "save while there is memory left, then start afresh"),
-    ("straggler=stacks", "see where all ranks are when one of them is slow"),
-    ("device=report", "leave the job where it is when its device is said to be broken"),
+    ("hang=stacks+restart@30", "respond to a hang after 30 s instead of the time in the settings"),
+    ("hang=report", "never end the job because of a hang"),
+    ("crash=report", "do not restart after a crash: the job has failed"),
+    ("not_finite=rollback,back=2,skip", "resume from the second checkpoint before it, and skip the batches since"),
+    ("loss_spike=rollback,limit=2", "at most twice within the restart window of the job, then only report"),
+    ("memory=checkpoint+restart", "save while there is memory left, then restart"),
+    ("straggler=stacks", "capture the stacks of all ranks when one of them is slow"),
+    ("device=report", "leave the job where it is when its device is reported broken"),
 )
 JOB_FILE = """\
 script = "train.py"
@@ -145,7 +151,7 @@ checkpoint_dir = "runs/mnist"
 hang = "stacks+restart@30"
 not_finite = "rollback,back=2,skip,limit=3"
 memory = "checkpoint+restart"
-dry_run = true            # leave this away when you have seen what it would do"""
+dry_run = true            # remove this line when you have seen what the policy would do"""
 
 
 def policies() -> list[str]:
@@ -153,9 +159,9 @@ def policies() -> list[str]:
     return [
         "# Policies: what is done when something goes wrong",
         "",
-        "A policy is a table: for each [kind of trouble](detection.md), what is done about it, in order. What may be "
-        "only a suspicion is reported and nothing more, unless the job says otherwise. `loom policy` prints the table, "
-        "`loom policy JOB` that of a job, with what it has changed.",
+        "A policy is a table with the responses to each [kind of incident](detection.md), in order. By default "
+        "torchLoom only reports what may be a false alarm, unless the job says otherwise. `loom policy` prints the "
+        "default table, `loom policy JOB` the table of a job with its changes.",
         "",
         "## By default",
         "",
@@ -173,108 +179,110 @@ def policies() -> list[str]:
             ),
         ),
         "",
-        "`--max-restarts` within `--restart-window` limits them all: a job that has used up its restarts is given up, "
-        "and so is one that fails in the same way twice without a step forward.",
+        "`--max-restarts` within `--restart-window` limits all restarts: a job that has used up its restarts fails, "
+        "and so does a job that fails in the same way twice without a further step.",
         "",
         "## Responses",
         "",
         *table(
             ("response", "what happens"),
-            ((code(word), f"{text[0].upper()}{text[1:]}.") for word, text in MEANING.items()),
+            ((code(word), f"{text[0].upper()}{text[1:]}.") for word, text in RESPONSES.items()),
         ),
         "",
-        "They are done one after the other. After `checkpoint` the next waits until it is written, at most a minute. "
-        "After a crash there is nothing left to ask or to look at: its rule says whether the job is started again. "
-        "`restart`, `evict` and `rollback` end all ranks, so nothing can follow them. Only a job that torchLoom "
-        "started is acted on; trouble in any other is reported. Where a restart for a hang did not help, thirty times "
-        "as long is waited the next time, and a hang alone never ends a job.",
+        "torchLoom carries out the responses one after the other. After `checkpoint` the next response waits until "
+        "the checkpoint is written, at most one minute. After a crash there are no ranks left to ask: the rule for "
+        "`crash` only decides whether the job is restarted. `restart`, `evict` and `rollback` end all ranks, so no "
+        "response can follow them. torchLoom acts only on jobs that it started; incidents in other jobs are "
+        "reported. If a restart because of a hang did not help, the next one waits thirty times as long. A hang "
+        "alone never makes a job fail.",
         "",
         "## What a stopped rank costs",
         "",
-        f"By default a rank that has been stopped for {settings.frozen_act_seconds:g} s is given up, and all ranks "
-        "start again from the newest valid checkpoint. Where no checkpoint is known of (none was told of, and there is "
-        f"no `--checkpoint-dir`), the job would begin anew: then it has {settings.hang_act_seconds:g} s. SIGSTOP "
-        "and Ctrl-Z stop a process; a debugger does too, but that is not held against it. So:",
+        f"By default, when a rank has been stopped for {settings.frozen_act_seconds:g} s, all ranks restart from the "
+        "newest valid checkpoint. If no checkpoint is known (none was reported, and there is no `--checkpoint-dir`), "
+        f"the job would start from the beginning, so torchLoom waits {settings.hang_act_seconds:g} s. SIGSTOP and "
+        "Ctrl-Z stop a process. A debugger does too, but that does not count. So either:",
         "",
-        "- have checkpoints: `torchloom.Checkpoints` in the script, or `--checkpoint-dir` where the script writes its "
-        "own;",
-        "- or give the one who looks time: `--on frozen=restart@600`, and `--on frozen=report` to let it stand.",
+        "- write checkpoints: use `torchloom.Checkpoints` in the script, or `--checkpoint-dir` if the script writes "
+        "its own;",
+        "- or allow more time: `--on frozen=restart@600`, or `--on frozen=report` to never restart.",
         "",
-        f"All ranks of a job stopped at once, or its only one, may be on purpose: they have "
-        f"{settings.hang_act_seconds:g} s, unless a rule says otherwise. `loom pause JOB` holds training for as long "
-        "as you like, and nothing is made of it.",
+        "If all ranks of a job are stopped at once, or its only rank is, somebody may have done it on purpose. "
+        f"torchLoom then waits {settings.hang_act_seconds:g} s, unless a rule says otherwise. `loom pause JOB` pauses "
+        "training for as long as you like and never opens an incident.",
         "",
         "## Writing rules",
         "",
-        "On the command line with `--on`, which may be repeated, for `loom run` and `loom submit`:",
+        "On the command line of `loom run` and `loom submit`, use `--on`, which may be repeated:",
         "",
         *fenced("", [FORM]),
         "",
-        "- `@SECONDS`: how long a hang, a frozen or a held rank may last before anything is done. The others are acted "
-        "on when they are found.",
-        "- `limit=N`: at most so often within the job's window of restarts, then it is only reported.",
-        "- `back=N`: a rollback goes back to the N-th checkpoint before the trouble; 1 if it is not given.",
-        "- `skip`: after a rollback, the batches of the steps that led there are left out (the script asks for them "
-        "with `batches()`).",
+        "- `@SECONDS`: how long a hanging, frozen or held rank is tolerated. torchLoom responds to the other kinds as "
+        "soon as it finds them.",
+        "- `limit=N`: respond at most N times within the restart window of the job, then only report.",
+        "- `back=N`: roll back to the N-th checkpoint before the incident; the default is 1.",
+        "- `skip`: after a rollback, skip the batches of the steps that led to the incident (the script must use "
+        "`batches()`).",
         "",
         *table(("rule", "meaning"), ((code(rule), meaning) for rule, meaning in EXAMPLES)),
         "",
         *fenced("sh", ["loom run --on hang=stacks+restart@30 --on crash=report train.py"]),
         "",
-        "In a job file, a table:",
+        "In a job file, use a table:",
         "",
         *fenced("toml", JOB_FILE.splitlines()),
         "",
-        "A rule takes the place of the default for its event, and an option that of the file's rule. Two options for "
-        "one event are refused: which one is meant cannot be known.",
+        "A rule replaces the default for its event, and an option replaces the rule in the file. Two options for one "
+        "event are an error, because it is not clear which one is meant.",
         "",
         "## Trying it first",
         "",
-        "With `--dry-run-policy`, or `dry_run = true` under `[policy]`, nothing is done: each incident says what would "
-        "have been, under *decided*. A crash still ends the attempt, since the ranks are gone, and the job is started "
-        "again within its restarts.",
+        "With `--dry-run-policy`, or `dry_run = true` under `[policy]`, torchLoom does not respond: each incident "
+        "shows under *decided* what the response would have been. A crash still ends the attempt, because the ranks "
+        "are gone, and the job is restarted within its limits.",
         "",
         "## Evicting a device",
         "",
-        "`evict` is for a device that is broken while the job could go on elsewhere. The device of the rank that is to "
-        "blame is marked as failed, so that nothing is placed there; all ranks end, and the job is started again on "
-        "what is left, from its newest valid checkpoint. The number of ranks stays what it was, unless it was given as "
-        "[MIN:MAX](check-node.md#starting-with-fewer).",
+        "`evict` is for a device that is broken while the job could run elsewhere. torchLoom marks the device of the "
+        "rank at fault as failed, so that nothing is placed on it, ends all ranks, and restarts the job on the "
+        "remaining devices from its newest valid checkpoint. The number of ranks stays the same, unless it was given "
+        "as [MIN:MAX](check-node.md#starting-with-fewer).",
         "",
-        "If there is not enough room without that device, the job waits. `loom status`, `loom why` and `loom wait` say "
-        "for what, and `loom why` counts the time as *waiting for room*. It goes on by itself as soon as there is "
-        "room: when someone says `loom recover DEVICE`, when another job ends, or when a further node joins with `loom "
-        "agent`. An eviction uses up no restart.",
+        "If there is not enough room without that device, the job waits. `loom status`, `loom why` and `loom wait` "
+        "show what it waits for, and `loom why` counts the time as *waiting for room*. The job starts as soon as "
+        "there is room: when someone runs `loom recover DEVICE`, when another job ends, or when another node joins "
+        "with `loom agent`. An eviction because of a device or a straggler does not use up a restart.",
         "",
-        "What a rule for trouble of a rank takes out of use is the device that torchLoom gave to that rank. One that "
-        "computes on the CPU was given none, nor was one of `loom run` on one machine, where the script chooses: there "
-        "`drain` takes nothing away, and `evict` is a restart. `loom drain NODE` keeps a machine free of ranks. A CPU "
-        "that is said to have failed (`loom fail CPU-…`) keeps its node free of them where there are no GPUs, until it "
-        "has recovered.",
+        "When a rule for an incident of a rank takes a device out of use, it is the device that torchLoom assigned "
+        "to that rank. A rank that computes on the CPU has no assigned device, and neither has a rank of `loom run` "
+        "on one machine, where the script chooses: there `drain` has no effect, and `evict` is a restart. `loom "
+        "drain NODE` keeps new ranks off a machine. A CPU that is reported failed (`loom fail CPU-…`) keeps ranks "
+        "off its node until it has recovered, if the node has no GPUs.",
         "",
         "## The brake",
         "",
-        f"When more than {brake.SHARE:.0%} of at least {brake.AT_LEAST} ranks are lost within {brake.AT_ONCE:g} s and "
-        "nobody saw one of them end, it is rather the network, the server or torchLoom itself than the ranks. Then no "
-        "policy acts: the incidents say so under *decided*, and people are to look. What an agent has seen to end is "
-        "acted on all the same.",
+        f"When more than {circuit_breaker.SHARE:.0%} of at least {circuit_breaker.AT_LEAST} ranks are lost within "
+        f"{circuit_breaker.AT_ONCE:g} s and no agent saw one of them end, the cause is probably the "
+        "network, the server or torchLoom, not the ranks. Then "
+        "no policy acts: the incidents say so under *decided*, and a person should look. torchLoom still responds when "
+        "an agent saw a process end.",
         "",
         "## What it costs",
         "",
-        "`loom why JOB` and `loom status JOB -o json` tell the goodput of a job that torchLoom started: which share of "
-        "the time since it was submitted was productive, and where the rest went.",
+        "`loom why JOB` and `loom status JOB -o json` show the goodput of a job that torchLoom started: which share "
+        "of the time since it was submitted was productive, and what took the rest.",
         "",
         *table(
             ("cause", "seconds in which"),
             (
                 (code("waiting"), "there was no room for its ranks"),
-                (code("starting"), "an attempt that nothing had gone wrong before was being started"),
+                (code("starting"), "an attempt was starting, and no incident had preceded it"),
                 ("a kind of event", "no step was made because of it: from its first sign until all ranks ran again"),
-                (code("node"), "the same for a node that was lost, or its agent"),
-                (code("redone"), "ranks ran, but what they did was not in the checkpoint that the next attempt had"),
+                (code("node"), "the same for a node, or its agent, that was lost"),
+                (code("redone"), "ranks ran, but the checkpoint of the next attempt did not contain their work"),
                 (code("paused"), "all ranks were paused"),
-                (code("moving"), "its ranks had to leave a node that was leaving"),
-                (code("ending"), "it was ended because somebody had asked for it"),
+                (code("moving"), "its ranks had to leave a node whose agent was leaving"),
+                (code("ending"), "it was ending at somebody's request"),
                 (code("other"), "it was ended for another reason"),
             ),
         ),

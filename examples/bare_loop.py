@@ -1,10 +1,10 @@
-"""The smallest training loop with torchLoom in it: three lines are about torchLoom. Runs with or without `loom up`."""
+"""The smallest training loop with torchLoom. Runs with or without `loom up`."""
 
 import torch
 
 import torchloom
 
-loom = torchloom.attach()  # finds the control plane by itself; without one, training simply goes on
+loom = torchloom.attach()  # finds the control plane; without one, training continues
 
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -15,7 +15,7 @@ for _ in range(200):
     loss.backward()
     optimizer.step()
     loom.step(loss=loss, samples=len(x))  # writes to memory; the tensor is read later, on another thread
-    if loom.stopping:  # someone asked for an orderly end
+    if loom.stopping:  # an operator asked the job to end
         break
 
 print(f"loss {loss.item():.6f}")

@@ -1,4 +1,4 @@
-"""`make demo`: what torchLoom does, shown on this machine in a minute or two. It needs no GPU, and leaves nothing."""
+"""`make demo`: shows what torchLoom does, on this machine, in about a minute. Needs no GPU and leaves no files."""
 
 from __future__ import annotations
 
@@ -16,28 +16,23 @@ from typing import TypeVar
 
 import psutil
 
-from torchloom.bus.asking import Asking
-from torchloom.checkpoints.search import latest
-from torchloom.messages import (
-    AttemptLaunched,
-    AttemptRunning,
-    FabricView,
-    IncidentOpened,
-    RankJoined,
-    RankLost,
-    RankView,
-    Record,
-    decode_entry,
-)
+from torchloom.bus.weaver_client import WeaverClient
+from torchloom.checkpoints.store.search import latest
+from torchloom.protocol.codec import decode_entry
+from torchloom.protocol.incident_records import IncidentOpened
+from torchloom.protocol.records import RankJoined, RankLost, Record
+from torchloom.protocol.run_records import AttemptLaunched, AttemptRunning
+from torchloom.protocol.subjects import LOG, Role
+from torchloom.protocol.views import FabricView, RankView
 from torchloom.settings import Settings
-from torchloom.subjects import LOG, Role
+from torchloom.views.wording.phrases import render
 
 EXAMPLES = Path(__file__).parent
 LOOM = [sys.executable, "-m", "torchloom.cli.main"]
 BOLD, DIM, PLAIN = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
 RANKS = 2
 KILL_AFTER = 200
-"""Steps: by then the process that the next ranks are forked from has long been ready."""
+"""Steps. By then the process from which the next ranks are forked is ready."""
 FREEZE_AFTER = 320
 Seen = TypeVar("Seen")
 
@@ -47,13 +42,13 @@ def tell(text: str) -> None:
 
 
 def loom(*words: str) -> None:
-    """Run a command as you would, and show it."""
+    """Run a command as a user would, and show it."""
     print(f"{DIM}$ loom {' '.join(words)}{PLAIN}", flush=True)
     subprocess.run([*LOOM, *words], check=True)
 
 
 class Stage:
-    """The processes of the demo; whatever happens, none of them outlives it."""
+    """The processes of the demo. All of them end with it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,7 +64,7 @@ class Stage:
         return self.training[replica]
 
     def run(self) -> subprocess.Popen[bytes]:
-        """Let torchLoom start a script that knows nothing of it, and show what it prints."""
+        """Start a script that does not use torchLoom with `loom run`, and show its output."""
         script, folder = EXAMPLES / "simulated_training.py", str(self.folder / "runs")
         ours = ["run", "--nproc-per-node", str(RANKS), "--job", "digits", "--checkpoint-dir", folder]
         theirs = ["--epochs", "18", "--steps", "30", "--step-seconds", "0.03", "--checkpoint-interval", "50"]
@@ -82,7 +77,7 @@ class Stage:
         return self.folder / f"checkpoints-{replica}"
 
     async def look(self) -> FabricView:
-        async with Asking(self.settings, Role.VIEWER) as weaver:
+        async with WeaverClient(self.settings, Role.VIEWER) as weaver:
             return await weaver.fabric()
 
     async def beating(self, replica: str, after: int = 0) -> RankView | None:
@@ -102,22 +97,22 @@ class Stage:
 async def until(what: str, condition: Callable[[], Awaitable[Seen | None]], seconds: float = 60) -> Seen:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(Exception):  # the control plane may be just coming up
+        with contextlib.suppress(Exception):  # the control plane may still be starting
             if (seen := await condition()) is not None:
                 return seen
         await asyncio.sleep(0.05)
-    raise SystemExit(f"the demo waited {seconds:.0f} s in vain for {what}")
+    raise SystemExit(f"the demo timed out after {seconds:.0f} s, waiting for {what}")
 
 
 @contextlib.asynccontextmanager
 async def listening(stage: Stage) -> AsyncIterator[Callable[[type[Record]], Awaitable[tuple[float, list[Record]]]]]:
-    """Hear what the weaver decides, as it decides it."""
-    async with Asking(stage.settings, Role.VIEWER) as weaver:
+    """Receive the decisions of the weaver as they are stored."""
+    async with WeaverClient(stage.settings, Role.VIEWER) as weaver:
         entries = await weaver.client.subscribe(LOG.template)
         await weaver.client.flush()
 
         async def hear(kind: type[Record]) -> tuple[float, list[Record]]:
-            """When the next record of this kind was heard of, and what was decided together with it."""
+            """The time at which the next record of this kind arrived, and the records stored together with it."""
             while True:
                 message = await entries.next_msg(timeout=30)
                 heard = time.perf_counter()
@@ -139,34 +134,34 @@ def flip_a_bit(path: Path) -> None:
 
 
 async def show(stage: Stage) -> None:
-    tell("A control plane comes up: a nats-server of its own and the weaver, which decides.")
+    tell("Starting a control plane: a nats-server, and the weaver, which makes the decisions.")
     loom("up", "--detach", "--port", "0")
 
-    tell("Two replicas begin to train. Each joins with one line: torchloom.attach(...).")
+    tell("Starting two replicas. Each connects with one line: torchloom.attach(...).")
     for replica in ("hi", "there"):
         stage.train(replica)
     for replica in ("hi", "there"):
         await until(f"{replica} to train", lambda replica=replica: stage.beating(replica))  # type: ignore[misc]
     loom("status")
 
-    tell("Which device carries which replica, both ways:")
+    tell("The map of devices and replicas, in both directions:")
     loom("map")
 
-    tell("A value is changed while they train: on all ranks at the same step, or on none.")
+    tell("Changing the learning rate while they train: on all ranks at the same step, or on none.")
     loom("knobs", "demo")
     loom("set", "demo", "lr=5e-4")
     loom("changes", "demo")
 
-    tell("Now one of them is killed: SIGKILL, no last word.")
+    tell("Killing one replica with SIGKILL. It cannot report anything.")
     async with listening(stage) as hear:
         killed = time.perf_counter()
         stage.training["there"].kill()
         heard, records = await hear(RankLost)
     incident = one(IncidentOpened, records)
-    print(f"{1000 * (heard - killed):.1f} ms after the kill the weaver had decided and stored it:")
-    print(f"  {incident.id}: {incident.what}; {incident.evidence[0]}")
+    print(f"{1000 * (heard - killed):.1f} ms after the kill the weaver had detected and stored it:")
+    print(f"  {incident.id}: {render(incident.what)}; {render(incident.evidence[0])}")
 
-    tell("A link that closed is not yet a death. It did not come back, so:")
+    tell("A closed connection is not yet a death. After the grace period without a reconnection, it is:")
 
     async def dead() -> bool | None:
         ranks = (await stage.look()).ranks
@@ -175,7 +170,7 @@ async def show(stage: Stage) -> None:
     await until("the death", dead)
     loom("events", "--last", "6")
 
-    tell("Now the weaver itself is killed, in the middle of it all.")
+    tell("Killing the weaver itself while training runs.")
     before = await stage.look()
     step = next(rank.beat.step for rank in before.ranks if rank.rank.replica == "hi" and rank.beat)
     os.kill(int(before.plane.weaver.rpartition(":")[2]), signal.SIGKILL)
@@ -189,8 +184,8 @@ async def show(stage: Stage) -> None:
     same = [(r.rank, r.incarnation, r.presence) for r in after.ranks] == [
         (r.rank, r.incarnation, r.presence) for r in before.ranks
     ] and after.incidents == before.incidents
-    print(f"It is back as term {after.plane.term}, {'with the same state' if same else 'WITH ANOTHER STATE'}.")
-    print(f"Training went on meanwhile: from step {step} to {rank.beat.step if rank.beat else '?'}, the same process.")
+    print(f"The weaver is back with term {after.plane.term} and {'the same state' if same else 'A DIFFERENT STATE'}.")
+    print(f"Training continued in the same process, from step {step} to {rank.beat.step if rank.beat else '?'}.")
     if not same:
         raise SystemExit("the state after the restart is not the state before it")
     loom("status")
@@ -200,15 +195,15 @@ async def show(stage: Stage) -> None:
     stage.training["hi"].wait()
     await show_run(stage)
 
-    tell("Everything is taken down.")
+    tell("Stopping the control plane.")
     loom("down")
 
 
 async def show_checkpoints(stage: Stage) -> None:
-    tell("Checkpoints are written behind the training, every 20 steps here. An operator may want one at once:")
+    tell("Checkpoints are written in the background, here every 20 steps. An operator can request one at any time:")
     loom("checkpoint", "demo/hi")
 
-    tell("The process is killed, and one bit of its newest checkpoint flips, as on a disk that forgets.")
+    tell("Killing the process, and flipping one bit of its newest checkpoint, as a faulty disk would.")
     stage.training["hi"].kill()
     stage.training["hi"].wait()
     folder = stage.kept("hi")
@@ -216,54 +211,52 @@ async def show_checkpoints(stage: Stage) -> None:
     flip_a_bit(whole.path / "state.pt")
     loom("checkpoints", str(folder), "--verify")
 
-    tell("torch.load looks at no checksum. Here training, started again, goes on from the one before:")
+    tell("torch.load would not notice. torchLoom skips the damaged checkpoint and resumes from the one before:")
     stage.train("hi")
     resumed, _ = latest(folder)
-    await until("training to go on", lambda: stage.beating("hi", after=resumed.step))
+    await until("training to resume", lambda: stage.beating("hi", after=resumed.step))
     loom("events", "--job", "demo", "--last", "6")
     if resumed.step >= whole.step:
-        raise SystemExit("it went on from a damaged checkpoint")
+        raise SystemExit("training resumed from a damaged checkpoint")
 
 
 async def show_run(stage: Stage) -> None:
-    tell("torchLoom can start a job, too. This one has two ranks that need each other, and knows nothing of torchLoom:")
+    tell("Starting a job with `loom run`: two ranks that depend on each other; the script does not use torchLoom:")
     job = stage.run()
 
     async def at_step(step: int) -> list[RankView] | None:
         if job.poll() is not None:
-            raise SystemExit("the job ended before anything could happen to it")
+            raise SystemExit("the job ended too early")
         ranks = [rank for rank in (await stage.look()).ranks if rank.rank.job == "digits" and rank.presence == "live"]
         ready = len(ranks) == RANKS and all(rank.beat and rank.beat.step >= step for rank in ranks)
         return ranks if ready else None
 
     ranks = await until("the job to train", lambda: at_step(KILL_AFTER))
-    tell("One of its ranks is killed. The other fails for want of it, and says so. No one has to do anything:")
+    tell("Killing one of its ranks. The other one fails too, because its peer is gone. torchLoom restarts both:")
     async with listening(stage) as hear:
         killed = time.perf_counter()
         os.kill(ranks[-1].pid, signal.SIGKILL)
         launched = one(AttemptLaunched, (await hear(AttemptLaunched))[1])
         again, records = await hear(AttemptRunning)
         known = 0
-        while known < RANKS:  # such a rank joins at its first step
+        while known < RANKS:  # a rank without attach() joins at its first step
             joined, news = await hear(RankJoined)
             known += sum(isinstance(record, RankJoined) for record in news)
     if launched.resume_step is None:
-        raise SystemExit("it went on from no checkpoint")
+        raise SystemExit("the job did not resume from a checkpoint")
     warm = one(AttemptRunning, records).warm
-    how = "forked from a process that had imported torch already" if warm == RANKS else "started as fresh interpreters"
-    print(f"{again - killed:.2f} s after the kill all ranks ran again, {how};")
-    print(f"{joined - killed:.2f} s after it the weaver knew that they train, from step {launched.resume_step} on.")
+    how = "forked from a process that had already imported torch" if warm == RANKS else "started as new interpreters"
+    print(f"{again - killed:.2f} s after the kill all ranks ran again, {how}.")
+    print(f"{joined - killed:.2f} s after the kill both had made a step, resumed from step {launched.resume_step}.")
 
-    tell("Worse than a rank that dies is one that freezes: nothing fails, all wait. One is stopped with SIGSTOP:")
+    tell("Freezing a rank with SIGSTOP. Nothing fails, but all ranks wait:")
     ranks = await until("the job to train again", lambda: at_step(FREEZE_AFTER))
     async with listening(stage) as hear:
         frozen = time.perf_counter()
         os.kill(ranks[0].pid, signal.SIGSTOP)
         known, _ = await hear(IncidentOpened)
         again, _ = await hear(AttemptRunning)
-    print(
-        f"{known - frozen:.2f} s later it was known who is to blame; after {again - frozen:.2f} s all ranks ran again."
-    )
+    print(f"torchLoom named the rank after {known - frozen:.2f} s; after {again - frozen:.2f} s all ranks ran again.")
     loom("why", "digits")
     if ended := job.wait():
         raise SystemExit(f"the job ended with exit code {ended}")
@@ -271,6 +264,7 @@ async def show_run(stage: Stage) -> None:
 
 def main() -> None:
     began = time.monotonic()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a script starts in the background
     with tempfile.TemporaryDirectory(prefix="torchloom-demo-") as folder:
         stage = Stage(Path(folder))
         os.environ["TORCHLOOM_STATE"] = stage.settings.state
@@ -279,7 +273,7 @@ def main() -> None:
         finally:
             stage.clear()
     left = [p.pid for p in psutil.Process().children(recursive=True)]
-    print(f"\n{len(left)} processes left behind. The demo took {time.monotonic() - began:.0f} s.")
+    print(f"\nThe demo took {time.monotonic() - began:.0f} s and left {len(left)} processes running.")
     if left:
         raise SystemExit(1)
 

@@ -1,11 +1,11 @@
-"""Train a small model on made-up data on several processes. It knows nothing of torchLoom, and runs under it unchanged.
+"""Train a small model on synthetic data in several processes, without a line of torchLoom.
 
     loom run --nproc-per-node 2 --max-restarts 3 --checkpoint-dir runs/a examples/simulated_training.py \\
         --epochs 20 --steps 30 --checkpoint-interval 10 --checkpoint-dir runs/a
     torchrun --nproc-per-node 2 examples/simulated_training.py --epochs 20 --steps 30
 
-Kill a process while it trains: under `loom run` all start again from the newest checkpoint that is whole, and the
-parameters at the end are the same to the bit as if nothing had happened.
+The script runs under `loom run` and torchrun alike. Kill a process while it trains: `loom run` restarts all of them
+from the newest valid checkpoint, and the final parameters are bit-identical to those of an undisturbed run.
 """
 
 import argparse
@@ -20,16 +20,16 @@ from torch import nn
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--epochs", type=int, default=20)
-parser.add_argument("--steps", type=int, default=30, help="of one epoch")
-parser.add_argument("--step-seconds", type=float, default=0.0, help="a step takes at least this long")
+parser.add_argument("--steps", type=int, default=30, help="steps per epoch")
+parser.add_argument("--step-seconds", type=float, default=0.0, help="minimum duration of a step")
 parser.add_argument(
-    "--checkpoint-interval", "--checkpoint_interval", type=int, default=10, metavar="N", help="steps between two"
+    "--checkpoint-interval", "--checkpoint_interval", type=int, default=10, metavar="N", help="in steps"
 )
 parser.add_argument("--checkpoint-dir", "--checkpoint_dir", type=Path, default=Path("checkpoints"), metavar="FOLDER")
 parser.add_argument(
     "--resume_from_checkpoint", "--resume-from-checkpoint", metavar="PATH",
-    default=os.environ.get("TORCHLOOM_RESUME_FROM", ""),  # where `loom run` says which one is the newest whole one
-    help="go on from there",
+    default=os.environ.get("TORCHLOOM_RESUME_FROM", ""),  # `loom run` puts the newest valid checkpoint here
+    help="checkpoint to resume from",
 )  # fmt: skip
 args = parser.parse_args()
 
@@ -44,7 +44,7 @@ class SimpleModel(nn.Module):
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What this rank learns from at a step: it depends on the two numbers alone, so a repeated step is the same."""
+    """The data of this rank for a step. It depends only on rank and step, so a repeated step is the same."""
     chance = torch.Generator().manual_seed(step * world + rank)
     inputs = torch.randn(32, 10, generator=chance)
     return inputs, inputs.sum(1, keepdim=True).sin() + 0.1 * torch.randn(32, 1, generator=chance)
@@ -57,7 +57,7 @@ def average_gradients() -> None:
 
 
 def save(step: int, epoch: int) -> None:
-    """Rank 0 writes beside and renames: whoever is killed meanwhile leaves no half of a checkpoint."""
+    """Rank 0 writes a hidden file and renames it, so a killed process leaves no partial checkpoint."""
     dist.barrier()
     if rank == 0:
         path = args.checkpoint_dir / f"checkpoint_step_{step}.pt"
@@ -72,7 +72,7 @@ def save(step: int, epoch: int) -> None:
 
 
 def digest() -> str:
-    """Equal for equal parameters, to the last bit."""
+    """A hash of the parameters."""
     content = (parameter.detach().flatten().view(torch.uint8).tolist() for parameter in model.parameters())
     return hashlib.sha256(b"".join(map(bytes, content))).hexdigest()
 
@@ -82,7 +82,7 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 args.checkpoint_dir.mkdir(parents=True, exist_ok=True)
 
-torch.manual_seed(1)  # every rank begins with the same parameters
+torch.manual_seed(1)  # every rank starts with the same parameters
 model = SimpleModel()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
@@ -92,7 +92,7 @@ if args.resume_from_checkpoint:
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     first = state["step"]
-    print(f"rank {rank} goes on after step {first}, from {args.resume_from_checkpoint}", flush=True)
+    print(f"rank {rank} resumes after step {first} from {args.resume_from_checkpoint}", flush=True)
     dist.barrier()
 
 for step in range(first + 1, args.epochs * args.steps + 1):
@@ -110,6 +110,6 @@ for step in range(first + 1, args.epochs * args.steps + 1):
         if rank == 0:
             print(f"epoch {epoch}  step {step}  loss {loss.item():.4f}", flush=True)
 
-dist.barrier()  # nobody leaves while another still talks to it
+dist.barrier()  # no rank leaves while another still communicates with it
 dist.destroy_process_group()
 print(f"rank {rank} ends with parameters {digest()}", flush=True)

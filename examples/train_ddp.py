@@ -1,12 +1,12 @@
-"""Train with torchft: replicas come and go, and the others train on (data parallel on gloo, no GPU needed).
+"""Train with torchft: when a replica dies, the others continue to train (data parallel on gloo, no GPU needed).
 
     loom lighthouse --job train_ddp &                       # or torchft's own: torchft_lighthouse --min_replicas 1
     REPLICA_GROUP_ID=0 NUM_REPLICA_GROUPS=2 TORCHFT_LIGHTHOUSE=http://localhost:29510 python examples/train_ddp.py
     REPLICA_GROUP_ID=1 NUM_REPLICA_GROUPS=2 TORCHFT_LIGHTHOUSE=http://localhost:29510 python examples/train_ddp.py
     loom set train_ddp lr=0.01                              # on all replicas at the same step
 
-A replica may also have several ranks: `torchrun --nproc-per-node 2 examples/train_ddp.py`. Two lines are about
-torchLoom; without a control plane it trains the same.
+A replica may also have several ranks: `torchrun --nproc-per-node 2 examples/train_ddp.py`. Without a control plane the
+script trains in the same way.
 """
 
 import argparse
@@ -23,11 +23,11 @@ import torchloom
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=2000)
-parser.add_argument("--step-seconds", type=float, default=0.0, help="a step takes at least this long")
-parser.add_argument("--min-replicas", type=int, default=1, help="with fewer no step is committed")
+parser.add_argument("--step-seconds", type=float, default=0.0, help="minimum duration of a step")
+parser.add_argument("--min-replicas", type=int, default=1, help="replicas that are needed to commit a step")
 parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--log-interval", type=int, default=100, help="steps between two printed lines")
-parser.add_argument("--checkpoints", default=None, metavar="FOLDER", help="save there, and go on from what is there")
+parser.add_argument("--checkpoints", default=None, metavar="FOLDER", help="folder to save to and resume from")
 parser.add_argument("--every", type=int, default=500, help="steps between two checkpoints")
 args = parser.parse_args()
 
@@ -35,7 +35,7 @@ torch.set_num_threads(1)  # the replicas share this machine's cores
 group, groups = int(os.environ.get("REPLICA_GROUP_ID", "0")), int(os.environ.get("NUM_REPLICA_GROUPS", "1"))
 rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
-# The ranks of a replica find each other in a store. torchrun keeps one for them; elsewhere rank 0 does.
+# The ranks of a replica find each other in a store. torchrun provides one; elsewhere rank 0 creates it.
 host, port = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "0"))
 if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
     store = TCPStore(host, port, is_master=True, wait_for_workers=False)
@@ -70,16 +70,16 @@ manager = Manager(
 
 
 def average_gradients() -> None:
-    """Across the replicas. One that dies meanwhile is no error here: the step is not committed, and tried again.
+    """Average across the replicas. If one dies meanwhile, no error is raised: the step is not committed and is retried.
 
-    (torchft's own DistributedDataParallel does this while backward still runs, but 0.2 raises when it fails.)
+    torchft's own DistributedDataParallel does this while backward still runs, but version 0.2 raises when it fails.
     """
     for work in [manager.allreduce(parameter.grad) for parameter in model.parameters()]:
         work.wait()
 
 
-loom = torchloom.attach_manager(manager)  # from here on this replica is seen, and its steps are counted
-loom.watch(sgd)  # lr and momentum may be changed while it trains
+loom = torchloom.attach_manager(manager)  # from here on torchLoom sees this replica and counts its steps
+loom.watch(sgd)  # lr and momentum can be changed while it trains
 
 optimizer = Optimizer(manager, sgd)
 kept = {"model": model, "optimizer": sgd, "manager": manager}
@@ -87,7 +87,7 @@ checkpoints = torchloom.Checkpoints(f"{args.checkpoints}/{group}", every=args.ev
 if checkpoints:
     checkpoints.resume(kept)
 
-while manager.current_step() < args.steps and not loom.stopping:  # after the same step on all that are to stop
+while manager.current_step() < args.steps and not loom.stopping:  # becomes true after the same step on all ranks
     began = time.monotonic()
     step = manager.current_step()
     chance = torch.Generator().manual_seed((step * groups + group) * ranks + rank)
@@ -96,9 +96,9 @@ while manager.current_step() < args.steps and not loom.stopping:  # after the sa
     loss = (model(x) - x.sin().sum(1, keepdim=True)).square().mean()
     loss.backward()
     average_gradients()
-    optimizer.step()  # commits the step, or discards it to try again
+    optimizer.step()  # commits the step, or discards it and tries again
     time.sleep(max(0.0, began + args.step_seconds - time.monotonic()))
-    loom.step(loss=loss, samples=len(x))  # not needed; says how it went
+    loom.step(loss=loss, samples=len(x))  # optional; reports loss and samples
     if manager.current_step() > step and rank == 0:
         if checkpoints:
             checkpoints.save(manager.current_step(), kept)

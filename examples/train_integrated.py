@@ -1,11 +1,11 @@
-"""Train an image classifier that torchLoom watches.
+"""Train an image classifier with torchLoom.
 
     python examples/train_integrated.py --replica-id hi
     python examples/train_integrated.py --replica-id there --epochs 5 --loaders 2 --checkpoints runs/there
 
-The images are digits of a seven-segment display, drawn here, shifted and buried in noise: nothing is downloaded. Two
-processes with different replica ids are two replicas of one job. It runs the same without a control plane. Killed and
-started again with the same --checkpoints, it ends with the same bits as if nothing had happened.
+The images are generated digits of a seven-segment display, shifted and with noise; nothing is downloaded. Two
+processes with different replica ids are two replicas of one job. The script also runs without a control plane. If it is
+killed and started again with the same --checkpoints, the result is bit-identical to that of an undisturbed run.
 """
 
 import argparse
@@ -19,18 +19,18 @@ import torchloom
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--job", default=None, help="name of the job (default: TORCHLOOM_JOB, else this file's name)")
-parser.add_argument("--replica-id", default=None, help="name of this replica, for example hi (default: picked)")
+parser.add_argument("--replica-id", default=None, help="name of this replica, for example hi (default: generated)")
 parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--seed", type=int, default=1)
-parser.add_argument("--samples", type=int, default=6400, help="training images of an epoch")
-parser.add_argument("--loaders", type=int, default=0, help="processes that load data (0: none of their own)")
+parser.add_argument("--samples", type=int, default=6400, help="training images per epoch")
+parser.add_argument("--loaders", type=int, default=0, help="processes that load data (0: load in the training process)")
 parser.add_argument("--log-interval", type=int, default=20, help="steps between two printed lines")
-parser.add_argument("--dry-run", action="store_true", help="one batch only, to see that everything works")
-parser.add_argument("--checkpoints", default=None, metavar="FOLDER", help="save there, and go on from what is there")
+parser.add_argument("--dry-run", action="store_true", help="run one batch only, as a test")
+parser.add_argument("--checkpoints", default=None, metavar="FOLDER", help="folder to save to and resume from")
 parser.add_argument("--every", type=int, default=100, help="steps between two checkpoints")
-parser.add_argument("--save", default=None, metavar="PATH", help="write the final parameters there")
+parser.add_argument("--save", default=None, metavar="PATH", help="file for the final parameters")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
@@ -46,7 +46,7 @@ SEGMENTS = [  # rows and columns of each in a 16 × 10 drawing
 
 
 class Digits(Dataset):
-    """Image i is always the same, whoever draws it and in whatever order: its seed is its number."""
+    """Generated images. The seed of image i is i, so it does not depend on the order or the process that draws it."""
 
     def __init__(self, count: int, first: int) -> None:
         self.count, self.first = count, first
@@ -67,7 +67,7 @@ class Digits(Dataset):
         return image, digit
 
 
-order = torch.Generator()  # of its own, so that shuffling does not depend on what else draws random numbers
+order = torch.Generator()  # separate, so that shuffling does not depend on other users of random numbers
 
 
 def loader(dataset: Dataset, shuffle: bool) -> DataLoader:
@@ -84,18 +84,18 @@ model = nn.Sequential(
 ).to(device)  # fmt: skip
 optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
-# From here on this process is seen. An exception that leaves this block is reported as the reason of its end.
+# From here on torchLoom sees this process. An exception that leaves this block is reported as the reason of its exit.
 with torchloom.attach(args.job, args.replica_id) as loom:
-    loom.watch(optimizer)  # lr, betas and weight decay may now be changed while it trains: `loom set JOB lr=5e-4`
+    loom.watch(optimizer)  # lr, betas and weight decay can now be changed while it trains: `loom set JOB lr=5e-4`
     log_interval = loom.log_interval(args.log_interval)
     checkpoints = torchloom.Checkpoints(args.checkpoints, every=args.every, keep=3) if args.checkpoints else None
     state = {"model": model, "optimizer": optimizer}
-    step = checkpoints.resume(state) if checkpoints else 0  # the newest that is whole; 0 if there is none
+    step = checkpoints.resume(state) if checkpoints else 0  # the newest valid checkpoint; 0 if there is none
     finished, done = divmod(step, len(train_data))
     accuracy = 0.0
     for epoch in range(finished + 1, args.epochs + 1):
         model.train()
-        order.manual_seed(args.seed + epoch)  # the same order again, if this epoch was begun before
+        order.manual_seed(args.seed + epoch)  # the same order again, if this epoch is resumed
         for batch, (images, digits) in enumerate(islice(train_data, done, None), start=done):
             loss = nn.functional.cross_entropy(model(images.to(device)), digits.to(device))
             optimizer.zero_grad()
@@ -105,7 +105,7 @@ with torchloom.attach(args.job, args.replica_id) as loom:
             loom.step(loss=loss, samples=len(images), epoch=epoch, accuracy=accuracy)
             step += 1
             if checkpoints:
-                checkpoints.save(step, state)  # copies out and returns; the rest is written behind the next steps
+                checkpoints.save(step, state)  # copies and returns; the file is written in the background
             if batch % log_interval.value == 0:
                 print(f"epoch {epoch}  step {batch:4d}/{len(train_data)}  loss {loss.item():.4f}", flush=True)
             if args.dry_run or loom.stopping:

@@ -2,9 +2,9 @@
 
     REPLICA_GROUP_ID=0 TORCHFT_LIGHTHOUSE=http://localhost:29510 python examples/train_localsgd.py
     REPLICA_GROUP_ID=1 TORCHFT_LIGHTHOUSE=http://localhost:29510 python examples/train_localsgd.py
-    loom set train_localsgd sync_every=64         # all replicas exchange more rarely from the same exchange on
+    loom set train_localsgd sync_every=64         # all replicas exchange less often, starting at the same exchange
 
-A step, as torchft and torchLoom count them, is one exchange.
+torchft and torchLoom count one exchange as one step.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from torchft.local_sgd import LocalSGD
 import torchloom
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=200, help="exchanges")
-parser.add_argument("--step-seconds", type=float, default=0.0, help="an exchange comes at most this often")
+parser.add_argument("--steps", type=int, default=200, help="number of exchanges")
+parser.add_argument("--step-seconds", type=float, default=0.0, help="minimum duration of a step")
 parser.add_argument("--sync-every", type=int, default=16, help="batches between two exchanges")
 parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--log-interval", type=int, default=10, help="exchanges between two printed lines")
@@ -52,8 +52,8 @@ loom = torchloom.attach_manager(manager)
 loom.watch(optimizer)
 sync_every = loom.knob("sync_every", args.sync_every, low=1, high=10_000, unit="batches", help="between two exchanges")
 
-chance = torch.Generator().manual_seed(group)  # every replica has data of its own
-with LocalSGD(manager, model, optimizer, sync_every=sys.maxsize) as local:  # the loop below says when
+chance = torch.Generator().manual_seed(group)  # every replica has different data
+with LocalSGD(manager, model, optimizer, sync_every=sys.maxsize) as local:  # the loop below decides when to sync
     while manager.current_step() < args.steps and not loom.stopping:
         began = time.monotonic()
         for _ in range(sync_every.value):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings as examples
 
-from torchloom.bus.folder import Folder
-from torchloom.bus.server import EmbeddedServer, Listen
+from tests.nats_servers import Servers
+from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.settings import Settings
 
 examples.register_profile("repeatable", deadline=None, derandomize=True)  # what fails is the change, not the draw
@@ -17,13 +19,18 @@ examples.register_profile("drawn", deadline=None, print_blob=True)  # `make camp
 examples.load_profile("repeatable")
 
 
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    servers = Servers(tmp_path_factory.mktemp("servers"))
+    yield servers
+    servers.stop()
+
+
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A started nats-server on a port it chose."""
-    server = EmbeddedServer(Folder(tmp_path / "state"), Listen(port=0))
-    server.start()
-    yield server
-    server.stop()
+def server(servers: Servers) -> Iterator[EmbeddedServer]:
+    """A running nats-server without streams or connections, on a port it chose. The test may kill it."""
+    yield servers.take()
+    servers.give_back()
 
 
 @pytest.fixture
@@ -32,6 +39,28 @@ def settings(server: EmbeddedServer) -> Settings:
     return Settings(state=str(server.folder.path))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--noise",
+        action="store_true",
+        help="have every sentence replaced by noise, here and in all processes that tests start;"
+        " skips the tests marked wording",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--noise"):
+        folder = str(Path(__file__).parent / "noise")
+        inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if folder not in inherited:  # a worker has it from the process that started it
+            os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, inherited)])
+        importlib.import_module("tests.noise.sitecustomize")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest begins first, so that no core is idle in the end: tests with real ranks and nodes."""
     items.sort(key=lambda item: "flow" not in item.path.parts)
+    if config.getoption("--noise"):
+        marked = [item for item in items if item.get_closest_marker("wording")]
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]

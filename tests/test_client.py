@@ -13,11 +13,12 @@ import pytest
 import torchloom
 from tests.cli.responder import Responder
 from tests.views.made import fabric, knobs
-from torchloom.bus.server import EmbeddedServer
+from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.client import Target, parse_target
 from torchloom.errors import BadInput, BadName, BadState, Refused, Unreachable
 from torchloom.knobs import BadValue
-from torchloom.messages import CheckpointsView, Done, Fail, No, Recover, Register, SetKnobs, Steer
+from torchloom.protocol.operator import Done, Fail, No, Recover, Register, SetKnobs, Steer
+from torchloom.protocol.views import CheckpointsView
 from torchloom.settings import Settings
 
 

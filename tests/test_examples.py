@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.bus.server import EmbeddedServer
+from torchloom.bus.nats_server import EmbeddedServer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TRAIN = EXAMPLES / "train_integrated.py"

@@ -5,7 +5,9 @@ New fields need a default; a field that goes, or changes its meaning, needs a ne
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 from pathlib import Path
 
 import msgspec
@@ -13,21 +15,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom import messages
+from torchloom import protocol
 from torchloom.errors import BadName
-from torchloom.messages import Beat, Hello, Message, RankId, check_name, decode_beat, decode_report, encode
-from torchloom.subjects import BEAT, Role, permissions
+from torchloom.protocol.codec import decode_ask, decode_beat, decode_command, decode_fact, decode_report, encode
+from torchloom.protocol.ids import RankId, check_name
+from torchloom.protocol.message import Message
+from torchloom.protocol.rank import Beat, Hello
+from torchloom.protocol.subjects import BEAT, Role, permissions
 
 CONTRACT = Path(__file__).with_name("wire.txt")
+
+
+def structs() -> dict[str, type[msgspec.Struct]]:
+    """Every struct of the protocol, by its name, which is given once."""
+    found: dict[str, type[msgspec.Struct]] = {}
+    for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
+        for name, kind in vars(importlib.import_module(module.name)).items():
+            if inspect.isclass(kind) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.name:
+                assert name not in found, f"{name} is in two modules"
+                found[name] = kind
+    return found
 
 
 def contract() -> str:
     """Every message: its fields, those that may be absent marked."""
     lines = []
-    for name, kind in sorted(vars(messages).items()):
-        if inspect.isclass(kind) and issubclass(kind, msgspec.Struct) and kind.__module__ == messages.__name__:
-            fields = [field.name + ("" if field.required else "?") for field in msgspec.structs.fields(kind)]
-            lines.append(f"{name}: {' '.join(fields)}")
+    for name, kind in sorted(structs().items()):
+        fields = [field.name + ("" if field.required else "?") for field in msgspec.structs.fields(kind)]
+        lines.append(f"{name}: {' '.join(fields)}")
     return "\n".join(lines) + "\n"
 
 
@@ -36,7 +51,7 @@ def test_the_fields_of_every_message_are_as_agreed() -> None:
 
 
 def test_every_message_can_be_told_by_its_tag() -> None:
-    kinds = [k for k in vars(messages).values() if inspect.isclass(k) and issubclass(k, Message)]
+    kinds = [kind for kind in structs().values() if issubclass(kind, Message)]
     tags = [kind.__struct_config__.tag for kind in kinds if kind is not Message]
     assert len(tags) == len(set(tags))
 
@@ -61,7 +76,7 @@ def test_a_name_that_could_be_subject_syntax_is_refused(text: str) -> None:
 
 @given(st.binary(max_size=300))
 def test_no_bytes_make_a_decoder_do_anything_but_refuse(data: bytes) -> None:
-    for decode in (decode_beat, decode_report, messages.decode_ask, messages.decode_command, messages.decode_fact):
+    for decode in (decode_beat, decode_report, decode_ask, decode_command, decode_fact):
         with pytest.raises(msgspec.MsgspecError):
             decode(b"\x00" + data)
 

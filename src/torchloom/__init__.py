@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from torchloom.version import __version__
 
 if TYPE_CHECKING:
-    from torchloom.checkpoints.checkpoints import Checkpoints
-    from torchloom.checkpoints.retention import Keep
+    from torchloom.checkpoints.api import Checkpoints
+    from torchloom.checkpoints.store.retention import Keep
     from torchloom.client import AsyncClient, Client
     from torchloom.errors import TorchLoomError
-    from torchloom.integrations.torchft.attaching import attach_manager
+    from torchloom.integrations.torchft.attach import attach_manager
     from torchloom.threadlet.threadlet import Threadlet, attach
 
 __all__ = [
@@ -34,11 +34,11 @@ __all__ = [
 
 _HOME = {
     "AsyncClient": "torchloom.client",
-    "Checkpoints": "torchloom.checkpoints.checkpoints",
-    "Keep": "torchloom.checkpoints.retention",
+    "Checkpoints": "torchloom.checkpoints.api",
+    "Keep": "torchloom.checkpoints.store.retention",
     "Client": "torchloom.client",
     "attach": "torchloom.threadlet.threadlet",
-    "attach_manager": "torchloom.integrations.torchft.attaching",
+    "attach_manager": "torchloom.integrations.torchft.attach",
     "Threadlet": "torchloom.threadlet.threadlet",
     "TorchLoomError": "torchloom.errors",
 }

@@ -12,42 +12,29 @@ refused raises `Refused`, a value that a knob cannot take `knobs.BadValue`, and 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from torchloom import knobs as rule
-from torchloom import messages
-from torchloom.bus.asking import Asking
+from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import BadInput, Refused
-from torchloom.guess import did_you_mean, unknown
-from torchloom.messages import (
-    Ask,
-    ChangeView,
-    CheckpointsView,
-    Done,
-    EvictReplica,
-    FabricView,
-    Fail,
-    JobView,
-    KnobSpec,
-    KnobsView,
-    Recover,
-    Register,
-    Revert,
-    SetKnobs,
-    Steer,
-    Value,
-    check_name,
-)
+from torchloom.protocol.codec import decode_ask, encode
+from torchloom.protocol.ids import check_name
+from torchloom.protocol.knob_values import KnobSpec, Value
+from torchloom.protocol.operator import Ask, Done, EvictReplica, Fail, Recover, Register, Revert, SetKnobs, Steer
+from torchloom.protocol.subjects import Role
+from torchloom.protocol.views import ChangeView, CheckpointsView, FabricView, JobView, KnobsView
 from torchloom.settings import Settings
-from torchloom.subjects import Role
+from torchloom.shared.suggestions import did_you_mean, unknown
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Verb = Literal["pause", "resume", "stop", "checkpoint", "kill", "stacks"]
 TIMEOUT = 30.0
@@ -98,9 +85,9 @@ class AsyncClient:
         """As what the environment says, unless told otherwise. `on_wait` is called when an answer is late."""
         self.timeout = timeout
         self.operator = operator()
-        self._asking = Asking(settings or Settings.from_env(), Role(role), patience=timeout, on_wait=on_wait)
+        self._asking = WeaverClient(settings or Settings.from_env(), Role(role), patience=timeout, on_wait=on_wait)
         self._open = AsyncExitStack()
-        self._connected: Asking | None = None
+        self._connected: WeaverClient | None = None
         self._connecting = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -245,7 +232,7 @@ class AsyncClient:
 
     # ── how ──
 
-    async def _weaver(self) -> Asking:
+    async def _weaver(self) -> WeaverClient:
         async with self._connecting:
             if self._connected is None:
                 self._connected = await self._open.enter_async_context(self._asking)
@@ -269,7 +256,7 @@ class AsyncClient:
         if isinstance(ask, (SetKnobs, Revert, Steer)):  # answered before we stop waiting, if it is certain by then
             ask = msgspec.structs.replace(ask, patience=max(0.3, min(10.0, 0.6 * self.timeout)))
         try:
-            messages.decode_ask(messages.encode(ask))  # the check at the weaver's door, before anything is sent
+            decode_ask(encode(ask))  # the check at the weaver's door, before anything is sent
         except msgspec.MsgspecError as error:
             raise BadInput(f"this cannot be asked: {error}") from None
         return await (await self._weaver()).ask_until(ask, self.timeout)
@@ -279,8 +266,20 @@ def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """Make a method of `Client` that waits for the method of `AsyncClient`."""
+
+    @functools.wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait_for(method(self._client, *args, **kwargs))
+
+    return call
+
+
 class Client:
-    """The same, for code that does not await: the connection lives on a thread of its own."""
+    """The methods of `AsyncClient` for code that does not await. The connection runs on a thread of the client."""
 
     def __init__(
         self, settings: Settings | None = None, *, role: str = Role.OPERATOR, timeout: float = TIMEOUT
@@ -291,7 +290,7 @@ class Client:
         self._starting = threading.Lock()
 
     def __enter__(self) -> Self:
-        self._do(self._client.__aenter__())
+        self._wait_for(self._client.__aenter__())
         return self
 
     def __exit__(
@@ -304,82 +303,33 @@ class Client:
             return
         loop = self._loop
         try:
-            self._do(self._client.close())
+            self._wait_for(self._client.close())
         finally:
             self._loop = None
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join()
             loop.close()
 
-    def status(self, job: str | None = None) -> FabricView:
-        return self._do(self._client.status(job))
+    status = _blocking(AsyncClient.status)
+    jobs = _blocking(AsyncClient.jobs)
+    knobs = _blocking(AsyncClient.knobs)
+    changes = _blocking(AsyncClient.changes)
+    checkpoints = _blocking(AsyncClient.checkpoints)
+    set = _blocking(AsyncClient.set)
+    parse = _blocking(AsyncClient.parse)
+    revert = _blocking(AsyncClient.revert)
+    pause = _blocking(AsyncClient.pause)
+    resume = _blocking(AsyncClient.resume)
+    stop = _blocking(AsyncClient.stop)
+    checkpoint = _blocking(AsyncClient.checkpoint)
+    kill = _blocking(AsyncClient.kill)
+    evict = _blocking(AsyncClient.evict)
+    stacks = _blocking(AsyncClient.stacks)
+    fail = _blocking(AsyncClient.fail)
+    recover = _blocking(AsyncClient.recover)
+    register = _blocking(AsyncClient.register)
 
-    def jobs(self) -> tuple[JobView, ...]:
-        return self._do(self._client.jobs())
-
-    def knobs(self, job: str) -> KnobsView:
-        return self._do(self._client.knobs(job))
-
-    def changes(self, job: str) -> tuple[ChangeView, ...]:
-        return self._do(self._client.changes(job))
-
-    def checkpoints(self, job: str) -> CheckpointsView:
-        return self._do(self._client.checkpoints(job))
-
-    def set(
-        self,
-        job: str,
-        values: Mapping[str, Any] | None = None,
-        /,
-        *,
-        replica: str | None = None,
-        rank: int | None = None,
-        at_step: int | None = None,
-        over: int = 0,
-        dry_run: bool = False,
-        wait: bool = True,
-        **knobs: Any,
-    ) -> Done:
-        where: dict[str, Any] = {"replica": replica, "rank": rank, "at_step": at_step}
-        return self._do(self._client.set(job, values, **where, over=over, dry_run=dry_run, wait=wait, **knobs))
-
-    def parse(self, job: str, texts: Mapping[str, str]) -> dict[str, Value]:
-        return self._do(self._client.parse(job, texts))
-
-    def revert(self, job: str, change: str) -> Done:
-        return self._do(self._client.revert(job, change))
-
-    def pause(self, target: str) -> Done:
-        return self._do(self._client.pause(target))
-
-    def resume(self, target: str) -> Done:
-        return self._do(self._client.resume(target))
-
-    def stop(self, target: str) -> Done:
-        return self._do(self._client.stop(target))
-
-    def checkpoint(self, target: str) -> Done:
-        return self._do(self._client.checkpoint(target))
-
-    def kill(self, target: str) -> Done:
-        return self._do(self._client.kill(target))
-
-    def evict(self, target: str) -> Done:
-        return self._do(self._client.evict(target))
-
-    def stacks(self, target: str) -> Done:
-        return self._do(self._client.stacks(target))
-
-    def fail(self, device: str, cause: str = "unspecified") -> Done:
-        return self._do(self._client.fail(device, cause))
-
-    def recover(self, device: str) -> Done:
-        return self._do(self._client.recover(device))
-
-    def register(self, device: str, job: str, replica: str) -> Done:
-        return self._do(self._client.register(device, job, replica))
-
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

@@ -10,12 +10,13 @@ TorchLoomError            1  something went wrong
 │   └── PortInUse            another program listens there
 ├── BadState              6  the state folder or a credential cannot be used
 ├── Fenced                7  a newer weaver has taken over; this one must stop
-├── Damaged               8  a checkpoint must not be believed                (in checkpoints.manifest)
-└── NoValidCheckpoint     8  a folder has none that may be believed           (in checkpoints.search)
+├── Damaged               8  a checkpoint must not be believed
+└── NoValidCheckpoint     8  a folder has none that may be believed
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
@@ -69,7 +70,13 @@ class Unreachable(TorchLoomError):
 
 
 class Refused(TorchLoomError):
+    """The weaver said no. ``code`` names the reason, for programs."""
+
     exit_code = 4
+
+    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
 
 
 class AlreadyUp(TorchLoomError):
@@ -92,3 +99,28 @@ class BadState(TorchLoomError):
 
 class Fenced(TorchLoomError):
     exit_code = 7
+
+
+class Damaged(TorchLoomError):
+    """A checkpoint that must not be believed."""
+
+    exit_code = 8
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path.name}: {why}", hint="it was left in place; an older one may be whole")
+        self.path = path
+        self.why = why
+
+
+class NoValidCheckpoint(TorchLoomError):
+    exit_code = 8
+
+    def __init__(self, folder: Path, rejected: dict[str, str]) -> None:
+        told = ", ".join(f"{name} ({why})" for name, why in list(rejected.items())[:5])
+        more = f" and {len(rejected) - 5} more" if len(rejected) > 5 else ""
+        super().__init__(
+            f"no valid checkpoint in {folder}" + (f": {told}{more}" if rejected else ""),
+            hint="" if rejected else "the folder holds nothing that looks like one",
+        )
+        self.folder = folder
+        self.rejected = rejected

@@ -35,7 +35,7 @@ class Settings:
     creds: str = ""
     """A NATS credentials file to use instead of the state folder's."""
     system_creds: str = ""
-    """Credentials of a user of the system account of an existing server: with them the weaver hears of deaths from
+    """Credentials of a user of the system account of an existing server: with them the weaver learns of deaths from
     the server, without it only notices silence."""
     tls_ca: str = ""
     """PEM file with the authority to trust for TLS; empty: the state folder's, else the system's."""
@@ -59,7 +59,7 @@ class Settings:
     reunion_seconds: float = 3.0
     """After the weaver starts or reconnects: time for ranks to reconnect before the roll-call."""
     nap_seconds: float = 1.5
-    """A gap this long in the weaver's own clock means that it slept: every timer begins anew."""
+    """A gap this long in the weaver's own clock means that it slept: every timer restarts."""
     linger_seconds: float = 2.0
     """A job whose ranks are all gone for this long has ended."""
     keep_gone_ranks: int = 64
@@ -98,7 +98,7 @@ class Settings:
     welcome_seconds: float = 1.0
     """`attach()` waits at most this long for the values in force, and only if a control plane answers."""
     pause_orphan_seconds: float = 600.0
-    """A paused rank that has had no link for this long goes on by itself."""
+    """A paused rank that has had no link for this long continues."""
 
     goodbye_seconds: float = 0.5
     """A process that exits waits at most this long for its goodbye to be stored, and only if the link is up."""
@@ -109,7 +109,7 @@ class Settings:
     hang_floor_seconds: float = 2.0
     """A rank is never said to hang before it has made no step for this long."""
     hang_factor: float = 5.0
-    """Nor before this many times its own slow steps (the 99th of a hundred, of late)."""
+    """Nor before this many times its own slow steps (the recent 99th percentile)."""
     first_step_seconds: float = 1800.0
     """The first steps of a rank may take this long each: loading, compiling, waiting for its peers."""
     phase_seconds: float = 1800.0

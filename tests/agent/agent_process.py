@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from tests.agent.stand import ENV, Stand
-from torchloom.agent.link import Keeping
+from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
 
 
 async def main(home: Path, tied: bool) -> None:
     stand = Stand(home)
-    await stand.start(home / "keeper", Keeping(tied=tied, preload=("json",), env=ENV))
+    await stand.start(home / "keeper", SupervisorOptions(tied=tied, preload=("json",), env=ENV))
     for warm in (True, False):
         begun = await stand.begin(stand.order("train.py", warm=warm))
         print(begun.key, begun.pid)

@@ -15,8 +15,8 @@ import pytest
 
 from tests.agent.nvml.fake import A, B, FakeDriver, build
 from tests.agent.stand import ENV, Stand
-from torchloom.agent import gpus
-from torchloom.agent.link import Keeping
+from torchloom.agent.monitor import gpus
+from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
 
 
 def _standing(folder: Path, *preload: str) -> Iterator[Path]:
@@ -24,7 +24,7 @@ def _standing(folder: Path, *preload: str) -> Iterator[Path]:
     env = ENV | {"MASTER_ADDR": "known to the keeper, and not to its ranks"}
 
     async def start() -> None:
-        await starter.start(folder, Keeping(tied=True, preload=preload, env=env, cwd=str(folder.parent)))
+        await starter.start(folder, SupervisorOptions(tied=True, preload=preload, env=env, cwd=str(folder.parent)))
         starter.link.tied = False  # it dies with pytest, but not with its first agent
         await starter.link.close()
 
@@ -80,7 +80,7 @@ async def torch_stand(torch_folder: Path, tmp_path: Path) -> AsyncIterator[Stand
 async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
     """A tied keeper of the test's own, with nothing preloaded."""
     stand = Stand(tmp_path)
-    await stand.start(tmp_path / "keeper", Keeping(tied=True, env=ENV))
+    await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, env=ENV))
     yield stand
     await stand.link.close()
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from torchloom.agent.link import Gone, KeeperLink, Keeping
-from torchloom.agent.words import Begin, Begun, Ended, NotBegun, State
+from torchloom.agent.supervisor.protocol import Begin, Begun, Ended, NotBegun, State
+from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorOptions
 
 SECONDS = 60.0
 """How long anything may take before a test gives up on it."""
@@ -44,21 +44,21 @@ class Stand:
     env: Mapping[str, str] = field(default_factory=lambda: ENV)
     ends: dict[str, Ended] = field(default_factory=dict)
     gone: list[Gone] = field(default_factory=list)
-    _link: KeeperLink | None = None
+    _link: SupervisorClient | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _keys: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
-    def link(self) -> KeeperLink:
+    def link(self) -> SupervisorClient:
         assert self._link
         return self._link
 
-    async def start(self, folder: Path, how: Keeping) -> State:
-        self._link = await KeeperLink.start(folder, how, self._ended, self._gone)
+    async def start(self, folder: Path, how: SupervisorOptions) -> State:
+        self._link = await SupervisorClient.start(folder, how, self._ended, self._gone)
         return self._link.state
 
     async def find(self, folder: Path) -> State:
-        self._link = await KeeperLink.find(folder, self._ended, self._gone)
+        self._link = await SupervisorClient.find(folder, self._ended, self._gone)
         return self._link.state
 
     def script(self, text: str, name: str = "train.py") -> str:

@@ -14,10 +14,12 @@ from tests.agent.stand import until
 from tests.flow.plane import plane
 from torchloom.agent.agent import Agent
 from torchloom.agent.node import this_node
-from torchloom.bus.client import connect, find
-from torchloom.messages import Dismiss, Launch, NodeCommand, Place, RankStatus, Task, encode
-from torchloom.subjects import NODE, TASK, Role
-from torchloom.threadlet.incarnation import new_incarnation
+from torchloom.bus.connection import connect, find
+from torchloom.protocol.codec import encode
+from torchloom.protocol.job import Task
+from torchloom.protocol.node import Dismiss, Launch, NodeCommand, Place, RankStatus
+from torchloom.protocol.subjects import NODE, TASK, Role
+from torchloom.shared.incarnation import new_incarnation
 
 
 class Told:

@@ -13,9 +13,19 @@ from pathlib import Path
 import pytest
 
 from tests.agent.stand import ENV, Stand
-from torchloom.agent.evidence import last_lines, oom_kills, out_of_memory, raised, recorded_error, summary
-from torchloom.agent.link import Keeping
-from torchloom.agent.words import Ended
+from torchloom.agent.attempt import Attempt
+from torchloom.agent.monitor.exit_evidence import (
+    cause_of,
+    last_lines,
+    oom_kills,
+    out_of_memory,
+    raised,
+    recorded_error,
+    summary,
+)
+from torchloom.agent.supervisor.protocol import Ended
+from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
+from torchloom.protocol.node import RankStatus
 
 
 def ended(**fields: object) -> Ended:
@@ -77,18 +87,45 @@ def test_the_exception_is_found_in_what_python_prints(tmp_path: Path, script: st
 
 
 def test_one_line_says_how_it_ended() -> None:
-    assert summary(ended(code=0), "ignored") == "ended well"
+    assert summary(ended(code=0)) == "ended well"
     assert summary(ended(code=1), "ValueError: x") == "exit code 1: ValueError: x"
     assert summary(ended(code=2)) == "exit code 2"
-    assert summary(ended(signal=9), "ignored") == "killed by SIGKILL"
+    assert summary(ended(signal=9)) == "killed by SIGKILL"
     assert summary(ended(signal=11, core_dumped=True)) == "killed by SIGSEGV, core dumped"
     assert summary(ended(signal=40)) == "killed by signal 40"
     assert summary(ended(signal=9, lost=True)) == "killed with its keeper"
-    assert summary(ended(signal=9, oom_kills=2)) == (
-        "killed by SIGKILL: out of memory: the kernel killed 2 processes of its cgroup while it ran"
-    )
+
+
+def test_why_it_ended_is_the_exception_or_that_memory_was_short() -> None:
+    assert cause_of(ended(code=0), "ignored") == ""
+    assert cause_of(ended(code=1), "ValueError: x") == "ValueError: x"
+    assert cause_of(ended(signal=9), "ignored") == ""
+    assert cause_of(ended(signal=9, lost=True), "ignored") == ""
+    short = "out of memory: the kernel killed 2 processes of its cgroup while it ran"
+    assert cause_of(ended(signal=9, oom_kills=2), "ignored") == short
     assert out_of_memory(ended(signal=15, oom_kills=1)) == ""
     assert out_of_memory(ended(code=1, oom_kills=1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ({"signal": 9, "oom_kills": 1}, "out_of_memory"),
+        ({"signal": 9, "oom_kills": 2}, "out_of_memory"),  # in other words, and the same
+        ({"signal": 9}, ""),
+        ({"code": 1}, "exception"),
+        ({"code": 0}, ""),
+    ],
+)
+def test_why_a_rank_ended_is_told_in_a_word_that_programs_compare(
+    tmp_path: Path, how: dict[str, object], cause: str
+) -> None:
+    attempt = Attempt("mnist", 1, tmp_path, tmp_path, changed=lambda: None)
+    attempt.ranks[0] = RankStatus(rank=0, incarnation="1" * 24, state="running")
+    attempt.log(0, "err").parent.mkdir(parents=True, exist_ok=True)
+    attempt.log(0, "err").write_text("ValueError: it is odd\n")
+    attempt.ended(0, ended(**how))
+    assert (attempt.ranks[0].state, attempt.ranks[0].cause) == ("ended", cause)
 
 
 def test_both_kinds_of_cgroups_are_read(tmp_path: Path) -> None:
@@ -131,7 +168,7 @@ def small_cgroup() -> Iterator[Path]:
 
 async def test_a_real_oom_kill_is_told_from_another_sigkill(small_cgroup: Path, tmp_path: Path) -> None:
     stand = Stand(tmp_path)
-    state = await stand.start(tmp_path / "keeper", Keeping(tied=True, env=ENV))
+    state = await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, env=ENV))
     (small_cgroup / "cgroup.procs").write_text(str(state.pid))
     stand.script("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "plain.py")
     stand.script(
@@ -143,4 +180,4 @@ async def test_a_real_oom_kill_is_told_from_another_sigkill(small_cgroup: Path, 
     await stand.link.dismiss()
     assert plain.signal == hungry.signal == signal.SIGKILL
     assert out_of_memory(plain) == ""
-    assert summary(hungry) == "killed by SIGKILL: out of memory: the kernel killed a process of its cgroup while it ran"
+    assert cause_of(hungry, "") == "out of memory: the kernel killed a process of its cgroup while it ran"

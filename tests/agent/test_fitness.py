@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.agent.nvml.fake import A, B, FakeDriver
-from torchloom.agent import fitness, trials
-from torchloom.agent.fitness import Subject, answering, clock, computed, disk, examine, reasons
-from torchloom.agent.gpus import Seen
-from torchloom.messages import Check, FitnessView
-from torchloom.views.fitness import fitness as table
-from torchloom.views.tables import Screen
+from torchloom.agent.monitor.gpus import Seen
+from torchloom.agent.node_check import checks, trials
+from torchloom.agent.node_check.checks import Subject, answering, clock, computed, disk, examine, reasons
+from torchloom.protocol.node import Check
+from torchloom.protocol.views import FitnessView
+from torchloom.views.format.tables import Screen
+from torchloom.views.node_checks import fitness as table
 
 
 def test_this_machine_is_fit(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_a_folder_without_room_or_that_cannot_be_written_to_is_told_with_what_to
     full = disk("state folder", tmp_path, 10**12)
     assert not full.fit
     assert "make room" in full.remedy
-    here = disk("shared memory", fitness.SHARED, 10**12)
+    here = disk("shared memory", checks.SHARED, 10**12)
     assert "--shm-size" in here.remedy
     if os.geteuid() != 0:
         tmp_path.chmod(0o500)
@@ -70,9 +71,9 @@ def test_a_device_that_the_driver_has_lost_or_says_nothing_of_is_not_fit() -> No
 
 
 def test_devices_are_read_through_the_driver(driver: FakeDriver) -> None:
-    checks = list(fitness._devices((A, B, "GPU-unknown"), None))
-    assert [check.fit for check in checks] == [True, True, False]
-    assert "the driver says nothing of it" in checks[2].found
+    found = list(checks._devices((A, B, "GPU-unknown"), None))
+    assert [check.fit for check in found] == [True, True, False]
+    assert "the driver says nothing of it" in found[2].found
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_trial_that_hangs_is_killed_and_one_that_dies_says_how() -> None:
 def test_two_processes_exchange_numbers_and_time_it() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from torchloom.agent.preparing import free_port
+    from torchloom.agent.preparation import free_port
 
     port = str(free_port("127.0.0.1"))
     with ThreadPoolExecutor(2) as both:

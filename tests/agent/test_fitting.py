@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.fitting import Birth, Cold, Target, fit
-from torchloom.agent.words import Begin
+from torchloom.agent.supervisor.fork_check import ColdStart, ParentEnvironment, Target, fit
+from torchloom.agent.supervisor.protocol import Begin
 
 ENV = {"HOME": "/root", "OMP_NUM_THREADS": "4", "RANK": "0"}
 PYTHON = "/venv/bin/python"
 
 
-def birth(*flags: str, env: dict[str, str] = ENV, cwd: str = "/") -> Birth:
-    return Birth(PYTHON, flags, env, cwd, tuple(sys.path))
+def birth(*flags: str, env: dict[str, str] = ENV, cwd: str = "/") -> ParentEnvironment:
+    return ParentEnvironment(PYTHON, flags, env, cwd, tuple(sys.path))
 
 
 def begin(*argv: str, env: dict[str, str] = ENV, cwd: str = "/", python: str = PYTHON) -> Begin:
     return Begin(key="k", argv=(python, *argv), env=env, cwd=cwd, stdout="/o", stderr="/e")
 
 
-def why(order: Begin, keeper: Birth | None = None) -> str:
-    with pytest.raises(Cold) as cold:
+def why(order: Begin, keeper: ParentEnvironment | None = None) -> str:
+    with pytest.raises(ColdStart) as cold:
         fit(order, keeper or birth())
     return str(cold.value)
 

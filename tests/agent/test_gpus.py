@@ -13,9 +13,9 @@ import pynvml
 import pytest
 
 from tests.agent.nvml.fake import DOUBLE_BIT_ECC, A, B, FakeDriver
-from torchloom.agent import gpus as module
-from torchloom.agent.gpus import Gpus, Happened, Seen, throttling
-from torchloom.threadlet.probe import gpu_uuids
+from torchloom.agent.monitor import gpus as module
+from torchloom.agent.monitor.gpus import Gpus, Happened, Seen, throttling
+from torchloom.threadlet.process.hardware import gpu_uuids
 
 
 class Watched:
@@ -63,7 +63,7 @@ def test_everything_a_gpu_tells_is_read(driver: FakeDriver, watched: Watched) ->
     assert (reading.device, reading.name, reading.utilisation) == (A, "Fake-A100", 97.0)
     assert (reading.memory_mb, reading.memory_total_mb) == (40960.0, 81920.0)
     assert (reading.temperature, reading.power_watts, reading.ecc_errors) == (65.0, 312.5, 0)
-    assert reading.throttled == "hardware slowdown, hardware thermal slowdown, power cap"
+    assert reading.throttled == ("hardware slowdown", "hardware thermal slowdown", "power cap")
     assert [seen.device for seen in watched.gpus.look()] == [A, B]
 
 
@@ -171,7 +171,7 @@ def test_a_gpu_without_events_is_read_all_the_same(driver: FakeDriver) -> None:
 def test_without_a_driver_there_is_nothing_and_nothing_fails() -> None:
     """In a process whose loader finds no library, as on most machines: a driver that is there would be found."""
     code = (
-        "import time, threading; from torchloom.agent.gpus import Gpus\n"
+        "import time, threading; from torchloom.agent.monitor.gpus import Gpus\n"
         "before = threading.active_count(); gpus = Gpus(('GPU-1',)); gpus.start()\n"
         "end = time.monotonic() + 60\n"
         "while threading.active_count() > before and time.monotonic() < end: time.sleep(0.01)\n"
@@ -182,7 +182,7 @@ def test_without_a_driver_there_is_nothing_and_nothing_fails() -> None:
     assert (done.stdout, done.stderr) == ("0 () ()\n0\n", "")
 
 
-def test_reasons_to_run_slower_in_words() -> None:
-    assert throttling(0) == ""
-    assert throttling(0x1 | 0x2) == ""
-    assert throttling(0x80 | 0x20) == "power brake, thermal slowdown"
+def test_reasons_to_run_slower() -> None:
+    assert throttling(0) == ()
+    assert throttling(0x1 | 0x2) == ()
+    assert throttling(0x80 | 0x20) == ("power brake", "thermal slowdown")

@@ -11,14 +11,24 @@ import pytest
 from tests.agent.nvml.fake import A, B, FakeDriver
 from tests.agent.stand import until
 from tests.flow.plane import Plane, plane
-from torchloom.agent.gpus import Happened, Seen
-from torchloom.agent.health import UNTHROTTLED_SECONDS, XID_SECONDS, Health, HealthFact, Known, Limits, judge
+from torchloom.agent.monitor.gpu_health import (
+    UNTHROTTLED_SECONDS,
+    XID_SECONDS,
+    GpuHealth,
+    HealthFact,
+    Known,
+    Limits,
+    judge,
+)
+from torchloom.agent.monitor.gpus import Happened, Seen
+from torchloom.agent.monitor.xids import XIDS, explain, told
 from torchloom.agent.node import Node
-from torchloom.agent.xids import XIDS, explain, told
-from torchloom.bus.client import connect, find
-from torchloom.bus.log import read_log
-from torchloom.messages import ALL_OVER, DeviceFailed, DeviceWarned, Fact, Reading, decode_fact
-from torchloom.subjects import INBOX_STREAM, Role
+from torchloom.bus.connection import connect, find
+from torchloom.bus.log_reader import read_log
+from torchloom.protocol.codec import decode_fact
+from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceWarned, Fact
+from torchloom.protocol.node import Reading
+from torchloom.protocol.subjects import INBOX_STREAM, Role
 
 GPU = "GPU-1"
 FATAL = [number for number, xid in XIDS.items() if xid.fatal]
@@ -127,12 +137,12 @@ def test_a_hot_device_is_hot_until_it_is_five_degrees_cooler() -> None:
 
 def test_throttling_by_the_hardware_is_told_once_however_often_it_comes_and_goes() -> None:
     one = Judge()
-    assert one.look(throttled="power cap, thermal slowdown") == []
-    assert one.look(throttled="hardware slowdown, power cap") == ["throttled: hardware slowdown"]
+    assert one.look(throttled=("power cap", "thermal slowdown")) == []
+    assert one.look(throttled=("hardware slowdown", "power cap")) == ["throttled: hardware slowdown"]
     for _ in range(3):
         one.now += UNTHROTTLED_SECONDS - 1
         assert one.look() == []
-        assert one.look(throttled="power brake") == []
+        assert one.look(throttled=("power brake",)) == []
     one.now += UNTHROTTLED_SECONDS + 1
     assert one.look(silent=1.0) == ["silent: the driver has not answered for 1 s"]
     assert one.look() == ["throttled over", "silent over"]
@@ -147,7 +157,7 @@ def test_a_driver_that_does_not_answer_is_told_of_until_it_does() -> None:
 
 def test_nothing_new_is_told_of_a_device_that_cannot_be_read() -> None:
     one = Judge()
-    one.look(temperature=95.0, throttled="power brake")
+    one.look(temperature=95.0, throttled=("power brake",))
     one.now += 10 * UNTHROTTLED_SECONDS
     known, facts = judge(one.known, (Seen(GPU),), (), Limits(90.0), one.now)
     assert (facts, set(known[GPU].warned)) == ((), {"hot", "throttled"})
@@ -181,7 +191,7 @@ async def test_facts_wait_until_the_server_can_keep_them_and_are_told_in_order_o
     async with plane(tmp_path / "state", weaver=False) as up:
         client = await connect(find(up.settings, Role.AGENT), name="agent")
         node = Node("n1", "127.0.0.1", 1, 1, (A, B))
-        health = Health(client, node, "0" * 24)
+        health = GpuHealth(client, node, "0" * 24)
         watching = asyncio.create_task(health.watch())
         try:
             await until(lambda: len(health.readings()) == 2)
@@ -209,7 +219,7 @@ async def test_facts_wait_until_the_server_can_keep_them_and_are_told_in_order_o
 async def test_where_there_are_no_gpus_nobody_watches(tmp_path: Path) -> None:
     async with plane(tmp_path / "state", weaver=False) as up:
         client = await connect(find(up.settings, Role.AGENT), name="agent")
-        health = Health(client, Node("n1", "127.0.0.1", 1, 1, ()), "0" * 24)
+        health = GpuHealth(client, Node("n1", "127.0.0.1", 1, 1, ()), "0" * 24)
         await health.watch()
         assert health.readings() == ()
         await client.close()

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from tests.agent.stand import ENV, SECONDS, Stand, lives, until
-from torchloom.agent.link import KeeperGone, KeeperLink, Keeping
-from torchloom.agent.shelf import Shelf
-from torchloom.agent.words import Begin
+from torchloom.agent.supervisor.exit_records import ExitRecordStore
+from torchloom.agent.supervisor.protocol import Begin
+from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone, SupervisorOptions
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
 
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -48,7 +48,7 @@ async def test_an_end_is_told_and_written_down_until_it_is_forgotten(stand: Stan
     assert (life.ended.code, life.ended.signal, life.ended.lost) == (3, None, False)
     assert life.ended.at >= life.begun.at
     assert json.loads((folder / f"{key}.end.json").read_bytes())["code"] == 3
-    assert Shelf(folder).read()[key].ended == life.ended
+    assert ExitRecordStore(folder).read()[key].ended == life.ended
     assert [kept.ended for kept in (await stand.link.look()).kept] == [life.ended]
     stand.link.forget(key)
     assert (await stand.link.look()).kept == ()
@@ -205,7 +205,7 @@ async def test_many_starts_leave_no_zombie_no_descriptor_and_no_file(light: Stan
 async def test_a_folder_too_deep_for_a_socket_address_works(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     folder = tmp_path.joinpath(*["a-rather-long-name-of-a-folder"] * 6)
-    await stand.start(folder, Keeping(tied=True, env=ENV))
+    await stand.start(folder, SupervisorOptions(tied=True, env=ENV))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "keeper.sock").stat().st_mode) == 0o600
     stand.script("")
@@ -219,21 +219,21 @@ async def test_a_folder_too_deep_for_a_socket_address_works(tmp_path: Path) -> N
 
 async def test_a_folder_has_one_keeper(stand: Stand) -> None:
     with pytest.raises(AlreadyUp):
-        await Stand(stand.home).start(stand.link.folder, Keeping(tied=True, env=ENV))
+        await Stand(stand.home).start(stand.link.folder, SupervisorOptions(tied=True, env=ENV))
     stand.script("")
     await stand.live("train.py")
 
 
 async def test_a_keeper_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="/no/python"):
-        await Stand(tmp_path).start(tmp_path / "keeper", Keeping(python="/no/python"))
+        await Stand(tmp_path).start(tmp_path / "keeper", SupervisorOptions(python="/no/python"))
     with pytest.raises(TorchLoomError, match="No module named 'torchloom'"):
-        await Stand(tmp_path).start(tmp_path / "keeper", Keeping(tied=True, flags=("-S",), env=ENV))
+        await Stand(tmp_path).start(tmp_path / "keeper", SupervisorOptions(tied=True, flags=("-S",), env=ENV))
 
 
 async def test_what_cannot_be_imported_ahead_makes_starts_cold(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
-    await stand.start(tmp_path / "keeper", Keeping(tied=True, preload=("json", "no_such_module"), env=ENV))
+    await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, preload=("json", "no_such_module"), env=ENV))
     stand.script("")
     answer = await stand.link.begin(stand.order("train.py", warm=True))  # asked while it preloads
     assert answer.why_cold == "cannot preload no_such_module: ModuleNotFoundError: No module named 'no_such_module'"  # type: ignore[union-attr]
@@ -248,7 +248,7 @@ async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> No
         "lib/threaded.py",
     )
     env = ENV | {"PYTHONPATH": str(tmp_path / "lib")}
-    await stand.start(tmp_path / "keeper", Keeping(tied=True, preload=("threaded",), env=env))
+    await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, preload=("threaded",), env=env))
     state = await stand.link.settled()
     assert state.why_cold == "preloading has left 1 threads, which do not survive a fork"
     await stand.link.close()
@@ -260,7 +260,7 @@ async def test_a_new_agent_takes_the_place_of_the_old(light_folder: Path, tmp_pa
     await new.find(light_folder)
     await until(lambda: bool(old.gone))
     assert old.gone[0].replaced
-    with pytest.raises(KeeperGone):
+    with pytest.raises(SupervisorGone):
         old.link.signal("any", 15)
     new.script("")
     life = await new.live("train.py")
@@ -322,21 +322,21 @@ async def test_without_its_agent_a_standing_keeper_goes_on_and_is_found_again(tm
 async def test_ranks_die_with_their_keeper_and_the_agent_hears_of_it(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     stand.script(SLEEP)
-    await stand.start(tmp_path / "keeper", Keeping(tied=True, preload=("json",), env=ENV))
+    await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, preload=("json",), env=ENV))
     begun = [await stand.begin(stand.order("train.py", warm=warm)) for warm in (True, False)]
     os.kill(stand.link.state.pid, signal.SIGKILL)
     await until(lambda: bool(stand.gone))
     assert sorted(stand.gone[0].keys) == sorted(rank.key for rank in begun)
     assert not stand.gone[0].replaced
     await until(lambda: not any(lives(rank.pid) for rank in begun))
-    with pytest.raises(KeeperGone):
+    with pytest.raises(SupervisorGone):
         await stand.link.begin(stand.order("train.py"))
     with pytest.raises(Unreachable):
-        await KeeperLink.find(tmp_path / "keeper", print, print)
+        await SupervisorClient.find(tmp_path / "keeper", print, print)
     assert stand.link.process
     assert stand.link.process.wait() == -signal.SIGKILL
     # The next keeper in this folder knows whom the last one took along.
-    await stand.start(tmp_path / "keeper", Keeping(tied=True, env=ENV))
+    await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, env=ENV))
     assert {ended.lost for ended in stand.ends.values()} == {True}
     assert stand.ends.keys() == {rank.key for rank in begun}
     await stand.link.dismiss()
@@ -346,11 +346,11 @@ async def test_a_start_in_flight_fails_when_the_keeper_dies(tmp_path: Path) -> N
     stand = Stand(tmp_path)
     stand.script("import time\ntime.sleep(600)", "lib/slow.py")
     env = ENV | {"PYTHONPATH": str(tmp_path / "lib")}
-    await stand.start(tmp_path / "keeper", Keeping(tied=True, preload=("slow",), env=env))
+    await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, preload=("slow",), env=env))
     start = asyncio.ensure_future(stand.link.begin(stand.order("train.py", warm=True)))
     await asyncio.sleep(0)
     os.kill(stand.link.state.pid, signal.SIGKILL)
-    with pytest.raises(KeeperGone):
+    with pytest.raises(SupervisorGone):
         await start
     assert stand.link.process
     stand.link.process.wait()
@@ -359,7 +359,7 @@ async def test_a_start_in_flight_fails_when_the_keeper_dies(tmp_path: Path) -> N
 async def test_a_terminated_keeper_takes_its_ranks_and_their_children_along(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     stand.script(FAMILY + "time.sleep(600)")
-    await stand.start(tmp_path / "keeper", Keeping(tied=True, env=ENV))
+    await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, env=ENV))
     begin = stand.order("train.py")
     begun = await stand.begin(begin)
     child = int((await stand.line(begin))[0])
@@ -367,6 +367,6 @@ async def test_a_terminated_keeper_takes_its_ranks_and_their_children_along(tmp_
     await until(lambda: bool(stand.gone))
     await until(lambda: not lives(begun.pid) and not lives(child))
     assert stand.ends[begin.key].signal == signal.SIGKILL
-    assert Shelf(stand.link.folder).read()[begin.key].ended == stand.ends[begin.key]
+    assert ExitRecordStore(stand.link.folder).read()[begin.key].ended == stand.ends[begin.key]
     assert stand.link.process
     assert stand.link.process.wait() == 0

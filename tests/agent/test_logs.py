@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from torchloom.agent.attempt import LAUNCH
-from torchloom.agent.logs import find, log_folder
+from torchloom.agent.log_files import find, log_folder
 from torchloom.errors import TorchLoomError
-from torchloom.messages import Launch, LookLines, Place, Task, encode
+from torchloom.protocol.codec import encode
+from torchloom.protocol.job import Task
+from torchloom.protocol.node import Launch, Place
+from torchloom.protocol.queries import LookLines
 
 
 def launch(folder: Path, attempt: int, submitted: float) -> Launch:

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from torchloom.agent import node
-from torchloom.threadlet.names import sanitised
+from torchloom.threadlet.process.identity import sanitised
 
 GPUS = ("GPU-aaaa", "GPU-bbbb", "GPU-cccc")
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from tests.checkpoints.test_search import make
-from torchloom.agent.environment import Ways, rank_environment
-from torchloom.agent.preparing import prepare
-from torchloom.messages import Launch, Place, Prepare, Rollback, Task
+from tests.checkpoints.store.test_search import make
+from torchloom.agent.environment import RankPaths, rank_environment
+from torchloom.agent.preparation import prepare
+from torchloom.protocol.job import Task
+from torchloom.protocol.node import Launch, Place, Prepare, Rollback
 
 
 def order(folder: Path, rollback: Rollback | None = None, attempt: int = 2, **task: str) -> Prepare:
@@ -69,4 +70,4 @@ def test_ranks_are_told_which_batches_to_leave_out() -> None:
     launch = Launch(
         term=1, job="mnist", attempt=2, task=Task(argv=("a.py",)), places=(place,), host="n1", port=1, skip=(101, 103)
     )  # fmt: skip
-    assert rank_environment({}, launch, place, Ways(""))["TORCHLOOM_SKIP"] == "101-103"
+    assert rank_environment({}, launch, place, RankPaths(""))["TORCHLOOM_SKIP"] == "101-103"

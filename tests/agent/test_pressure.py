@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.pressure import host_line, read_pressure
-from torchloom.messages import Pressure
+from torchloom.agent.monitor.pressure import host_line, read_pressure
+from torchloom.protocol.node import Pressure
 
 CPU = "some avg10=40.25 avg60=10.00 avg300=1.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
 MEMORY = "some avg10=9.00 avg60=0.00 avg300=0.00 total=5\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=5\n"

@@ -10,14 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from tests.agent.test_telling import a_note
-from torchloom.agent.output import Output
-from torchloom.agent.replicas import all_told, are_over, group_code, label, replicas
-from torchloom.agent.statusline import how_far
-from torchloom.agent.tale import Tale
-from torchloom.agent.telling import INTERRUPTED
-from torchloom.core.grouping import ADDRESS, FOLDER, parts
+from torchloom.core.torchft.replica_groups import ADDRESS, FOLDER, parts
+from torchloom.launcher.rank_output import Output
+from torchloom.launcher.run_progress import RunProgress
+from torchloom.launcher.status_line import how_far
 from torchloom.lighthouse.options import add_options, read_options
-from torchloom.messages import AttemptNote, JobView, RunView, Task, Torchft
+from torchloom.protocol.job import Task, Torchft
+from torchloom.protocol.run_records import AttemptNote
+from torchloom.protocol.views import JobView, RunView
+from torchloom.views.job_runs import INTERRUPTED
+from torchloom.views.replica_runs import all_told, are_over, group_code, label, replicas
 
 
 def a_replica(part: object, phase: str = "running", min_replicas: int = 1, **more: object) -> RunView:
@@ -108,7 +110,7 @@ def test_the_words_of_a_lighthouse_are_those_that_it_understands() -> None:
 
 def test_a_replica_that_begins_again_heals_from_the_others() -> None:
     said: list[str] = []
-    tale = Tale(said.append)
+    tale = RunProgress(said.append)
     run = a_replica(1, "submitted", waiting="its lighthouse")
     tale.go_on(run)
     tale.go_on(run)
@@ -128,7 +130,7 @@ def test_a_replica_that_begins_again_heals_from_the_others() -> None:
 
 def test_one_that_is_alone_begins_from_a_checkpoint_or_anew() -> None:
     said: list[str] = []
-    tale = Tale(said.append, lambda: {"step-9": "torn"})
+    tale = RunProgress(said.append, lambda: {"step-9": "torn"})
     run = replace(alone("running", (a_note(1), a_note(2))), attempt=2)
     tale.go_on(replace(run, resume="/kept/step-8", resume_step=8))
     assert said == [
@@ -137,7 +139,7 @@ def test_one_that_is_alone_begins_from_a_checkpoint_or_anew() -> None:
         "step-9 is passed over: torn",
     ]
     said.clear()
-    Tale(said.append).go_on(replace(run, task=replace(run.task, checkpoint_dir="kept")))
+    RunProgress(said.append).go_on(replace(run, task=replace(run.task, checkpoint_dir="kept")))
     assert said == ["attempt 2 begins anew: no checkpoint in kept"]
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.scratch import LOCK, remove_abandoned, scratch
+from torchloom.launcher.scratch_folder import LOCK, remove_abandoned, scratch
 
 OWNER = """
 import sys, time
-from torchloom.agent.scratch import scratch
+from torchloom.launcher.scratch_folder import scratch
 with scratch("loom-test-") as folder:
     print(folder, flush=True)
     time.sleep(600)

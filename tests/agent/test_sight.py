@@ -13,9 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.sight import LOOK_SECONDS, Sight, process_state, processor_seconds, turns, waits_for_a_page
-from torchloom.messages import RankStatus
-from torchloom.page import Page, View
+from torchloom.agent.monitor.rank_probe import (
+    LOOK_SECONDS,
+    RankProbe,
+    process_state,
+    processor_seconds,
+    turns,
+    waits_for_a_page,
+)
+from torchloom.protocol.node import RankStatus
+from torchloom.shared.liveness_page import Page, View
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 RANK = """
@@ -51,7 +58,7 @@ for line in sys.stdin:
 class Held:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        self.sight = Sight(process.pid)
+        self.sight = RankProbe(process.pid)
 
     def say(self, word: str) -> str:
         assert self.process.stdin is not None
@@ -60,7 +67,7 @@ class Held:
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 
-    def until(self, what: Callable[[Sight], object]) -> None:
+    def until(self, what: Callable[[RankProbe], object]) -> None:
         """Look, as an agent does, until it is so."""
         end = time.monotonic() + 90
         while not what(self.sight):
@@ -183,7 +190,7 @@ def test_another_program_in_the_place_of_a_rank_is_not_held() -> None:
 def test_one_that_is_traced_is_neither_frozen_nor_held(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text("7 (a) t 1 1 1 0 -1 4194304 0 0 0 0 150 50 0 0 20 0 1 0 5 0 0\n")
-    sight = Sight(7, tmp_path)
+    sight = RankProbe(7, tmp_path)
     for _ in range(20):
         sight.look(0.2)
     assert (sight.frozen, sight.held) == (0.0, 0.0)
@@ -240,7 +247,7 @@ def test_whoever_waits_for_a_page_of_memory_or_a_disk_is_not_idle(tmp_path: Path
 def test_a_process_without_a_page_is_only_seen_to_be_stopped() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
-        sight = Sight(process.pid)
+        sight = RankProbe(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
         end = time.monotonic() + 90
         while sight.frozen < 0.3:

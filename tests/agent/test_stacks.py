@@ -10,11 +10,11 @@ import subprocess
 import pytest
 
 from tests.agent.test_sight import RANK, held
-from torchloom.agent import stacks as module
-from torchloom.agent.sight import Sight
-from torchloom.agent.stacks import STATES, catches, forced, spy, take
-from torchloom.messages import RankStacks
-from torchloom.page import SIGNAL
+from torchloom.agent.monitor import stacks as module
+from torchloom.agent.monitor.rank_probe import RankProbe
+from torchloom.agent.monitor.stacks import STATES, catches, forced, spy, take
+from torchloom.protocol.facts import RankStacks
+from torchloom.shared.liveness_page import SIGNAL
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 needs_spy = pytest.mark.skipif(spy() is None or os.getuid() != 0, reason="py-spy reads another process only as root")
@@ -27,7 +27,7 @@ def _at_leisure(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, 60.0)
 
 
-def stacks(sight: Sight) -> RankStacks:
+def stacks(sight: RankProbe) -> RankStacks:
     return asyncio.run(take(0, sight, asyncio.Semaphore(1)))
 
 
@@ -106,7 +106,7 @@ def test_a_process_that_does_not_catch_the_signal_is_never_sent_it() -> None:
 def test_of_a_process_that_is_no_interpreter_nothing_can_be_told_but_its_state() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
-        found = stacks(Sight(process.pid))
+        found = stacks(RankProbe(process.pid))
         assert found.how == "none"
         assert found.state.partition("; ")[0] in STATES.values()
         assert process.poll() is None
@@ -118,6 +118,6 @@ def test_of_a_process_that_is_no_interpreter_nothing_can_be_told_but_its_state()
 def test_of_a_process_that_is_gone_that_is_told() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    found = stacks(Sight(process.pid))
+    found = stacks(RankProbe(process.pid))
     assert found.how == "none"
     assert found.state.startswith("gone; ")

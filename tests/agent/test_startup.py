@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.process import STARTUP, with_startup
+from torchloom.agent.supervisor.fork import STARTUP, with_startup
 
 SEEN = """
 import os, subprocess, sys
-from torchloom.threadlet import counting
-print(counting._counter.on, os.environ.get("PYTHONPATH"), any("startup" in part for part in sys.path), flush=True)
+from torchloom.threadlet.process import step_counter
+print(step_counter._counter.on, os.environ.get("PYTHONPATH"), any("startup" in part for part in sys.path), flush=True)
 subprocess.run([sys.executable, "-c", "import sys; print(sys.path); print('torchloom' in sys.modules)"])
 """
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.views.made import incident
-from torchloom.agent.output import Output
-from torchloom.agent.statusline import StatusLine, how_far
-from torchloom.agent.telling import exit_code, summary, told
-from torchloom.messages import AttemptNote, Goodput, JobView, Place, RunView, Task
+from torchloom.launcher.rank_output import Output
+from torchloom.launcher.status_line import StatusLine, how_far
+from torchloom.protocol.job import Task
+from torchloom.protocol.node import Place
+from torchloom.protocol.run_records import AttemptNote
+from torchloom.protocol.views import Goodput, JobView, RunView
+from torchloom.views.job_runs import exit_code, summary, told
 
 LIFE = "0" * 24
 PLACES = tuple(Place(rank=rank, local=rank, node=f"n{rank}", incarnation=LIFE) for rank in range(2))
@@ -55,10 +58,10 @@ def test_after_a_restart_the_end_says_how_much_of_the_time_was_productive() -> N
 
 
 def test_what_was_lost_counts_from_the_first_sign_as_loom_why_counts_it() -> None:
-    killed = a_note(1, stopping=199.0, reason="rank 1 hangs")
+    killed = a_note(1, stopping=199.0, reason="rank 1 hangs", incident="i2")
     run = a_run("done", notes=(killed, a_note(2, ended=230.0)))
-    sign = incident(opened=192.5, lost_seconds=8.5)
-    earlier = incident(opened=50.0, lost_seconds=1.0)
+    sign = incident("i2", opened=192.5, lost_seconds=8.5)
+    earlier = incident("i1", opened=50.0, lost_seconds=1.0)
     assert "8.5 s from its first sign until all ranks ran again" in summary(run, 0.0, [sign, earlier])
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.views.made import rank
-from torchloom.agent.unknown import COUNTED, NOTHING, PATIENCE, Unknown, script_of, unknown
-from torchloom.messages import RankView, Task
+from torchloom.launcher.unattached_hint import COUNTED, NOTHING, PATIENCE, UnattachedHint, script_of, unknown
+from torchloom.protocol.job import Task
+from torchloom.protocol.views import RankView
 
 ATTACHED, COUNTING, GONE = rank(), rank(number=1, counted=True), rank(number=2, counted=True, presence="dead")
 
@@ -28,7 +29,7 @@ def test_what_is_not_known(ranks: list[RankView], seconds: float, what: str, ove
 
 def test_it_is_said_once_without_a_claim_about_the_script_and_corrected_if_steps_come_late() -> None:
     said: list[str] = []
-    teller = Unknown("train", "train.py", said.append)
+    teller = UnattachedHint("train", "train.py", said.append)
     for seconds in (0, PATIENCE, PATIENCE + 1):
         teller._judge([], seconds)
     teller._judge([COUNTING], PATIENCE + 2)

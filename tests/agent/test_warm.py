@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from tests.agent.stand import Stand
-from torchloom.agent.words import Begun
+from torchloom.agent.supervisor.protocol import Begun
 
 
 async def test_torch_is_there_already_and_computes(torch_stand: Stand) -> None:
@@ -91,7 +91,7 @@ async def test_a_rank_cannot_have_other_thread_counts_than_its_keeper(torch_stan
 
 
 async def test_the_error_torch_records_is_found(torch_stand: Stand) -> None:
-    from torchloom.agent.evidence import last_lines, raised, recorded_error, summary
+    from torchloom.agent.monitor.exit_evidence import last_lines, raised, recorded_error, summary
 
     torch_stand.script("""
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -112,11 +112,11 @@ async def test_a_rank_of_ours_has_its_optimizer_steps_counted(torch_stand: Stand
     torch_stand.script("""
 import torch
 from torch.optim import optimizer
-from torchloom.threadlet import counting
+from torchloom.threadlet.process.step_counter import _counter
 model = torch.nn.Linear(1, 1)
-print(len(optimizer._global_optimizer_post_hooks), counting._counter.over)
+print(len(optimizer._global_optimizer_post_hooks), _counter.over)
 torch.optim.SGD(model.parameters()).step()
-print(optimizer.__spec__.loader is optimizer.__loader__, type(optimizer.__loader__).__name__, counting._counter.over)
+print(optimizer.__spec__.loader is optimizer.__loader__, type(optimizer.__loader__).__name__, _counter.over)
 """)
     env = {"TORCHLOOM_LAUNCHER": "loom", "TORCHLOOM_OFF": "1"}
     life = await torch_stand.live("train.py", warm=warm, env=env)

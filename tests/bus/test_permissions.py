@@ -15,13 +15,13 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom.bus.authority import ensure_authority
-from torchloom.bus.client import connect, find
-from torchloom.bus.folder import write_private
-from torchloom.bus.server import EmbeddedServer
+from torchloom.bus.connection import connect, find
+from torchloom.bus.nats_server import EmbeddedServer
+from torchloom.bus.state_folder import write_private
 from torchloom.errors import BadState
-from torchloom.messages import RankId
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.subjects import STREAMS, SUBJECTS, Role, inbox_prefix
 from torchloom.settings import Settings
-from torchloom.subjects import STREAMS, SUBJECTS, Role, inbox_prefix
 
 ME = RankId("mnist", "hi", 0)
 OTHERS = (RankId("mnist", "hi", 1), RankId("mnist", "ho", 0), RankId("other", "hi", 0))

@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 
 from torchloom.bus import tls
-from torchloom.bus.client import connect, find
-from torchloom.bus.folder import Folder
-from torchloom.bus.server import EmbeddedServer, Listen
+from torchloom.bus.connection import connect, find
+from torchloom.bus.nats_server import EmbeddedServer, Listen
+from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.tls import covers, ensure_tls, expires, names_of
 from torchloom.errors import BadState
+from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
-from torchloom.subjects import Role
 
 SHORT = tls.RENEW - timedelta(days=1)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "state")
+def folder(tmp_path: Path) -> StateFolder:
+    return StateFolder(tmp_path / "state")
 
 
-def test_made_once_and_then_kept(folder: Folder) -> None:
+def test_made_once_and_then_kept(folder: StateFolder) -> None:
     cert, key = ensure_tls(folder, "10.1.2.3")
     before = (cert.read_bytes(), key.read_bytes(), (folder.tls / "ca.pem").read_bytes())
     assert ensure_tls(folder, "10.1.2.3") == (cert, key)
@@ -35,14 +35,14 @@ def test_made_once_and_then_kept(folder: Folder) -> None:
     assert timedelta(days=364) < expires(cert) - datetime.now(UTC) <= timedelta(days=365)
 
 
-def test_every_file_is_private(folder: Folder) -> None:
+def test_every_file_is_private(folder: StateFolder) -> None:
     ensure_tls(folder, "10.1.2.3")
     files = list(folder.tls.iterdir())
     assert {file.name for file in files} == {"ca.pem", "ca.key", "server.pem", "server.key"}
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
 
 
-def test_a_new_host_gets_a_new_certificate_of_the_same_authority(folder: Folder) -> None:
+def test_a_new_host_gets_a_new_certificate_of_the_same_authority(folder: StateFolder) -> None:
     cert, _ = ensure_tls(folder, "10.1.2.3")
     authority = (folder.tls / "ca.pem").read_bytes()
     assert not covers(cert, "node7.example.org")
@@ -54,7 +54,7 @@ def test_a_new_host_gets_a_new_certificate_of_the_same_authority(folder: Folder)
 
 @pytest.mark.parametrize("lasts", [SHORT, timedelta(seconds=-5)])
 def test_a_certificate_about_to_end_is_renewed(
-    folder: Folder, lasts: timedelta, monkeypatch: pytest.MonkeyPatch
+    folder: StateFolder, lasts: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(tls, "VALID", lasts)
@@ -64,7 +64,7 @@ def test_a_certificate_about_to_end_is_renewed(
     assert expires(cert) > old + timedelta(days=300)
 
 
-def test_a_damaged_certificate_is_made_anew_and_a_damaged_authority_is_said(folder: Folder) -> None:
+def test_a_damaged_certificate_is_made_anew_and_a_damaged_authority_is_said(folder: StateFolder) -> None:
     cert, _ = ensure_tls(folder, "10.1.2.3")
     cert.write_bytes(b"rubbish")
     ensure_tls(folder, "10.1.2.3")
@@ -79,7 +79,9 @@ def test_listening_everywhere_names_every_address_but_not_the_wildcard() -> None
     assert {"127.0.0.1", "localhost"} <= set(names_of("0.0.0.0"))
 
 
-async def test_a_client_that_trusts_our_authority_gets_in_and_another_does_not(folder: Folder, tmp_path: Path) -> None:
+async def test_a_client_that_trusts_our_authority_gets_in_and_another_does_not(
+    folder: StateFolder, tmp_path: Path
+) -> None:
     cert, key = ensure_tls(folder, "127.0.0.1")
     server = EmbeddedServer(folder, Listen(port=0, cert=cert, key=key))
     endpoint = server.start()
@@ -88,7 +90,7 @@ async def test_a_client_that_trusts_our_authority_gets_in_and_another_does_not(f
         client = await connect(find(Settings(state=str(folder.path)), Role.VIEWER), name="trusting")
         assert client.is_connected
         await client.close()
-        foreign = Folder(tmp_path / "foreign")
+        foreign = StateFolder(tmp_path / "foreign")
         ensure_tls(foreign, "127.0.0.1")
         distrusting = Settings(state=str(folder.path), tls_ca=str(foreign.tls / "ca.pem"))
         with pytest.raises(BadState, match="TLS"):
@@ -108,7 +110,7 @@ def test_without_cryptography_the_remedy_is_said(tmp_path: Path) -> None:
     assert "pip install 'torchloom[tls]'" in done.stderr
 
 
-def test_a_command_over_tls_says_nothing_but_its_answer(folder: Folder) -> None:
+def test_a_command_over_tls_says_nothing_but_its_answer(folder: StateFolder) -> None:
     cert, key = ensure_tls(folder, "127.0.0.1")
     server = EmbeddedServer(folder, Listen(port=0, cert=cert, key=key))
     server.start()

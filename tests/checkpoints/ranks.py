@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tests.checkpoints.training import Plan, Training
+from tests.fork_server import FORKS
 from torchloom.errors import TorchLoomError
 
 Given = ParamSpec("Given")
@@ -26,26 +26,14 @@ Told = TypeVar("Told")
 PATIENCE = 100
 """Seconds after which a rank that does not answer is taken to hang."""
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(
-    [
-        "pytest",
-        "torch._dynamo",
-        "torch.distributed.fsdp",
-        "torch.distributed.tensor.parallel",
-        "torchloom.checkpoints.checkpoints",
-        "torchloom.checkpoints.gathering",
-    ]
-)
-
 
 class Rank:
     """One process, from outside."""
 
     def __init__(self, rank: int, size: int, meeting: Path, plan: Plan) -> None:
         self.rank = rank
-        self._line, theirs = _processes.Pipe()
-        self._process = _processes.Process(target=_live, args=(rank, size, meeting, plan, theirs), daemon=True)
+        self._line, theirs = FORKS.Pipe()
+        self._process = FORKS.Process(target=_live, args=(rank, size, meeting, plan, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -64,7 +52,11 @@ class Rank:
         if not self._line.poll(PATIENCE):
             os.kill(self.pid, signal.SIGUSR1)  # prints where it stands
             raise AssertionError(f"rank {self.rank} hangs")
-        return self._line.recv()
+        try:
+            return self._line.recv()
+        except EOFError:
+            self._process.join()
+            raise AssertionError(f"rank {self.rank} died: exit code {self._process.exitcode}") from None
 
     def kill(self) -> None:
         self._process.kill()
@@ -135,6 +127,7 @@ def _live(rank: int, size: int, meeting: Path, plan: Plan, line: Connection) -> 
     import torch
     import torch.distributed as dist
 
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     if size:

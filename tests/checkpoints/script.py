@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
-from torchloom.checkpoints.checkpoints import Checkpoints
+from torchloom.checkpoints.api import Checkpoints
 
 STEPS = 40
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], schedulers.LRScheduler]] = {

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.checkpoints.test_state import assert_equal
-from torchloom.checkpoints.checkpoints import Checkpoints
+from torchloom.checkpoints.api import Checkpoints
 from torchloom.errors import BadState
 
 

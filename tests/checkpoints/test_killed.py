@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.victims import CALLS, counted, leftovers, run, save_three, save_twice, value_of, why_untraceable
-from torchloom.checkpoints import draft, single
-from torchloom.checkpoints.locks import WriterLock
-from torchloom.checkpoints.search import latest
+from torchloom.checkpoints import single_file
+from torchloom.checkpoints.store import commit
+from torchloom.checkpoints.store.locks import WriterLock
+from torchloom.checkpoints.store.search import latest
 
 UNTRACEABLE = why_untraceable()
 traced = pytest.mark.skipif(bool(UNTRACEABLE), reason=UNTRACEABLE)
@@ -28,13 +29,13 @@ def found(folder: Path) -> tuple[int, float]:
     """The newest that is whole: its step, and which state it holds."""
     newest, rejected = latest(folder)
     assert rejected == {}
-    return newest.step, value_of(single.read(newest.path / single.FILE)["state"])
+    return newest.step, value_of(single_file.read(newest.path / single_file.FILE)["state"])
 
 
 def clean_as_the_next_writer(folder: Path) -> None:
     lock = WriterLock(folder)
     assert lock.first
-    draft.clean(folder)
+    commit.clean(folder)
     lock.release()
 
 
@@ -130,14 +131,14 @@ def test_where_names_cannot_be_swapped_a_failing_rename_leaves_the_last_one_in_p
     assert "Input/output error" in error
     assert (left, newest) == ([], 1.0)
     assert after == ["", [], 3.0]
-    assert value_of(single.read(tmp_path / "runs" / "step-1" / single.FILE)["state"]) == 1.0
+    assert value_of(single_file.read(tmp_path / "runs" / "step-1" / single_file.FILE)["state"]) == 1.0
 
 
 FULL = """
 import sys, torch
 from pathlib import Path
 from tests.checkpoints.victims import leftovers, state, value_of
-from torchloom.checkpoints.checkpoints import Checkpoints
+from torchloom.checkpoints.api import Checkpoints
 folder = Path(sys.argv[1])
 checkpoints = Checkpoints(folder / "runs")
 checkpoints.save(1, state(1.0))

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from tests.checkpoints.ranks import job
 from tests.checkpoints.training import Plan, Training
-from torchloom.checkpoints import manifest as manifests
-from torchloom.checkpoints.gathering import read_metadata
-from torchloom.checkpoints.manifest import Damaged
-from torchloom.checkpoints.search import latest
-from torchloom.checkpoints.verify import describe, verify
+from torchloom.checkpoints.sharded_load import read_metadata
+from torchloom.checkpoints.store import manifest as manifests
+from torchloom.checkpoints.store.search import latest
+from torchloom.checkpoints.store.verification import describe, verify
+from torchloom.errors import Damaged
 
 
 @pytest.fixture(scope="module")

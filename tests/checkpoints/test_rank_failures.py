@@ -13,8 +13,8 @@ import pytest
 from tests.checkpoints.ranks import Job, job
 from tests.checkpoints.test_ranks import visible
 from tests.checkpoints.training import Kind, Plan, Training
-from torchloom.checkpoints.locks import WriterLock
-from torchloom.checkpoints.search import latest
+from torchloom.checkpoints.store.locks import WriterLock
+from torchloom.checkpoints.store.search import latest
 from torchloom.errors import AlreadyUp, BadInput, BadState
 
 

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.checkpoints.ranks import job
 from tests.checkpoints.training import Kind, Plan, Training, digests
-from torchloom.checkpoints.search import latest
+from torchloom.checkpoints.store.search import latest
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,7 @@ def test_a_group_that_is_left_right_after_save_does_not_stop_it(tmp_path: Path) 
     assert latest(tmp_path)[0].step == 2
 
 
+@pytest.mark.long
 def test_an_interpreter_that_ends_right_after_save_ends_when_it_is_written(tmp_path: Path) -> None:
     script = f"""
 import sys, torch, torch.distributed as dist, torchloom

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler as schedulers
 from tests.checkpoints.script import SCHEDULES, train
 from tests.checkpoints.test_state import assert_equal
 from tests.checkpoints.victims import run
-from torchloom.checkpoints.checkpoints import Checkpoints
+from torchloom.checkpoints.api import Checkpoints
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ import pytest
 import torch
 
 from tests.checkpoints.victims import leftovers, run, state, value_of
-from torchloom.checkpoints.checkpoints import Checkpoints
-from torchloom.checkpoints.locks import PRUNER, WriterLock
+from torchloom.checkpoints import threadlet_bridge
+from torchloom.checkpoints.api import Checkpoints
+from torchloom.checkpoints.store.locks import PRUNER, WriterLock
 from torchloom.errors import AlreadyUp, BadInput, BadState
+from torchloom.protocol.knob_values import Value
+from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 
 
 def saved(checkpoints: Checkpoints, steps: Any) -> list[int]:
@@ -201,7 +204,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, wrong: dict[str, Any]) 
 
 SCRIPT = """
 import atexit, json, os, sys, torch
-from torchloom.checkpoints.checkpoints import Checkpoints
+from torchloom.checkpoints.api import Checkpoints
 torch.set_num_threads(1)
 codes = {}
 for name, how in json.loads(sys.argv[2]).items():
@@ -291,3 +294,58 @@ def test_closed_it_can_be_opened_again(tmp_path: Path) -> None:
     assert run(take, tmp_path) == 5
     checkpoints.close()
     assert steps(tmp_path) == [1, 2]
+
+
+# ── what is told of it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Listener:
+    """A threadlet that remembers what it is told."""
+
+    job, rank, incarnation = "mnist", 0, "1" * 24
+
+    def __init__(self) -> None:
+        self.news: list[Saved | SaveFailed | Resumed] = []
+
+    def keep(self, kept: threadlet_bridge.CheckpointPort) -> None:
+        pass
+
+    def tell(self, news: Saved | SaveFailed | Resumed) -> None:
+        self.news.append(news)
+
+    def values(self) -> dict[str, Value]:
+        return {}
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = Listener()
+    threadlet_bridge.register_threadlet(listener)
+    yield listener
+    threadlet_bridge.unregister_threadlet(listener)
+
+
+@pytest.mark.parametrize(
+    ("in_the_way", "error"),
+    [
+        (lambda folder: folder.write_text(""), "OSError ENOTDIR"),
+        (lambda folder: folder.symlink_to(folder), "OSError ELOOP"),
+    ],
+)
+def test_saves_that_fail_alike_are_told_with_the_same_word(
+    tmp_path: Path, listener: Listener, in_the_way: Callable[[Path], object], error: str
+) -> None:
+    in_the_way(tmp_path / "runs")
+    with Checkpoints(tmp_path / "runs" / "a") as checkpoints:
+        saved(checkpoints, [1, 2])
+    failed = [news for news in listener.news if isinstance(news, SaveFailed)]
+    assert [(news.step, news.error) for news in failed] == [(1, error), (2, error)]

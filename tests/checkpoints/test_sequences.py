@@ -12,13 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.checkpoints.victims import leftovers
 from tests.examples import examples
-from torchloom.checkpoints import draft
-from torchloom.checkpoints import manifest as manifests
-from torchloom.checkpoints.locks import WriterLock
-from torchloom.checkpoints.manifest import Manifest, folder_name
-from torchloom.checkpoints.retention import Keep, prune
-from torchloom.checkpoints.search import NoValidCheckpoint, latest
-from torchloom.checkpoints.sink import Sink
+from torchloom.checkpoints.store import commit
+from torchloom.checkpoints.store import manifest as manifests
+from torchloom.checkpoints.store.checksums import ChecksummedFile
+from torchloom.checkpoints.store.locks import WriterLock
+from torchloom.checkpoints.store.manifest import Manifest, folder_name
+from torchloom.checkpoints.store.retention import Keep, prune
+from torchloom.checkpoints.store.search import latest
+from torchloom.errors import NoValidCheckpoint
 
 STEPS = st.integers(0, 30)
 SIZE = 40
@@ -42,8 +43,8 @@ class Folder(RuleBasedStateMachine):
         """A draft with its file written."""
         self.count += 1
         content = self.count.to_bytes(4, "big") * (SIZE // 4)
-        path = draft.begin(self.folder, step, draft.new_id())
-        with Sink(path / "state.pt", chunk=16) as sink:
+        path = commit.begin(self.folder, step, commit.new_id())
+        with ChecksummedFile(path / "state.pt", chunk=16) as sink:
             sink.write(content)
             entry = sink.finish()
         return path, content, Manifest(step=step, files=(entry,), created=self.now)
@@ -55,7 +56,7 @@ class Folder(RuleBasedStateMachine):
     @rule(step=STEPS)
     def save(self, step: int) -> None:
         path, content, manifest = self.begin(step)
-        draft.commit(path, manifest)
+        commit.commit(path, manifest)
         self.whole[step] = content
         self.damaged.discard(step)
 
@@ -63,7 +64,7 @@ class Folder(RuleBasedStateMachine):
     def is_killed_midway(self, step: int, sealed: bool, size: int) -> None:
         path, content, manifest = self.begin(step)
         if sealed:
-            draft.write_durably(path / manifests.NAME, manifests.encode(manifest))
+            commit.write_durably(path / manifests.NAME, manifests.encode(manifest))
         else:
             (path / "state.pt").write_bytes(content[:size])
 
@@ -71,7 +72,7 @@ class Folder(RuleBasedStateMachine):
     @rule(data=st.data())
     def is_killed_while_deleting(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(sorted(self.whole)))
-        (self.folder / folder_name(step)).rename(draft.hidden(self.folder, "deleting", step))
+        (self.folder / folder_name(step)).rename(commit.hidden(self.folder, "deleting", step))
         del self.whole[step]
 
     @precondition(lambda self: self.whole)
@@ -115,7 +116,7 @@ class Folder(RuleBasedStateMachine):
     @rule()
     def the_next_writer_comes(self) -> None:
         lock = WriterLock(self.folder)
-        draft.clean(self.folder)
+        commit.clean(self.folder)
         lock.release()
         assert leftovers(self.folder) == []
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from torchloom.checkpoints.checkpoints import Checkpoints
-from torchloom.checkpoints.copying import Copier
+from torchloom.checkpoints.api import Checkpoints
+from torchloom.checkpoints.staging import StagingBuffers
 from torchloom.errors import BadInput
 
 DTYPES = [
@@ -240,7 +240,7 @@ class Registered:
 def test_an_object_torch_was_told_to_allow_is_saved_as_it_was(tmp_path: Path) -> None:
     with torch.serialization.safe_globals([Registered]):
         thing, text = Registered(1), bytearray(b"before")
-        copied = Copier().copy({"thing": thing, "text": text}).tree
+        copied = StagingBuffers().copy({"thing": thing, "text": text}).tree
         thing.value = 2
         text[:] = b"after"
         assert (copied["thing"].value, copied["text"]) == (1, b"before")

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 import torchloom
-from torchloom.checkpoints import sharded
-from torchloom.checkpoints.saving import Saving
-from torchloom.checkpoints.single import Prepared, Seal
+from torchloom.checkpoints import sharded_save
+from torchloom.checkpoints.pending_save import PendingSave, PreparedSave, SaveInfo
 
 Kind = Literal["plain", "ddp", "fsdp1", "fsdp2", "tensor-parallel"]
 
@@ -36,7 +35,7 @@ class Plan:
     sampler: bool = True
     keep: int | None = None
     busy: Literal["wait", "skip"] = "wait"
-    patience: float = sharded.PATIENCE
+    patience: float = sharded_save.PATIENCE
     """Seconds one rank waits for another that writes nothing."""
     gates: Mapping[int, Path] = field(default_factory=dict)
     """Pipes at which the writers of these ranks stop, with the first piece written, until they are opened."""
@@ -70,7 +69,7 @@ class Training:
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
         self.rank = rank
-        sharded.PATIENCE = plan.patience
+        sharded_save.PATIENCE = plan.patience
         gate = plan.gates.get(rank)
         kind = torchloom.Checkpoints if gate is None else Held
         self.checkpoints = kind(plan.folder, keep=plan.keep, busy=plan.busy)
@@ -215,27 +214,27 @@ class Held(torchloom.Checkpoints):
 
     gate: Path | None = None
 
-    def _write(self, saving: Saving, prepared: Prepared, seal: Seal) -> None:
+    def _write(self, saving: PendingSave, prepared: PreparedSave, info: SaveInfo) -> None:
         gate, self.gate = self.gate, None
-        super()._write(saving, HalfWay(prepared, gate), seal)
+        super()._write(saving, HalfWay(prepared, gate), info)
 
 
 class HalfWay:
-    def __init__(self, prepared: Prepared, gate: Path | None) -> None:
+    def __init__(self, prepared: PreparedSave, gate: Path | None) -> None:
         self._prepared = prepared
         self._gate = gate
         self.layout = prepared.layout
         self.size = prepared.size
         self.release = prepared.release
 
-    def write(self, grown: Callable[[int], None], seal: Seal) -> None:
+    def write(self, grown: Callable[[int], None], info: SaveInfo) -> None:
         def stop(size: int) -> None:
             grown(size)
             gate, self._gate = self._gate, None
             if gate is not None:
                 os.close(os.open(gate, os.O_RDONLY))
 
-        self._prepared.write(stop, seal)
+        self._prepared.write(stop, info)
 
 
 def wrap(model: torch.nn.Sequential, kind: Kind) -> torch.nn.Module:

@@ -7,7 +7,6 @@ itself when it comes to what is to be tried; strace counts the calls of each thr
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -20,23 +19,20 @@ from typing import Any
 
 import torch
 
-from torchloom.checkpoints.checkpoints import Checkpoints
-from torchloom.checkpoints.draft import HIDDEN
+from tests.fork_server import FORKS
+from torchloom.checkpoints.api import Checkpoints
+from torchloom.checkpoints.store.commit import HIDDEN
 
 CALLS = (
     "openat", "mkdir", "mkdirat", "write", "pwrite64", "writev", "fsync", "fdatasync", "close",
     "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir", "ftruncate",
 )  # fmt: skip
 """All by which a save changes anything. A process killed before each of them was killed between any two of them."""
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    ["numpy.random", "torch.utils.serialization.config", "torch._dynamo", __name__, "tests.checkpoints.script"]
-)
 
 
 def run(task: Callable[..., None], *args: object) -> int:
     """What it ended with, in a process of its own."""
-    process = FORKED.Process(target=task, args=args)
+    process = FORKS.Process(target=task, args=args)
     process.start()
     process.join(120)
     assert process.exitcode is not None, "it did not end"
@@ -45,7 +41,7 @@ def run(task: Callable[..., None], *args: object) -> int:
 
 def begin(task: Callable[..., None], *args: object) -> Any:
     """In a process of its own, which goes on."""
-    process = FORKED.Process(target=task, args=args)
+    process = FORKS.Process(target=task, args=args)
     process.start()
     return process
 

@@ -12,27 +12,32 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from torchloom import messages as m
-from torchloom.bus.client import connect, find
+from torchloom.bus.connection import connect, find
+from torchloom.protocol.codec import decode_ask, decode_look, encode
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.operator import Ask, Done, No
+from torchloom.protocol.queries import Look, LookCheckpoints, LookCurves, LookFabric, LookKnobs, LookRuns
+from torchloom.protocol.records import Entry, Record
+from torchloom.protocol.subjects import ASK, LOG, LOG_STREAM, LOOK, Role
+from torchloom.protocol.views import CheckpointsView, CurvesView, FabricView, KnobsView, Point, RunsView
 from torchloom.settings import Settings
-from torchloom.subjects import ASK, LOG, LOG_STREAM, LOOK, Role
 
 
 class Responder:
     """Runs on a thread of its own, as the CLI under test has its own event loop."""
 
-    def __init__(self, settings: Settings, view: m.FabricView) -> None:
+    def __init__(self, settings: Settings, view: FabricView) -> None:
         self.settings = settings
         self.view = view
-        self.curves: tuple[tuple[m.RankId, tuple[m.Point, ...]], ...] = ()
-        self.knobs = m.KnobsView()
-        self.runs = m.RunsView()
-        self.checkpoints: dict[str, m.CheckpointsView] = {}
-        self.answer: m.Done | m.No = m.Done(text="done")
+        self.curves: tuple[tuple[RankId, tuple[Point, ...]], ...] = ()
+        self.knobs = KnobsView()
+        self.runs = RunsView()
+        self.checkpoints: dict[str, CheckpointsView] = {}
+        self.answer: Done | No = Done(text="done")
         self.deaf = 0
         """So many asks to come are heard, but not answered: as if the weaver were killed over them."""
-        self.asked: list[m.Ask] = []
-        self.looked: list[m.Look] = []
+        self.asked: list[Ask] = []
+        self.looked: list[Look] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._client: Client
@@ -54,9 +59,9 @@ class Responder:
     def do(self, work: object) -> object:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)  # type: ignore[arg-type]
 
-    def append(self, *records: m.Record, at: float = 1_800_000_000.0) -> None:
+    def append(self, *records: Record, at: float = 1_800_000_000.0) -> None:
         """Write one entry into the log stream."""
-        self.do(self._append(msgspec.json.encode(m.Entry(term=1, at=at, records=records))))
+        self.do(self._append(msgspec.json.encode(Entry(term=1, at=at, records=records))))
 
     async def _append(self, data: bytes) -> None:
         await self._client.jetstream().publish(LOG.to(), data, timeout=30)
@@ -65,7 +70,7 @@ class Responder:
         self._client = await connect(find(self.settings, Role.WEAVER), name="stand-in", keep_trying=True)
         await self._client.jetstream().add_stream(name=LOG_STREAM.name, subjects=[LOG.to()], allow_direct=True)
         await self._listen()
-        await self._client.request(LOOK.to(), m.encode(m.LookFabric(limit=0)), timeout=30)  # answered: it is up
+        await self._client.request(LOOK.to(), encode(LookFabric(limit=0)), timeout=30)  # answered: it is up
         self.looked.clear()
 
     def leave(self) -> None:
@@ -88,33 +93,33 @@ class Responder:
         await self._client.flush()
 
     async def _look(self, message: Msg) -> None:
-        look = m.decode_look(message.data)
+        look = decode_look(message.data)
         self.looked.append(look)
-        if isinstance(look, m.LookKnobs):
+        if isinstance(look, LookKnobs):
             known = any(job.job == look.job for job in self.view.jobs)
-            await message.respond(m.encode(self.knobs if known else m.KnobsView()))
+            await message.respond(encode(self.knobs if known else KnobsView()))
             return
-        if isinstance(look, m.LookCheckpoints):
-            await message.respond(m.encode(self.checkpoints.get(look.job, m.CheckpointsView(job=look.job))))
+        if isinstance(look, LookCheckpoints):
+            await message.respond(encode(self.checkpoints.get(look.job, CheckpointsView(job=look.job))))
             return
-        if isinstance(look, m.LookRuns):
+        if isinstance(look, LookRuns):
             runs = tuple(run for run in self.runs.runs if look.job in {None, run.job, run.task.part_of})
-            await message.respond(m.encode(m.RunsView(runs=runs, nodes=self.runs.nodes)))
+            await message.respond(encode(RunsView(runs=runs, nodes=self.runs.nodes)))
             return
         end = look.offset + look.limit
-        if isinstance(look, m.LookCurves):
-            await message.respond(m.encode(m.CurvesView(curves=self.curves[look.offset : end], total=len(self.curves))))
+        if isinstance(look, LookCurves):
+            await message.respond(encode(CurvesView(curves=self.curves[look.offset : end], total=len(self.curves))))
         else:
             jobs = tuple(job for job in self.view.jobs if look.job in {None, job.job})
             ranks = tuple(rank for rank in self.view.ranks if look.job in {None, rank.rank.job})
             told = tuple(i for i in self.view.incidents if look.job in {None, i.job} or not i.job)
             told = tuple(i for i in told if look.incident in {None, i.id})
             page = msgspec.structs.replace(self.view, jobs=jobs, ranks=ranks[look.offset : end], incidents=told)
-            await message.respond(m.encode(page))
+            await message.respond(encode(page))
 
     async def _ask(self, message: Msg) -> None:
-        self.asked.append(m.decode_ask(message.data))
+        self.asked.append(decode_ask(message.data))
         if self.deaf:
             self.deaf -= 1
             return
-        await message.respond(m.encode(self.answer))
+        await message.respond(encode(self.answer))

@@ -16,8 +16,10 @@ import pytest
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.made import GPU, LIFE, REPLICA, fabric
-from torchloom.bus.server import EmbeddedServer
-from torchloom.messages import Hello, InboxRead, JobBegan, RankId, RankJoined
+from torchloom.bus.nats_server import EmbeddedServer
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.rank import Hello
+from torchloom.protocol.records import InboxRead, JobBegan, RankJoined
 from torchloom.settings import Settings
 
 DEADLINE = 90.0

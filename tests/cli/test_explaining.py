@@ -11,14 +11,18 @@ from msgspec.structs import replace
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.made import NOW, fabric, incident, job
-from torchloom.cli import names
-from torchloom.cli.launching import _task
+from torchloom.cli import completion_names
 from torchloom.cli.parser import parse
-from torchloom.cli.rules import with_rules
-from torchloom.core.policy import DEFAULTS
+from torchloom.cli.policy_options import with_rules
+from torchloom.cli.verbs.run import _task
+from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.errors import BadInput
-from torchloom.messages import Goodput, LookFabric, Rule, RunsView, RunView, Submit, Task
-from torchloom.rules import FORM
+from torchloom.job.policy_syntax import FORM
+from torchloom.protocol.incident_records import About
+from torchloom.protocol.job import Rule, Task
+from torchloom.protocol.operator import Submit
+from torchloom.protocol.queries import LookFabric
+from torchloom.protocol.views import Goodput, RunsView, RunView
 from torchloom.settings import Settings
 
 SPENT = Goodput(elapsed=100, productive=90, lost={"crash": 10})
@@ -36,10 +40,12 @@ def troubled(weaver: Responder) -> Responder:
         jobs=(job("mnist"), job("bert")),
         incidents=(
             incident("i4", job="bert", what="bert: rank 0 failed", closed=NOW),
-            incident("i3", closed=NOW - 10, opened=NOW - 20, what="mnist: rank 1 failed: killed by SIGKILL"),
-            incident("i2", what="mnist: rank 0 hangs", kind="hang", opened=NOW - 60),
-            incident("i1", job="", subject="GPU-1", what="device GPU-1 failed", stopped="mnist", closed=NOW),
-            incident("i0", job="", subject="GPU-2", what="device GPU-2 failed", closed=NOW),
+            incident("i3", closed=NOW - 10, opened=NOW - 20, short="rank 1 failed: killed by SIGKILL"),
+            incident("i2", short="rank 0 hangs", kind="hang", opened=NOW - 60),
+            incident(
+                "i1", job="", about=About(device="GPU-1"), what="device GPU-1 failed", stopped="mnist", closed=NOW
+            ),
+            incident("i0", job="", about=About(device="GPU-2"), what="device GPU-2 failed", closed=NOW),
         ),
     )
     weaver.runs = RunsView(runs=(a_run(),))
@@ -221,12 +227,12 @@ def test_an_option_of_submit_takes_the_place_of_the_file_s_rule(weaver: Responde
     ],
 )
 def test_rules_are_completed(prefix: str, offered: list[str]) -> None:
-    assert names.complete_rule(prefix) == offered
+    assert completion_names.complete_rule(prefix) == offered
 
 
 def test_jobs_and_incidents_are_completed(troubled: Responder, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from argparse import Namespace
 
     typed = Namespace(state=settings.state)
-    assert names.complete_why("", parsed_args=typed) == ["mnist", "bert", "i4", "i3", "i2", "i1", "i0"]
-    assert names.complete_why("i2", parsed_args=typed) == ["i2"]
+    assert completion_names.complete_why("", parsed_args=typed) == ["mnist", "bert", "i4", "i3", "i2", "i1", "i0"]
+    assert completion_names.complete_why("i2", parsed_args=typed) == ["i2"]

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.conftest import Loom
 from torchloom import __version__
-from torchloom.cli.control import parse_listen
-from torchloom.cli.joining import parse_lifetime
+from torchloom.cli.verbs.control_plane import parse_listen
+from torchloom.cli.verbs.join import parse_lifetime
 from torchloom.errors import BadInput
 
 

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints.test_search import make
-from tests.checkpoints.test_survey import flip
+from tests.checkpoints.store.test_inventory import flip
+from tests.checkpoints.store.test_search import make
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.cli.test_process import on_terminal
-from torchloom.checkpoints.locks import reading
+from torchloom.checkpoints.store.locks import reading
 from torchloom.cli.shell import _Completer
-from torchloom.messages import CheckpointsView, LookCheckpoints, SavedStep
+from torchloom.protocol.queries import LookCheckpoints
+from torchloom.protocol.views import CheckpointsView, SavedStep
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.made import knob, knobs
-from torchloom.messages import Done, KnobsView, No, Revert, SetKnobs
+from torchloom.protocol.operator import Done, No, Revert, SetKnobs
+from torchloom.protocol.views import KnobsView
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Loom
-from torchloom.agent.foreground import output_folder
-from torchloom.cli.launching import _count, _counts
 from torchloom.cli.parser import parse
-from torchloom.cli.replicas import silent_lighthouse, with_replicas
-from torchloom.core.grouping import timeouts
+from torchloom.cli.torchft_options import silent_lighthouse, with_replicas
+from torchloom.cli.verbs.run import _count, _counts
+from torchloom.core.torchft.replica_groups import timeouts
 from torchloom.errors import BadInput
-from torchloom.messages import Task, Torchft
+from torchloom.launcher.local_run import output_folder
+from torchloom.protocol.job import Task, Torchft
 from torchloom.settings import Settings
 
 

@@ -14,6 +14,8 @@ import torchloom
 from tests.cli.conftest import Loom, Ran
 from tests.flow.plane import Plane, plane
 
+pytestmark = pytest.mark.long  # each test starts whole processes
+
 TRAINING = """
 import sys, time, torchloom
 rank = int(sys.argv[1])

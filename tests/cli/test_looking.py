@@ -11,8 +11,10 @@ import pytest
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.made import GPU, NOW, device, fabric, incident, job, rank, seat
-from torchloom.bus.server import EmbeddedServer
-from torchloom.messages import LookCurves, LookFabric, Point, RankId
+from torchloom.bus.nats_server import EmbeddedServer
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.queries import LookCurves, LookFabric
+from torchloom.protocol.views import Point
 
 
 def keys(struct: type[msgspec.Struct]) -> set[str]:

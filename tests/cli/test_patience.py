@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Loom
-from torchloom.cli.findings import Finding
-from torchloom.cli.patience import VARIABLES, examine, waits
-from torchloom.core.grouping import timeouts
-from torchloom.messages import Torchft
+from torchloom.cli.doctor_checks.diagnosis import Finding
+from torchloom.cli.doctor_checks.torchft_timeouts import VARIABLES, examine, waits
+from torchloom.core.torchft.replica_groups import timeouts
+from torchloom.protocol.job import Torchft
 
 FT = Torchft(replicas=2)
 

@@ -16,7 +16,7 @@ import pytest
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.made import device, fabric, job, knobs, plane, rank
-from torchloom.messages import JobBegan
+from torchloom.protocol.records import JobBegan
 from torchloom.settings import Settings
 
 LOOM = [sys.executable, "-m", "torchloom.cli.main"]

@@ -12,8 +12,13 @@ import pytest
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.made import LIFE, NOW, fabric, incident, job, rank
-from torchloom.cli import names
-from torchloom.messages import Beat, Goodput, Place, Rule, RunsView, RunView, Task, Torchft
+from torchloom.cli import completion_names
+from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.protocol.incident_records import About
+from torchloom.protocol.job import Rule, Task, Torchft
+from torchloom.protocol.node import Place
+from torchloom.protocol.rank import Beat
+from torchloom.protocol.views import Goodput, RunsView, RunView
 
 RULE = Rule(on="straggler", do=("evict",))
 
@@ -44,16 +49,22 @@ def replicas(weaver: Responder) -> Responder:
             incident(
                 "i6",
                 job="",
-                subject="GPU-2",
+                about=About(device="GPU-2"),
                 what="device GPU-2 failed",
                 closed=NOW,
-                evidence=("me says: XID 79", "on it: other/main, ft/ft_1"),
+                affected=(ReplicaId("other", "main"), ReplicaId("ft", "ft_1")),
             ),
-            incident("i5", job="other", subject="other#run", what="other failed", closed=NOW),
-            incident("i4", job="", subject="GPU-1", what="device GPU-1 failed", stopped="ft:0", closed=NOW),
-            incident("i3", job="ft", subject="ft/ft_1/0#hang", what="ft:1: rank 0 hangs", closed=None),
-            incident("i2", job="ft", subject="ft:1#run", what="ft:1: evicted by ann", closed=NOW),
-            incident("i1", job="ft", subject="ft/ft_0/0", what="ft/ft_0/0 was lost", closed=NOW),
+            incident("i5", job="other", about=About(run="other"), what="other failed", closed=NOW),
+            incident("i4", job="", about=About(device="GPU-1"), what="device GPU-1 failed", stopped="ft:0", closed=NOW),
+            incident(
+                "i3",
+                job="ft",
+                about=About(rank=RankId("ft", "ft_1", 0), part="hang"),
+                what="ft:1: rank 0 hangs",
+                closed=None,
+            ),
+            incident("i2", job="ft", about=About(run="ft:1"), what="ft:1: evicted by ann", closed=NOW),
+            incident("i1", job="ft", about=About(rank=RankId("ft", "ft_0", 0)), what="ft/ft_0/0 was lost", closed=NOW),
         ),
     )
     weaver.runs = RunsView(runs=(a_part("0"), a_part("1"), a_part("lighthouse")))
@@ -152,9 +163,9 @@ def test_waiting_for_the_job_ends_as_it_ends(replicas: Responder, at: Loom) -> N
 
 def test_names_complete_to_jobs_and_to_their_replicas(replicas: Responder, at: Loom) -> None:
     typed = Namespace(state=replicas.settings.state)
-    assert names.complete_run("ft", typed) == ["ft", "ft:0", "ft:1", "ft:lighthouse"]
-    assert names.complete_replica("ft/", typed) == ["ft/ft_0", "ft/ft_1"]
-    assert names.complete_drained("ft/", typed) == ["ft/ft_0", "ft/ft_1"]
+    assert completion_names.complete_run("ft", typed) == ["ft", "ft:0", "ft:1", "ft:lighthouse"]
+    assert completion_names.complete_replica("ft/", typed) == ["ft/ft_0", "ft/ft_1"]
+    assert completion_names.complete_drained("ft/", typed) == ["ft/ft_0", "ft/ft_1"]
 
 
 # ── reading ──

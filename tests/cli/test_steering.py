@@ -9,7 +9,9 @@ import pytest
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.made import LIFE, fabric, job, rank
-from torchloom.messages import Beat, Done, No, RankId, Steer
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.operator import Done, No, Steer
+from torchloom.protocol.rank import Beat
 
 
 def asked(weaver: Responder) -> Steer:

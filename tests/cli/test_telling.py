@@ -10,7 +10,8 @@ import pytest
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.made import device, fabric, rank, seat
-from torchloom.messages import Done, Fail, No, Recover, Register, ReplicaId
+from torchloom.protocol.ids import ReplicaId
+from torchloom.protocol.operator import Done, Fail, No, Recover, Register
 
 
 def test_fail_names_what_is_hit_and_who_said_so(weaver: Responder, at: Loom) -> None:

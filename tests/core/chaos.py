@@ -1,9 +1,9 @@
 """Trouble without end, simulated: jobs under policies drawn at random, whose ranks freeze, hang, die and come back.
 
-Only agents, ranks and the clock are played; the watch and `decide` are the real ones. Beside the weaver's fabric stands
+Only agents, ranks and the clock are played; the engine is the real one. Beside the weaver's fabric stands
 one into which nothing but the log is folded. After every decision what must always hold is looked at:
 
-- every incident has a number of its own, and of one subject one is open at most;
+- every incident has a number of its own, and about one thing one is open at most;
 - nothing is done but for an incident that is open, by a rule of the job that says so, and not beyond its limit;
 - for a suspicion nothing is done before it has lasted as long as the rule, or else the settings, want;
 - only ranks of the run are killed rather than asked to end;
@@ -24,74 +24,59 @@ from msgspec.structs import replace
 
 from tests.core.loom import life
 from tests.core.site import PlayedAgent
-from torchloom.core.decide import decide
 from torchloom.core.decision import Decision
 from torchloom.core.detect.finding import Finding
+from torchloom.core.engine import Engine
 from torchloom.core.events import (
     Asked,
     Event,
     FactTold,
     Found,
-    Heard,
     LinkClosed,
     LinkOpened,
-    NodeHeard,
-    Replied,
     Reported,
-    RollCalled,
-    RunDue,
-    Tick,
     TookOver,
     VerdictKnown,
 )
-from torchloom.core.fabric import Fabric
-from torchloom.core.observing import hang_of_run, look_at_jobs
-from torchloom.core.policy import rule_for
-from torchloom.core.runs import Run
-from torchloom.messages import (
-    Applied,
-    Ask,
-    AttemptStopping,
-    Beat,
-    Cancel,
-    Command,
+from torchloom.core.incidents.policy import rule_for
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.presence import PRESENT
+from torchloom.core.state.runs import Run
+from torchloom.protocol.facts import (
     DeviceFailed,
     DeviceRecovered,
     DeviceWarned,
-    Drain,
-    EventKind,
     Fact,
-    Fail,
+    Inspected,
+    RankExited,
+    RankStacks,
+)
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan
+from torchloom.protocol.job import EventKind, Rule, Task
+from torchloom.protocol.node import Inspect, RankStatus
+from torchloom.protocol.operator import Ask, Cancel, Drain, Fail, Recover, Steer, Submit
+from torchloom.protocol.rank import (
+    Applied,
+    Beat,
+    Command,
     Goodbye,
     Hello,
-    IncidentAmended,
-    IncidentOpened,
-    Inspect,
-    Inspected,
     Knobs,
     Order,
     Ordered,
     Propose,
-    RankExited,
-    RankId,
-    RankStacks,
-    RankStatus,
     Ready,
-    Record,
-    Recover,
     Reply,
-    ResponseBegan,
-    Rule,
     Saved,
     SaveFailed,
     Standing,
-    Steer,
     StepTimes,
-    Submit,
-    Task,
     Verdict,
     WhereAreYou,
 )
+from torchloom.protocol.records import Record
+from torchloom.protocol.run_records import AttemptStopping
 from torchloom.settings import Settings
 
 SETTINGS = Settings()
@@ -130,7 +115,7 @@ class Body:
 class Chaos:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.fabric = Fabric(SETTINGS)
+        self.engine = Engine(Fabric(SETTINGS))
         self.mirror = Fabric(SETTINGS)
         """Knows the log alone."""
         self.now = 1000.0
@@ -140,8 +125,8 @@ class Chaos:
         self.bodies: dict[RankId, Body] = {}
         self.sent: list[tuple[RankId, Command]] = []
         self.inspects: list[tuple[str, Inspect]] = []
-        self.open: dict[str, str] = {}
-        """Incidents that are open, by their subject."""
+        self.open: dict[About, str] = {}
+        """Incidents that are open, by what they are about."""
         self.problems: list[str] = []
         self.count = 0
         self.seen: Counter[str] = Counter()
@@ -160,15 +145,16 @@ class Chaos:
 
     # ── the weaver ──
 
+    @property
+    def fabric(self) -> Fabric:
+        return self.engine.fabric
+
     def happen(self, event: Event) -> None:
         self.count += 1
-        decision = decide(self.fabric, event, self.now)
-        for record in decision.records:
+        decision = self.engine.handle(event, self.now)
+        for record in decision.stored:
             self._look_at(record)
-        self.fabric.fold(decision.records, self.now)
-        self.mirror.fold(decision.records, self.now)
-        for note in decision.notes:
-            self.fabric.watch.courses.note(note)
+        self.mirror.fold(decision.stored, self.now)
         self._carry_out(decision)
         if self.count % CHECK_EVERY == 0:
             self.compare()
@@ -181,12 +167,15 @@ class Chaos:
                 self.agents[node].obey(task)
         self.sent += decision.commands
         for wanted in decision.verdicts:
-            self.happen(VerdictKnown(wanted.change, wanted.commit, wanted.reason))
+            self.happen(VerdictKnown(wanted.change, wanted.commit, wanted.abort))
 
     def compare(self) -> None:
         """The log, folded, is the state."""
         if self.mirror.state() != self.fabric.state():
             self.wrong("the log, folded, is not the state")
+        ranks = self.fabric.ranks.values()
+        if self.fabric.present_of_job != Counter(rank.id.job for rank in ranks if rank.presence in PRESENT):
+            self.wrong("ranks that are present were miscounted")
 
     def wrong(self, what: str) -> None:
         self.problems.append(f"event {self.count}, {self.now:.2f} s: {what}")
@@ -194,28 +183,29 @@ class Chaos:
     # ── what must hold ──
 
     def _look_at(self, record: Record) -> None:
+        """Before the mirror knows of it, which shows what it was decided on."""
         self.seen[type(record).__name__] += 1
         match record:
-            case IncidentOpened(id=id, subject=subject):
+            case IncidentOpened(id=id, about=about):
                 if id != f"i{self.seen['IncidentOpened']}":
-                    self.wrong(f"incident {self.seen['IncidentOpened']} about {subject} has the number {id}")
-                if subject in self.open:
-                    self.wrong(f"{id} about {subject} was opened beside {self.open[subject]}")
-                self.open[subject] = id
-            case IncidentAmended(id=id, closed=True) if id in self.fabric.incidents or id in self.open.values():
-                self.open = {subject: known for subject, known in self.open.items() if known != id}
+                    self.wrong(f"incident {self.seen['IncidentOpened']} about {about} has the number {id}")
+                if about in self.open:
+                    self.wrong(f"{id} about {about} was opened beside {self.open[about]}")
+                self.open[about] = id
+            case IncidentAmended(id=id, closed=True) if id in self.mirror.incidents or id in self.open.values():
+                self.open = {about: known for about, known in self.open.items() if known != id}
             case ResponseBegan():
                 self.seen[f"response to {record.kind}"] += 1
                 self._look_at_response(record)
             case AttemptStopping(job=job, deaf=deaf, incident=incident):
-                run = self.fabric.runs.by_job[job]
+                run = self.mirror.runs.by_job[job]
                 if not set(deaf) <= {place.rank for place in run.places}:
                     self.wrong(f"ranks {deaf} are to be killed, of which {job} has not all")
                 if incident and incident not in self.open.values():
                     self.wrong(f"{job} is ended for {incident}, which is not open")
 
     def _look_at_response(self, began: ResponseBegan) -> None:
-        run = self.fabric.runs.by_job[began.job]
+        run = self.mirror.runs.by_job[began.job]
         rule = rule_for(run.task, began.kind)
         if began.incident not in self.open.values():
             self.wrong(f"a response to {began.incident}, which is not open")
@@ -223,7 +213,7 @@ class Chaos:
             self.wrong(f"{began.do} in a dry run")
         if began.do != tuple(response for response in rule.do if response != "report"):
             self.wrong(f"{began.do} where the rule says {rule.do}")
-        since = self.now - run.task.window_seconds
+        since = self.now - run.task.restart_window
         done = sum(kind == began.kind and at >= since for kind, at in run.responses)
         if rule.limit is not None and done >= rule.limit:
             self.wrong(f"{began.kind} was responded to {done + 1} times, and {rule.limit} is the limit")
@@ -271,11 +261,11 @@ class Chaos:
         self._hear(body.id, beat)
 
     def _hear(self, rank: RankId, beat: Beat) -> None:
-        watch = self.fabric.watch
-        if watch.hear(rank, beat, self.now):
+        event = self.engine.hear(rank, beat, self.now)
+        if event is None:
             self.count += 1
         else:
-            self.happen(Heard(rank, beat, watch.take_found(rank)))
+            self.happen(event)
 
     def node(self) -> None:
         node = self.chance.choice(NODES)
@@ -286,10 +276,8 @@ class Chaos:
         for key, status in agent.attempts.items():
             ranks = tuple(self._watched(key[0], rank) for rank in status.ranks)
             agent.attempts[key] = replace(status, ranks=ranks)
-        if self.fabric.watch.hear_node(node, agent.beat(), self.now):
-            self.happen(NodeHeard(node))
-            for job in self.fabric.runs.due(node):
-                self.happen(RunDue(job, hang_of_run(self.fabric, job, self.now)))
+        for event in self.engine.hear_node(node, agent.beat(), self.now):
+            self.happen(event)
 
     def _watched(self, job: str, status: RankStatus) -> RankStatus:
         body = self.bodies.get(RankId(job, "main", status.rank))
@@ -328,14 +316,13 @@ class Chaos:
                 agent.attempts[key] = replace(status, ranks=ranks)
 
     def tick(self) -> None:
-        self.happen(Tick(thorough=self.chance.random() < 0.25))
-        self.fabric.watch.forget_nodes(self.now)
-        for job in self.fabric.runs.due():
-            self.happen(RunDue(job, hang_of_run(self.fabric, job, self.now)))
+        for event in self.engine.tick(self.now):
+            self.happen(event)
 
     def look(self) -> None:
-        for event in list(look_at_jobs(self.fabric, self.now)):
-            self.happen(event)
+        for events in self.engine.look(self.now):
+            for event in events:
+                self.happen(event)
 
     # ── moves: what goes wrong ──
 
@@ -372,16 +359,16 @@ class Chaos:
         body = self._body()
         if body is None:
             return
-        watch, key = self.fabric.watch, (body.id, body.life)
         body.linked = not body.linked
-        if body.linked:
-            watch.link_opened(key, "link")
-            self.happen(LinkOpened(body.id, body.life, "link"))
-        else:
-            watch.link_closed(key, "link")
-            self.happen(
-                LinkClosed(body.id, body.life, "link", self.chance.choice(("Client Closed", "Stale Connection")))
-            )
+        event: LinkOpened | LinkClosed = LinkOpened(body.id, body.life, "link")
+        if not body.linked:
+            reason = self.chance.choice(("Client Closed", "Stale Connection"))
+            event = LinkClosed(body.id, body.life, "link", reason)
+        self._announce(event)
+
+    def _announce(self, event: LinkOpened | LinkClosed) -> None:
+        self.engine.hear_link(event)
+        self.happen(event)
 
     def find(self) -> None:
         body = self._body()
@@ -400,18 +387,18 @@ class Chaos:
     def nap(self) -> None:
         """The weaver was away for a while."""
         self.now += self.chance.uniform(2.0, 60.0)
-        self.fabric.restart_watch(self.now)
-        self.fabric.watch.call_roll({(body.id, body.life): {"link"} for body in self.bodies.values() if body.linked})
-        self.happen(RollCalled())
+        self.engine.restart(self.now)
+        linked = {(body.id, body.life): {"link"} for body in self.bodies.values() if body.linked}
+        self.happen(self.engine.hear_roll(linked))
 
     def replace(self) -> None:
         """Another weaver goes on from what is stored."""
         state = self.mirror.state()
-        self.fabric = Fabric(SETTINGS, state)
+        self.engine = Engine(Fabric(SETTINGS, state))
         if self.fabric.state() != state:
             self.wrong("a snapshot, loaded, is another state")
         self.happen(TookOver("weaver"))
-        self.fabric.restart_watch(self.now)
+        self.engine.restart(self.now)
 
     # ── moves: what is said ──
 
@@ -426,8 +413,7 @@ class Chaos:
                 if place.incarnation not in lives or id in self.bodies:
                     continue
                 self.bodies[id] = Body(id, place.incarnation, run.resume_step or 0)
-                self.fabric.watch.link_opened((id, place.incarnation), "link")
-                self.happen(LinkOpened(id, place.incarnation, "link"))
+                self._announce(LinkOpened(id, place.incarnation, "link"))
                 devices = (place.device,) if place.device else ()
                 hello = Hello(
                     incarnation=place.incarnation, node=place.node, pid=1, devices=devices, world_size=run.world_size
@@ -492,7 +478,7 @@ class Chaos:
         rules = tuple(self._rule(kind) for kind in KINDS if chance.random() < 0.4)
         return Task(
             argv=("train.py",), per_node=2, nodes=chance.choice((1, 1, 2)), max_restarts=chance.choice((0, 3, 1000)),
-            window_seconds=chance.choice((60.0, 3600.0)), policy=rules, dry_run=chance.random() < 0.1,
+            restart_window=chance.choice((60.0, 3600.0)), policy=rules, dry_run=chance.random() < 0.1,
         )  # fmt: skip
 
     def _rule(self, kind: EventKind) -> Rule:
@@ -512,8 +498,8 @@ class Chaos:
             if body is None or body.life != command.incarnation or self.chance.random() < 0.1:
                 continue
             answer = _answer(command, body.step)
-            if answer is not None and self.fabric.watch.courses.take(rank, answer) is not None:
-                self.happen(Replied(rank, answer))
+            if answer is not None and (event := self.engine.hear_reply(rank, answer)) is not None:
+                self.happen(event)
 
     # ── who is there ──
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchloom.core.decide import decide
-from torchloom.core.decision import Decision, WantedVerdict
+from torchloom.core.decision import NOTHING, Decision, WantedVerdict, together
+from torchloom.core.engine import Engine
 from torchloom.core.events import (
     Asked,
     Event,
@@ -13,11 +13,15 @@ from torchloom.core.events import (
     LinkOpened,
     Replied,
     Reported,
-    RollCalled,
     Tick,
 )
-from torchloom.core.fabric import Fabric, State
-from torchloom.messages import Ask, Beat, Command, Done, Fact, Goodbye, Hello, No, RankId, Record
+from torchloom.core.state.cluster import Fabric, State
+from torchloom.protocol.facts import Fact
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.operator import Ask, Done, No
+from torchloom.protocol.phrase import Prose
+from torchloom.protocol.rank import Beat, Command, Goodbye, Hello
+from torchloom.protocol.records import Record
 from torchloom.settings import Settings
 
 SETTINGS = Settings()
@@ -42,6 +46,7 @@ def a_hello(
 class Loom:
     def __init__(self, settings: Settings = SETTINGS, state: State | None = None) -> None:
         self.fabric = Fabric(settings, state)
+        self.engine = Engine(self.fabric)
         self.log: list[tuple[float, tuple[Record, ...]]] = []
         self.sent: list[tuple[RankId, Command]] = []
         self.replies: list[tuple[str, Done | No]] = []
@@ -49,31 +54,37 @@ class Loom:
         self.now = 1000.0
 
     def happen(self, event: Event) -> Decision:
-        watch = self.fabric.watch
-        if isinstance(event, LinkOpened):
-            watch.link_opened((event.rank, event.incarnation), event.link)
-        elif isinstance(event, LinkClosed):
-            watch.link_closed((event.rank, event.incarnation), event.link)
-        elif isinstance(event, Heard):
-            if watch.hear(event.rank, event.beat, self.now):
-                return Decision()
-            event = Heard(event.rank, event.beat, watch.take_found(event.rank))
-        if isinstance(event, Replied) and watch.courses.take(event.rank, event.reply) is None:
-            return Decision()
-        decision = decide(self.fabric, event, self.now)
-        self.fabric.fold(decision.records, self.now)
-        for note in decision.notes:
-            watch.courses.note(note)
-        if decision.records:
-            self.log.append((self.now, decision.records))
-        for rank, command in decision.commands:
-            watch.has_told((rank, command.incarnation), self.now)
+        if isinstance(event, Tick):
+            return together((self._handle(event), self.look()))
+        return self._handle(event)
+
+    def look(self) -> Decision:
+        """At everyone."""
+        return together(self._handle(event) for events in self.engine.look(self.now) for event in events)
+
+    def _handle(self, event: Event) -> Decision:
+        heard = self._hear(event)
+        if heard is None:
+            return NOTHING
+        decision = self.engine.handle(heard, self.now)
+        if decision.stored:
+            self.log.append((self.now, decision.stored))
         self.sent += decision.commands
         self.replies += decision.replies
         if isinstance(event, Asked) and decision.answer is not None:
             self.replies.append((event.reply, decision.answer))
         self.verdicts += decision.verdicts
         return decision
+
+    def _hear(self, event: Event) -> Event | None:
+        match event:
+            case LinkOpened() | LinkClosed():
+                self.engine.hear_link(event)
+            case Heard(rank=rank, beat=beat):
+                return self.engine.hear(rank, beat, self.now)
+            case Replied(rank=rank, reply=reply):
+                return self.engine.hear_reply(rank, reply)
+        return event
 
     def wait(self, seconds: float, heartbeat: tuple[RankId, ...] = ()) -> list[Record]:
         """Let time pass in ticks; those in `heartbeat` go on beating."""
@@ -112,13 +123,13 @@ class Loom:
         return [answer for to, answer in self.replies if to == reply]
 
     def call_roll(self, *present: tuple[RankId, int]) -> Decision:
-        self.fabric.watch.call_roll({(rank, life(number)): {f"s:{number}"} for rank, number in present})
-        return self.happen(RollCalled())
+        there = {(rank, life(number)): {f"s:{number}"} for rank, number in present}
+        return self.happen(self.engine.hear_roll(there))
 
     def presence(self, rank: RankId = HI) -> str:
         return self.fabric.ranks[rank].presence.value
 
-    def open_incidents(self) -> list[str]:
+    def open_incidents(self) -> list[Prose]:
         return [i.what for i in self.fabric.incidents.values() if i.closed is None]
 
     def restarted(self) -> Loom:

@@ -7,28 +7,27 @@ from msgspec.structs import replace
 from tests.core.loom import Loom, life
 from torchloom.core.decision import Decision
 from torchloom.core.events import Heard, LinkOpened, NodeHeard, Reported, RunDue, Tick
-from torchloom.core.observing import hang_of_run
-from torchloom.core.runs import Run
-from torchloom.messages import (
+from torchloom.core.jobs.placement import waits_for
+from torchloom.core.state.runs import Run
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import IncidentOpened
+from torchloom.protocol.job import Task
+from torchloom.protocol.node import (
     AttemptStatus,
-    Beat,
     Dismiss,
-    Done,
     Examine,
+    ExitCause,
     Fitness,
     Halt,
-    Hello,
-    IncidentOpened,
     Launch,
-    No,
     NodeBeat,
     NodeCommand,
     Prepare,
-    RankId,
     RankStatus,
-    Submit,
-    Task,
 )
+from torchloom.protocol.operator import Done, No, Submit
+from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.rank import Beat, Hello
 
 JOB = "mnist"
 
@@ -105,14 +104,17 @@ class PlayedAgent:
         rank: int,
         code: int | None = None,
         signal: str = "",
-        evidence: str = "",
+        error: str = "",
+        cause: ExitCause = "exception",
         attempt: int = 0,
         job: str = JOB,
     ) -> None:
         key = (job, attempt or max(number for name, number in self.attempts if name == job))
         known = self.attempts[key]
         ranks = tuple(
-            replace(r, state="ended", code=code, signal=signal, evidence=evidence)
+            replace(
+                r, state="ended", code=code, signal=signal, evidence=error, error=error, cause=cause if error else ""
+            )
             if r.rank == rank and r.state != "ended"
             else r
             for r in known.ranks
@@ -155,8 +157,7 @@ class Site:
         """Every run that may go on does; whether anything followed."""
         followed = False
         for job in self.loom.fabric.runs.due(node):
-            hang = hang_of_run(self.loom.fabric, job, self.loom.now)
-            followed |= self.tell(self.loom.happen(RunDue(job, hang)))
+            followed |= self.tell(self.loom.happen(RunDue(job)))
         return followed
 
     def hear(self) -> bool:
@@ -205,5 +206,21 @@ class Site:
         self.loom = again
 
 
-def incidents(site: Site) -> list[str]:
+def waiting(site: Site, job: str = JOB) -> Prose:
+    """What a run waits for."""
+    return waits_for(site.loom.fabric, site.loom.fabric.runs.by_job[job], site.loom.now)
+
+
+def room(node: str, free: int, count: int, failed: int | None = None) -> Phrase:
+    """What a node is said to offer to a run that waits."""
+    return phrase("of_node", node=node, text=phrase("room_free", free=free, count=count, failed=failed))
+
+
+def a_node(ranks: Phrase | int, *there: Phrase) -> Phrase:
+    """Waited for."""
+    return phrase("waits_for_node", count=1, ranks=ranks, there=phrase("nodes_there", nodes=there, more=None))
+
+
+def incidents(site: Site) -> list[Prose]:
+    """What went wrong."""
     return [r.what for _, records in site.loom.log for r in records if isinstance(r, IncidentOpened)]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.core.loom import Loom, life
-from torchloom.core.device import BLAMES_KEPT
-from torchloom.core.fabric import Fabric
-from torchloom.messages import DeviceFailed, DeviceRecovered, Done, Fact, Fail, NodeBeat, Recover
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.device import BLAMES_KEPT
+from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, Fact
+from torchloom.protocol.node import NodeBeat
+from torchloom.protocol.operator import Done, Fail, Recover
+from torchloom.protocol.phrase import phrase
 
 GPU = "GPU-1"
 
@@ -81,7 +84,7 @@ def test_a_person_overrules_every_alert_until_one_begins_anew(loom: Loom) -> Non
     loom.tell(fires("b"))
     answer = loom.ask(Recover(device=GPU, operator="ada")).answer
     assert isinstance(answer, Done)
-    assert answer.text == "GPU-1 works again"
+    assert answer.text == phrase("device_works_again", device=GPU)
     assert loom.tell(fires("a")).records == ()
     assert not failed(loom)
     loom.tell(fires("a", began=500.0))
@@ -135,7 +138,9 @@ def test_a_device_that_only_an_agent_has_told_of_fails_and_recovers() -> None:
     assert loom.ask(Recover(device=GPU)).records == ()
     answer = loom.ask(Fail(device=GPU, cause="XID 79")).answer
     assert isinstance(answer, Done)
-    assert "on it: no replica" in answer.text
+    assert answer.text == phrase(
+        "device_fails", device=GPU, cause="XID 79", on_it=phrase("no_replica_on_it", replicas=())
+    )
     assert failed(loom)
     assert loom.fabric.devices[GPU].node == "n7"
     loom.ask(Recover(device=GPU))

@@ -12,8 +12,11 @@ from tests.core.test_responding import Saving, find, rule
 from torchloom.core.decide import decide
 from torchloom.core.detect.finding import Finding
 from torchloom.core.events import Heard, Tick
-from torchloom.core.observing import hang_of_run, look_at_jobs
-from torchloom.messages import Beat, Committed, IncidentOpened, RankId, ResponseBegan
+from torchloom.core.incidents.periodic_checks import hang_of_run
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentOpened, ResponseBegan
+from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.protocol.rank import Beat, Committed
 
 EVENTS = 25_000
 
@@ -29,8 +32,8 @@ def test_whatever_happens_incidents_and_responses_keep_their_rules(seed: int) ->
 # ── what storms have shown ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def opened(loom: Loom) -> list[tuple[str, str]]:
-    return [(r.id, r.subject) for _, records in loom.log for r in records if isinstance(r, IncidentOpened)]
+def opened(loom: Loom) -> list[tuple[str, About]]:
+    return [(r.id, r.about) for _, records in loom.log for r in records if isinstance(r, IncidentOpened)]
 
 
 def stopping_beside_another() -> tuple[Site, RankId]:
@@ -53,13 +56,13 @@ def test_ranks_that_fall_silent_at_once_get_incidents_with_numbers_of_their_own(
     site, other = stopping_beside_another()
     site.loom.now += 10
     site.loom.happen(Tick())
-    assert opened(site.loom)[1:] == [("i2", str(other))]
+    assert opened(site.loom)[1:] == [("i2", About(rank=other))]
 
 
 def test_ranks_that_do_not_answer_the_roll_call_get_incidents_with_numbers_of_their_own() -> None:
     site, other = stopping_beside_another()
     site.loom.call_roll()
-    assert opened(site.loom)[1:] == [("i2", str(other))]
+    assert opened(site.loom)[1:] == [("i2", About(rank=other))]
 
 
 def test_a_beat_that_shows_two_things_opens_two_incidents() -> None:
@@ -94,7 +97,7 @@ def test_trouble_that_is_over_before_the_checkpoint_came_ends_no_rank() -> None:
     assert site.run.response is None
     assert site.run.attempt == 1
     (incident,) = site.loom.fabric.incidents.values()
-    assert incident.history[-1][1] == "left undone: checkpoint, restart"
+    assert incident.history[-1][1] == phrase("response_undone", do=("checkpoint", "restart"))
 
 
 def test_a_hang_that_is_over_before_the_checkpoint_came_ends_no_rank() -> None:
@@ -123,7 +126,9 @@ def test_a_new_weaver_does_not_take_what_it_has_not_seen_yet_for_the_end_of_a_ha
     assert site.loom.fabric.incidents[known].closed is None
     assert len(site.loom.fabric.incidents) == 1
     site.train(4)
-    assert site.loom.fabric.incidents[known].outcome.startswith("it went on by itself")
+    outcome = site.loom.fabric.incidents[known].outcome
+    assert isinstance(outcome, Phrase)
+    assert outcome.code == "went_on_by_itself"
 
 
 def test_an_attempt_that_fails_before_it_runs_is_told_in_place_of_the_one_before() -> None:
@@ -135,10 +140,11 @@ def test_an_attempt_that_fails_before_it_runs_is_told_in_place_of_the_one_before
     for node in ("n1", "n2"):  # where it runs, and then where it is to run
         site.silent.add(node)
         site.settle(60)
-    told = [i for i in site.loom.fabric.incidents.values() if i.subject == f"{JOB}#run"]
+    told = [i for i in site.loom.fabric.incidents.values() if i.about == About(run=JOB)]
     assert len(told) == 2
     assert [i.closed is None for i in told] == [False, True]
-    assert told[0].outcome.startswith("the next attempt failed too: ")
+    assert isinstance(told[0].outcome, Phrase)
+    assert told[0].outcome.code == "next_attempt_failed"
 
 
 # ── what real ranks have shown ───────────────────────────────────────────────────────────────────────────────────────
@@ -179,8 +185,7 @@ def test_memory_that_creeps_up_towards_what_the_machine_has_is_told_of_the_rank_
             left = 8_000.0 - 60.0 * second
             beat = Beat(incarnation=place.incarnation, step=site.step, times=TIMES, rss_mb=mb, free_mb=left)
             site.loom.happen(Heard(RankId(JOB, "main", place.rank), beat))
-        for event in list(look_at_jobs(site.loom.fabric, site.loom.now)):
-            site.loom.happen(event)
+        site.loom.look()
         site.look()
-    assert [i.subject for i in site.loom.fabric.incidents.values()] == [f"{JOB}/main/1#memory"]
+    assert [i.about for i in site.loom.fabric.incidents.values()] == [About(rank=RankId(JOB, "main", 1), part="memory")]
     assert site.run.attempt == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.core.curves import Curve
-from torchloom.messages import Point
+from torchloom.core.state.curves import Curve
+from torchloom.protocol.views import Point
 
 
 def at(n: int) -> Point:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from tests.core.loom import HI, Loom
-from torchloom.messages import ALL_OVER, DeviceFailed, DeviceWarned, Done, Fail, No, RankId, Recover, Register
+from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceWarned
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About
+from torchloom.protocol.operator import Done, Fail, No, Recover, Register
+from torchloom.protocol.phrase import Phrase, phrase
 
 
 def test_a_device_shared_by_two_replicas_fails_them_both() -> None:
@@ -13,7 +17,7 @@ def test_a_device_shared_by_two_replicas_fails_them_both() -> None:
     answer = loom.ask(Fail(device="GPU-1", cause="XID 79")).answer
     assert isinstance(answer, Done)
     assert answer.replicas == (("j", "a"), ("j", "b"))
-    assert loom.open_incidents() == ["device GPU-1 failed: XID 79"]
+    assert loom.open_incidents() == [phrase("device_failed", device="GPU-1", cause="XID 79")]
 
 
 def test_an_unknown_device_is_said_to_be_unknown_and_changes_nothing() -> None:
@@ -22,8 +26,8 @@ def test_an_unknown_device_is_said_to_be_unknown_and_changes_nothing() -> None:
     before = loom.fabric.state()
     decision = loom.ask(Fail(device="GPU-1243"))
     assert isinstance(decision.answer, No)
-    assert "unknown" in decision.answer.why
-    assert decision.answer.hint == "did you mean GPU-1234?"
+    assert decision.answer.why == phrase("device_unknown", device="GPU-1243")
+    assert decision.answer.hint == phrase("did_you_mean", name="GPU-1234")
     assert decision.records == ()
     assert loom.fabric.state() == before
 
@@ -82,14 +86,14 @@ def test_a_condition_of_a_device_is_one_incident_from_its_beginning_to_its_end()
     loom.join()
     loom.tell(hot())
     (incident,) = loom.fabric.incidents.values()
-    assert (incident.kind, incident.subject) == ("device_warning", "GPU-1#hot")
-    assert incident.what == "device GPU-1 is not well (hot): 95 °C"
-    assert "on it: mnist/hi" in incident.evidence
+    assert (incident.kind, incident.about) == ("device_warning", About(device="GPU-1", part="hot"))
+    assert incident.what == phrase("device_not_well", device="GPU-1", condition="hot", detail="95 °C")
+    assert phrase("replicas_on_it", replicas=[HI.of]) in incident.evidence
     assert loom.tell(hot()).records == ()
     assert not loom.fabric.devices["GPU-1"].failed
     loom.tell(hot("", over=True))
     assert loom.open_incidents() == []
-    assert loom.fabric.incidents[incident.id].outcome == "it is well again"
+    assert loom.fabric.incidents[incident.id].outcome == phrase("device_well_again")
     assert loom.tell(hot("", over=True)).records == ()
     loom.tell(hot())
     assert len(loom.open_incidents()) == 1
@@ -101,7 +105,8 @@ def test_what_is_new_about_a_condition_is_added_to_its_incident() -> None:
     loom.tell(hot("XID 13", what="xid"))
     loom.tell(hot("XID 31", what="xid"))
     (incident,) = loom.fabric.incidents.values()
-    assert [line for line in incident.evidence if "XID" in line] == ["agent n1 says: XID 13", "agent n1 says: XID 31"]
+    sayings = [phrase("source_says", source="agent n1", what=what) for what in ("XID 13", "XID 31")]
+    assert [line for line in incident.evidence if isinstance(line, Phrase) and line.code == "source_says"] == sayings
 
 
 def test_conditions_and_devices_are_told_apart() -> None:
@@ -111,7 +116,8 @@ def test_conditions_and_devices_are_told_apart() -> None:
         loom.tell(fact)
     assert len(loom.open_incidents()) == 3
     loom.tell(hot("", over=True))
-    assert {i.subject for i in loom.fabric.incidents.open_of("")} == {"GPU-1#throttled", "GPU-11#hot"}
+    left = {i.about for i in loom.fabric.incidents.open_of("")}
+    assert left == {About(device="GPU-1", part="throttled"), About(device="GPU-11", part="hot")}
 
 
 def test_an_agent_that_begins_anew_ends_what_the_one_before_said_and_no_failure() -> None:
@@ -121,8 +127,8 @@ def test_an_agent_that_begins_anew_ends_what_the_one_before_said_and_no_failure(
         loom.tell(fact)
     loom.tell(hot("", over=True, what=ALL_OVER))
     assert loom.open_incidents() == [
-        "device GPU-11 is not well (hot): 95 °C",
-        "device GPU-1 failed: XID 79",
+        phrase("device_not_well", device="GPU-11", condition="hot", detail="95 °C"),
+        phrase("device_failed", device="GPU-1", cause="XID 79"),
     ]
 
 

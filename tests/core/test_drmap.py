@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.core.drmap import DRMap, Seat
-from torchloom.messages import RankId, ReplicaId
+from torchloom.core.state.drmap import DRMap, Seat
+from torchloom.protocol.ids import RankId, ReplicaId
 
 devices = st.sampled_from(["GPU-1", "GPU-2", "CPU-a"])
 replicas = st.builds(ReplicaId, st.sampled_from(["a", "b"]), st.sampled_from(["r0", "r1:uuid"]))

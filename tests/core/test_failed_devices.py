@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.site import JOB, Site
-from torchloom.core.picture import runs
-from torchloom.messages import DeviceFailed, LookRuns, Recover
+from tests.core.site import Site, a_node, room, waiting
+from torchloom.protocol.facts import DeviceFailed
+from torchloom.protocol.operator import Recover
 
 DEVICES = ("GPU-a", "GPU-b")
 
 
 def placed(site: Site) -> list[str]:
     return [place.device for place in site.run.places]
-
-
-def waits_for(site: Site) -> str:
-    return runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now).runs[0].waiting
 
 
 def broken(*devices: str, tied: bool = False) -> Site:
@@ -39,7 +35,7 @@ def test_a_job_that_would_need_a_failed_device_waits_until_it_works_again() -> N
     site = broken("GPU-a")
     site.submit(per_node=2)
     site.settle()
-    assert (site.phase, waits_for(site)) == ("submitted", "a node with room for 2 (n1: 1 of 2 free, 1 failed)")
+    assert (site.phase, waiting(site)) == ("submitted", a_node(2, room("n1", 1, 2, failed=1)))
     site.loom.ask(Recover(device="GPU-a"))
     site.settle(1)
     assert (site.phase, placed(site)) == ("running", ["GPU-a", "GPU-b"])
@@ -49,7 +45,7 @@ def test_a_node_whose_devices_have_all_failed_takes_nothing_on_its_cores() -> No
     site = broken(*DEVICES)
     site.submit(per_node=1)
     site.settle()
-    assert (site.phase, waits_for(site)) == ("submitted", "a node with room for 1 (n1: 0 of 2 free, 2 failed)")
+    assert (site.phase, waiting(site)) == ("submitted", a_node(1, room("n1", 0, 2, failed=2)))
 
 
 def test_who_runs_on_a_device_that_failed_takes_no_room_from_those_that_work() -> None:
@@ -68,7 +64,7 @@ def test_the_next_attempt_leaves_the_device_that_failed() -> None:
     site.settle()
     assert placed(site) == ["GPU-a"]
     site.loom.tell(DeviceFailed(device="GPU-a"))
-    site.agents["n1"].end(0, code=1, evidence="exit code 1: CUDA error")
+    site.agents["n1"].end(0, code=1, error="CUDA error")
     site.settle(1)
     assert (site.run.attempt, placed(site)) == (2, ["GPU-b"])
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.core.site import JOB, Site, incidents
-from torchloom.core.fitness import AGAIN_SECONDS, FRESH_SECONDS, PATIENCE_SECONDS, slow
-from torchloom.core.picture import runs
-from torchloom.messages import Fitness, LookRuns
-
-
-def waiting(site: Site) -> str:
-    return runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now).runs[0].waiting
+from tests.core.site import Site, a_node, incidents, room, waiting
+from torchloom.core.jobs.node_checks import AGAIN_SECONDS, FRESH_SECONDS, PATIENCE_SECONDS, slow
+from torchloom.protocol.incident_records import About
+from torchloom.protocol.node import Fitness
+from torchloom.protocol.phrase import phrase
 
 
 def examined(site: Site) -> list[int]:
@@ -35,9 +32,12 @@ def test_a_node_that_is_not_fit_is_left_out_and_named() -> None:
     site.submit(check=True)
     site.settle(2)
     assert (site.phase, site.run.nodes) == ("running", ("n2",))
-    assert incidents(site) == ["node n1 is not fit: memory: 3 of 4 MB free"]
+    assert incidents(site) == [phrase("node_not_fit", node="n1", why="memory: 3 of 4 MB free")]
     told = next(iter(site.loom.fabric.incidents.values()))
-    assert (told.subject, told.decision) == ("n1#fitness", "jobs that ask for a check get no ranks there")
+    assert (told.about, told.decision) == (
+        About(node="n1", part="fitness"),
+        phrase("unfit_gets_no_ranks"),
+    )
 
 
 def test_with_nowhere_to_go_it_waits_says_why_and_goes_on_once_that_is_mended() -> None:
@@ -46,12 +46,13 @@ def test_with_nowhere_to_go_it_waits_says_why_and_goes_on_once_that_is_mended() 
     site.submit(check=True)
     site.settle(5)
     assert site.phase == "submitted"
-    assert waiting(site) == "a node with room for 2 (n1: not fit, clock: 9.0 s behind the weaver's)"
+    unfit = phrase("room_not_fit", why="clock: 9.0 s behind the weaver's")
+    assert waiting(site) == a_node(2, phrase("of_node", node="n1", text=unfit))
     assert examined(site) == [1]
     site.agents["n1"].unfit = ()
     site.settle(AGAIN_SECONDS + 1)
     assert site.phase == "running"
-    assert [i.outcome for i in site.loom.fabric.incidents.values()] == ["it is fit again"]
+    assert [i.outcome for i in site.loom.fabric.incidents.values()] == [phrase("node_fit_again")]
 
 
 def test_what_was_found_holds_for_a_while() -> None:
@@ -76,7 +77,8 @@ def test_nodes_that_have_not_said_are_waited_for_but_not_for_ever() -> None:
     site.loom.now += PATIENCE_SECONDS - 4
     site.settle(1)
     assert site.phase == "submitted"
-    assert waiting(site).startswith("a node with room for 2 (n1: being checked; n2: being checked; n3: 4 of 4 free")
+    checked = [phrase("of_node", node=node, text=phrase("room_being_checked")) for node in ("n1", "n2")]
+    assert waiting(site) == a_node(2, *checked, room("n3", 4, 4))
     site.settle(3)
     assert (site.phase, site.run.nodes) == ("running", ("n3",))
 
@@ -104,9 +106,8 @@ def test_the_slow_one_among_its_peers_is_left_out() -> None:
     site.submit(check=True, nodes=3, min_nodes=2)
     site.settle(40)
     assert (site.phase, site.run.nodes) == ("running", ("n2", "n3"))
-    assert incidents(site) == [
-        "node n1 is not fit: computing: 2.1 times as slow as the median of 3 nodes with torch"
-    ]  # fmt: skip
+    slower = phrase("slower_than_nodes", times=pytest.approx(2.1), count=3, on="torch")
+    assert incidents(site) == [phrase("node_not_fit", node="n1", why=phrase("computes_slowly", how=slower))]
 
 
 @pytest.mark.parametrize(

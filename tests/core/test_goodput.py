@@ -9,29 +9,25 @@ from hypothesis import strategies as st
 from tests.core.loom import life
 from tests.core.site import JOB, Site
 from tests.examples import examples
-from torchloom.core.fabric import Fabric
-from torchloom.core.goodput import KEEP_STRETCHES, Account, Stretch, tally
-from torchloom.messages import (
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.goodput import KEEP_STRETCHES, Account, Stretch, tally
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.job import Task
+from torchloom.protocol.node import Place
+from torchloom.protocol.rank import Hello
+from torchloom.protocol.records import JobForgotten, JobResumed, RankJoined, Record
+from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
     AttemptHeld,
     AttemptLaunched,
     AttemptRunning,
     AttemptStopping,
-    Goodput,
-    Hello,
-    IncidentAmended,
-    IncidentOpened,
-    JobForgotten,
-    JobResumed,
-    Place,
-    RankId,
-    RankJoined,
-    Record,
     RunEnded,
     RunSubmitted,
-    Task,
 )
+from torchloom.protocol.views import Goodput
 from torchloom.settings import Settings
 
 PLACES = (Place(rank=0, local=0, node="n1", incarnation=life(1)),)
@@ -56,8 +52,11 @@ def joined(rank: int = 0) -> RankJoined:
     return RankJoined(rank=RankId(JOB, "main", rank), hello=said)
 
 
-def opened(kind: str, id: str = "i1", subject: str = f"{JOB}/main/0") -> IncidentOpened:
-    return IncidentOpened(id=id, what="w", subject=subject, job=JOB, kind=kind)
+FIRST = About(rank=RankId(JOB, "main", 0))
+
+
+def opened(kind: str, id: str = "i1", about: About = FIRST) -> IncidentOpened:
+    return IncidentOpened(id=id, what="w", about=about, job=JOB, kind=kind)
 
 
 def ended(attempt: int = 1, wait: float = 0.0) -> AttemptEnded:
@@ -86,7 +85,7 @@ def test_waiting_and_starting_are_lost_and_running_is_not() -> None:
 
 
 def test_a_crash_costs_until_all_run_again_and_the_steps_since_the_checkpoint() -> None:
-    stop: list[tuple[float, Record]] = [(115, stopping(step=200)), (115, opened("crash"))]
+    stop: list[tuple[float, Record]] = [(115, opened("crash")), (115, stopping(200, "i1"))]
     found = told(*START, *stop, *AGAIN, now=150)
     # 200 steps in 100 s, of which 100 are in the checkpoint; 15 s from the crash until all ran; 20 s since.
     assert found.lost == {"waiting": 10, "starting": 5, "crash": 15, "redone": 50}
@@ -124,13 +123,13 @@ def test_a_rollback_loses_what_was_done_since_the_checkpoint_before() -> None:
 
 
 def test_a_job_that_begins_anew_has_lost_everything() -> None:
-    stop: list[tuple[float, Record]] = [(115, stopping(0)), (115, opened("crash"))]
+    stop: list[tuple[float, Record]] = [(115, opened("crash")), (115, stopping(0, "i1"))]
     again: list[tuple[float, Record]] = [(116, ended()), (116, begun(2)), (117, launched(2)), (118, RUNNING)]
     assert told(*START, *stop, *again, now=120).productive == 2
 
 
 def test_an_attempt_that_says_itself_where_it_goes_on_has_lost_less() -> None:
-    stop: list[tuple[float, Record]] = [(115, stopping(200)), (115, opened("crash"))]
+    stop: list[tuple[float, Record]] = [(115, opened("crash")), (115, stopping(200, "i1"))]
     again: list[tuple[float, Record]] = [(116, ended()), (116, begun(2)), (117, launched(2)), (118, RUNNING)]
     resumed = JobResumed(rank=RankId(JOB, "main", 0), step=150, path="p")
     found = told(*START, *stop, *again, (119, resumed), (119, resumed), now=120)
@@ -139,17 +138,17 @@ def test_an_attempt_that_says_itself_where_it_goes_on_has_lost_less() -> None:
 
 
 def test_the_pause_before_a_restart_belongs_to_its_cause_and_what_follows_is_waiting_for_room() -> None:
-    stop: list[tuple[float, Record]] = [(115, stopping(0)), (115, opened("crash")), (116, ended(wait=4))]
+    stop: list[tuple[float, Record]] = [(115, opened("crash")), (115, stopping(0, "i1")), (116, ended(wait=4))]
     assert told(*START, *stop, now=118).lost["crash"] == 3
     found = told(*START, *stop, (150, begun(2)), now=152)
     assert (found.lost["crash"], found.lost["waiting"]) == (5 + 2, 10 + 30)
 
 
 def test_a_lost_node_one_that_leaves_and_an_evicted_device_are_told_apart() -> None:
-    lost = opened("", subject=f"{JOB}#run")
-    assert told(*START, (115, stopping(0)), (115, lost), now=120).lost["node"] == 5
-    assert told(*START, (115, stopping(0, counts=False)), (115, lost), now=120).lost["moving"] == 5
-    device = IncidentOpened(id="i1", what="w", subject="GPU-1", kind="device")
+    lost = opened("", about=About(run=JOB))
+    assert told(*START, (115, lost), (115, stopping(0, "i1")), now=120).lost["node"] == 5
+    assert told(*START, (115, lost), (115, stopping(0, "i1", counts=False)), now=120).lost["moving"] == 5
+    device = IncidentOpened(id="i1", what="w", about=About(device="GPU-1"), kind="device")
     assert told(*START, (110, device), (115, stopping(0, "i1", counts=False)), now=120).lost["device"] == 5
 
 
@@ -165,7 +164,7 @@ def test_a_pause_and_the_end_that_was_asked_for_are_told() -> None:
 
 
 def test_what_ranks_do_before_they_are_heard_of_is_starting_and_no_part_of_a_step() -> None:
-    stop: list[tuple[float, Record]] = [(115, stopping(step=200)), (115, opened("crash"))]
+    stop: list[tuple[float, Record]] = [(115, opened("crash")), (115, stopping(200, "i1"))]
     found = told(*START, (35, joined()), (40, joined(1)), *stop, *AGAIN, now=130)
     # 200 steps in the 80 s since it joined, of which 100 are in the checkpoint.
     assert found.lost == {"waiting": 10, "starting": 5 + 20, "crash": 15, "redone": 40}
@@ -173,7 +172,7 @@ def test_what_ranks_do_before_they_are_heard_of_is_starting_and_no_part_of_a_ste
 
 
 def test_the_steps_of_an_attempt_that_went_on_from_a_checkpoint_are_its_own() -> None:
-    first: list[tuple[float, Record]] = [(15, joined()), (115, stopping(step=100)), (115, opened("crash"))]
+    first: list[tuple[float, Record]] = [(15, joined()), (115, opened("crash")), (115, stopping(100, "i1"))]
     second: list[tuple[float, Record]] = [
         (136, joined()), (146, stopping(step=110, attempt=2)), (147, ended(2)), (148, begun(3)),
         (149, launched(3, 100)),
@@ -185,7 +184,7 @@ def test_the_steps_of_an_attempt_that_went_on_from_a_checkpoint_are_its_own() ->
 
 
 def test_an_attempt_that_came_to_no_step_was_not_productive() -> None:
-    crash: list[tuple[float, Record]] = [(115, stopping(0)), (115, opened("crash"))]
+    crash: list[tuple[float, Record]] = [(115, opened("crash")), (115, stopping(0, "i1"))]
     over: tuple[float, Record] = (116, RunEnded(job=JOB, phase="failed", step=0))
     for heard in ((), ((35.0, joined()),)):
         found = told(*START, *heard, *crash, over, now=200)
@@ -205,7 +204,7 @@ def test_while_no_step_is_made_it_is_starting_and_ranks_that_never_speak_are_bel
 
 
 def test_ranks_that_never_speak_came_as_far_as_the_next_attempt_goes_on_from() -> None:
-    stop: list[tuple[float, Record]] = [(115, stopping(0)), (115, opened("crash"))]
+    stop: list[tuple[float, Record]] = [(115, opened("crash")), (115, stopping(0, "i1"))]
     fail: list[tuple[float, Record]] = [(140, stopping(0, attempt=2)), (140, RunEnded(job=JOB, phase="failed"))]
     found = told(*START, *stop, *AGAIN, *fail, now=200)
     assert found.productive == 100
@@ -259,7 +258,7 @@ def test_productive_and_lost_seconds_are_all_there_is(moves: list[tuple[str, flo
                 held = site.phase == "running"
                 site.loom.fabric.fold((AttemptHeld(job=JOB, attempt=site.run.attempt, held=held),), site.loom.now)
             case "hang":
-                hang = opened("hang", id=site.loom.fabric.incidents.next_id(), subject=f"{JOB}#hang")
+                hang = opened("hang", id=f"i{site.loom.fabric.incidents.count + 1}", about=About(job=JOB, part="hang"))
                 site.loom.fabric.fold((hang,), site.loom.now)
             case "kill0" | "kill1" if agent.attempts and agent.attempts[max(agent.attempts)].ranks:
                 agent.resume = (f"/step-{step}", step)

@@ -7,26 +7,16 @@ from msgspec.structs import replace
 
 from tests.core.site import JOB, Site, incidents
 from torchloom.core.events import Asked, Heard, LighthouseHeard, LinkOpened, Reported
-from torchloom.core.grouping import parts, timeouts
-from torchloom.core.presence import Presence
-from torchloom.core.runs import Run
-from torchloom.messages import (
-    Beat,
-    Cancel,
-    Done,
-    Evict,
-    Goodbye,
-    Hello,
-    JobEnded,
-    Joined,
-    LighthouseBeat,
-    MembersEvicted,
-    No,
-    RankId,
-    Record,
-    Task,
-    Torchft,
-)
+from torchloom.core.state.presence import Presence
+from torchloom.core.state.runs import Run
+from torchloom.core.torchft.replica_groups import parts, timeouts
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.job import Task, Torchft
+from torchloom.protocol.lighthouse import Evict, LighthouseBeat
+from torchloom.protocol.operator import Cancel, Done, No
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.rank import Beat, Goodbye, Hello, Joined
+from torchloom.protocol.records import JobEnded, MembersEvicted, Record
 
 
 def group(replicas: int = 2, **more: object) -> Site:
@@ -94,7 +84,7 @@ def test_a_job_of_replicas_is_a_run_for_each_and_one_for_the_lighthouse() -> Non
 
 
 @pytest.mark.parametrize(
-    ("which", "module"), [("loom", "torchloom.lighthouse"), ("stock", "torchloom.lighthouse.stock")]
+    ("which", "module"), [("loom", "torchloom.lighthouse"), ("stock", "torchloom.lighthouse.torchft_lighthouse")]
 )
 def test_the_lighthouse_is_ours_or_torchfts_own(which: str, module: str) -> None:
     task = Task(argv=("train.py",), torchft=Torchft(replicas=1, lighthouse=which))
@@ -218,7 +208,7 @@ def test_a_replica_that_is_given_up_leaves_the_others_alone() -> None:
     site.settle(2.0)
     assert phases(site) == {"lighthouse": "done", "0": "done", "1": "failed"}
     assert [(r.outcome, r.reason) for r in records(site, JobEnded) if isinstance(r, JobEnded)] == [
-        ("finished", "1 of 2 replicas ended well")
+        ("finished", phrase("replicas_ended_well", done=1, count=2))
     ]
 
 
@@ -359,4 +349,4 @@ def test_what_a_replica_did_before_it_was_lost_is_not_lost_with_it() -> None:
     assert "redone" not in spent.lost
     (incident,) = (i for i in site.loom.fabric.incidents.values() if i.stopped is not None)
     assert incident.lost_steps == 0
-    assert any("it heals from the others" in text for _, text in incident.history)
+    assert phrase("heals") in [entry for _, entry in incident.history]

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from tests.core.loom import Loom, life
 from tests.core.site import JOB, Site, incidents
 from torchloom.core.decision import Decision
+from torchloom.core.detect.rank_spans import spans
+from torchloom.core.detect.stack_groups import group, story
 from torchloom.core.events import FactTold, Heard, LinkOpened, Reported, Tick
-from torchloom.core.observing import look_at_jobs
-from torchloom.core.runs import Run
-from torchloom.messages import (
-    AttemptStopping,
-    Beat,
-    Halt,
-    Hello,
-    IncidentAmended,
-    Inspect,
-    Inspected,
-    Order,
-    RankId,
-    RankStacks,
-    ResponseBegan,
-    Rule,
-    StepTimes,
-    Torchft,
-)
+from torchloom.core.incidents.policy import planned
+from torchloom.core.state.runs import Run
+from torchloom.protocol.facts import Inspected, RankStacks
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentAmended, ResponseBegan
+from torchloom.protocol.job import Rule, Torchft
+from torchloom.protocol.node import Halt, Inspect
+from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.rank import Beat, Hello, Order, StepTimes
+from torchloom.protocol.run_records import AttemptStopping
 
 WELL: dict[str, object] = {"still": 0.0, "frozen": 0.0, "held": 0.0, "computes": False, "phase": ""}
 TIMES = StepTimes(count=50, p50=0.02, p99=0.025, longest=0.03)
@@ -101,7 +97,7 @@ def inspect_orders(site: Training) -> list[tuple[str, object]]:
 def test_a_frozen_rank_is_told_once_looked_at_and_then_all_start_again() -> None:
     site = Training()
     site.stand(1, rank=1, frozen=True)
-    assert incidents(site) == [f"{JOB}: rank 1 is frozen: its process is stopped"]
+    assert incidents(site) == [phrase("of_job", job=JOB, text=phrase("rank_is_frozen", ranks=spans([1])))]
     assert [node for node, _ in inspect_orders(site)] == ["n1"]
     assert site.phase == "running"  # not on the first suspicion
     site.stand(3, rank=1, frozen=True)
@@ -118,7 +114,11 @@ def test_a_held_interpreter_that_computes_is_given_more_time_than_one_that_does_
     computing, idle = Training(), Training()
     computing.stand(10, rank=0, held=True, computes=1.0)
     idle.stand(10, rank=0, held=True)
-    assert incidents(computing) == incidents(idle) == [f"{JOB}: rank 0 hangs: its interpreter is held"]
+    assert (
+        incidents(computing)
+        == incidents(idle)
+        == [phrase("of_job", job=JOB, text=phrase("rank_is_held", ranks=spans([0])))]
+    )
     assert (computing.run.attempt, idle.run.attempt) == (1, 2)
 
 
@@ -128,7 +128,8 @@ def test_a_rank_that_stops_for_a_moment_and_goes_on_is_no_reason_to_do_anything(
     site.train(3)
     (incident,) = site.loom.fabric.incidents.values()
     assert incident.closed is not None
-    assert incident.outcome.startswith("it went on by itself")
+    assert isinstance(incident.outcome, Phrase)
+    assert incident.outcome.code == "went_on_by_itself"
     assert site.run.attempt == 1
     assert site.phase == "running"
 
@@ -195,6 +196,11 @@ WAITS = 'Current thread 0x1 (most recent call first):\n  File "distributed_c10d.
 SLEEPS = 'Current thread 0x1 (most recent call first):\n  File "model.py", line 88 in forward\n'
 
 
+def heard(evidence: Iterable[Prose]) -> list[Phrase]:
+    """What the evidence says of last beats."""
+    return [line for line in evidence if isinstance(line, Phrase) and line.code == "last_heard"]
+
+
 def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> None:
     site = Training()
     site.stand(1, rank=1, frozen=True)
@@ -206,15 +212,17 @@ def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> Non
     said = Inspected(job=JOB, node="n1", incident=incident, ranks=ranks, host="load 1")
     site.loom.happen(FactTold(said))
     site.loom.happen(FactTold(said))
-    evidence = site.loom.fabric.incidents[incident].evidence
-    text = "\n".join(evidence)
-    assert text.count("where the ranks were on n1") == 1
-    assert "model.py:88" in text
-    assert "all_reduce" in text
-    assert "rank 1: stopped; its stacks were read from outside" in text
-    assert "n1: load 1" in evidence
-    assert "the last that rank 1 wrote to stderr:\n  oops" in evidence
-    assert any(line.startswith("rank 1 was last heard") and "step 1500" in line for line in evidence)
+    evidence = list(site.loom.fabric.incidents[incident].evidence)
+    lines = [
+        *story(group({0: WAITS, 1: SLEEPS}), culprits=(1,)),
+        phrase("stacks_from_outside", rank=1, state="stopped"),
+    ]
+    assert evidence.count(phrase("stacks_on_node", node="n1", lines=lines)) == 1
+    assert evidence.count(phrase("of_node", node="n1", text="load 1")) == 1
+    assert evidence.count(phrase("last_of_stderr", rank=1, lines=["oops"])) == 1
+    (blamed, _peer) = heard(evidence)
+    assert blamed.args["rank"] == 1
+    assert phrase("beat_step", step=1500) in blamed.args["parts"]  # type: ignore[operator]
 
 
 def test_stacks_for_an_incident_that_nobody_knows_are_left_alone() -> None:
@@ -249,9 +257,9 @@ def test_a_dry_run_says_once_what_it_would_do() -> None:
     assert site.run.attempt == 1
     assert site.records(ResponseBegan) == []
     (incident,) = site.loom.fabric.incidents.values()
-    assert incident.decision.startswith("nothing: this is a dry run")
-    amended = [r for r in site.records(IncidentAmended) if "dry run" in r.decision]  # type: ignore[attr-defined]
-    assert len(amended) == 1
+    nothing = phrase("policy_held_back", why=phrase("policy_dry_run"), policy=planned("restart"))
+    assert incident.decision == nothing
+    assert [r.decision for r in site.records(IncidentAmended)].count(nothing) == 1  # type: ignore[attr-defined]
 
 
 def test_where_no_checkpoint_is_known_of_a_frozen_rank_is_given_far_more_time() -> None:
@@ -259,7 +267,8 @@ def test_where_no_checkpoint_is_known_of_a_frozen_rank_is_given_far_more_time() 
     site.stand(300, rank=1, frozen=True)
     assert site.run.attempt == 1
     (incident,) = site.loom.fabric.incidents.values()
-    assert "no checkpoint is known of" in incident.decision
+    assert isinstance(incident.decision, Phrase)
+    assert incident.decision.code == "if_it_lasts_all_is_lost"
     site.stand(700, rank=1, frozen=True)
     assert site.run.attempt == 2
 
@@ -284,7 +293,8 @@ def test_a_limit_ends_what_a_rule_does() -> None:
     site.train(30)
     site.stand(20, rank=1, frozen=True)
     assert site.run.attempt == 2
-    assert "its limit" in list(site.loom.fabric.incidents.values())[-1].decision
+    held_back = phrase("policy_held_back", why=phrase("policy_limit_reached", limit=1), policy=planned("restart"))
+    assert list(site.loom.fabric.incidents.values())[-1].decision == held_back
 
 
 def test_restarts_for_hangs_count_against_the_budget() -> None:
@@ -326,12 +336,11 @@ def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_
         for number, rank in enumerate(ranks):
             beat = Beat(incarnation=life(number + 1), step=step, still=float(passed), collectives=100 - number)
             loom.happen(Heard(rank, beat))
-        for event in list(look_at_jobs(loom.fabric, loom.now)):
-            loom.happen(event)
+        loom.look()
         loom.now += 1
     (incident,) = loom.fabric.incidents.values()
-    assert incident.subject == "theirs/r/1#hang"
-    assert incident.decision.startswith("reported")
+    assert incident.about == About(rank=RankId("theirs", "r", 1), part="hang")
+    assert incident.decision == phrase("not_ours_to_restart")
     orders = [command for _, command in loom.sent[sent:] if isinstance(command, Order)]
     assert {order.verb for order in orders} == {"stacks"}
     assert len({order.id for order in orders}) == 1
@@ -341,11 +350,10 @@ def test_whoever_waits_for_a_rank_that_nobody_hears_is_not_blamed() -> None:
     loom, ranks, step = theirs()
     for passed in range(1, 60):  # rank 1 was stopped: it says nothing, and rank 0 waits for it
         loom.happen(Heard(ranks[0], Beat(incarnation=life(1), step=step + 1, still=float(passed))))
-        for event in list(look_at_jobs(loom.fabric, loom.now)):
-            loom.happen(event)
+        loom.look()
         loom.happen(Tick())
         loom.now += 1
-    assert {i.subject for i in loom.fabric.incidents.values()} == {"theirs/r/1"}
+    assert {i.about for i in loom.fabric.incidents.values()} == {About(rank=RankId("theirs", "r", 1))}
 
 
 def test_a_rank_that_is_lost_because_it_is_frozen_is_one_incident() -> None:
@@ -363,7 +371,7 @@ def test_a_rank_that_is_lost_because_it_is_frozen_is_one_incident() -> None:
     assert site.loom.presence(RankId(JOB, "main", silent.rank)) == "lost"
     assert len(incidents(site)) == 1
     (known,) = site.loom.fabric.incidents.values()
-    assert any(line.startswith("it is lost: ") for line in known.evidence)
+    assert any(isinstance(line, Phrase) and line.code == "rank_lost_too" for line in known.evidence)
 
 
 def test_what_was_wrong_with_a_job_that_has_ended_is_over() -> None:
@@ -426,7 +434,7 @@ class Together(Training):
 def test_of_replicas_that_wait_for_each_other_the_frozen_one_alone_is_started_again() -> None:
     site = Together()
     site.wait(1, 1, frozen=True)
-    assert incidents(site) == [f"{JOB}:1: rank 0 is frozen: its process is stopped"]
+    assert incidents(site) == [phrase("of_job", job=f"{JOB}:1", text=phrase("rank_is_frozen", ranks=spans([0])))]
     site.wait(4, 1, frozen=True)
     assert site.ordinals == [1, 2, 1]
     assert len(incidents(site)) == 1
@@ -450,12 +458,11 @@ def test_the_incident_says_what_was_heard_of_the_one_that_is_frozen() -> None:
     site = Together(dry_run=True)
     site.wait(3, 1, frozen=True)
     (incident,) = site.loom.fabric.incidents.values()
-    assert incident.subject == f"{JOB}/{JOB}_1/0#frozen"
-    assert incident.evidence[0].startswith(f"{JOB}_1 has made no step for ")
-    heard = [line for line in incident.evidence if "was last heard" in line]
-    assert len(heard) == 2
-    assert heard[0].startswith("rank 0 was last heard")
-    assert heard[1].startswith(f"rank {JOB}/{JOB}_0/0 was last heard")
+    assert incident.about == About(rank=RankId(JOB, f"{JOB}_1", 0), part="frozen")
+    first = incident.evidence[0]
+    assert isinstance(first, Phrase)
+    assert (first.code, first.args["replica"]) == ("replica_makes_no_step", f"{JOB}_1")
+    assert [line.args["rank"] for line in heard(incident.evidence)] == [0, f"{JOB}/{JOB}_0/0"]
 
 
 def test_stacks_of_a_replica_are_kept_with_the_incident_of_its_job() -> None:
@@ -464,7 +471,8 @@ def test_stacks_of_a_replica_are_kept_with_the_incident_of_its_job() -> None:
     (incident,) = site.loom.fabric.incidents
     ranks = (RankStacks(rank=0, how="py-spy", text=SLEEPS, state="stopped"),)
     site.loom.happen(FactTold(Inspected(job=f"{JOB}:1", node="n1", incident=incident, ranks=ranks)))
-    assert "model.py:88" in "\n".join(site.loom.fabric.incidents[incident].evidence)
+    lines = [*story(group({0: SLEEPS})), phrase("stacks_from_outside", rank=0, state="stopped")]
+    assert phrase("stacks_on_node", node="n1", lines=lines) in site.loom.fabric.incidents[incident].evidence
 
 
 def test_where_no_replica_stands_out_nothing_is_done() -> None:
@@ -479,5 +487,17 @@ def test_one_that_goes_on_by_itself_is_left_alone() -> None:
     site.wait(1, 1, frozen=True)
     site.train(3)
     (incident,) = site.loom.fabric.incidents.values()
-    assert incident.outcome.startswith("it went on by itself")
+    assert isinstance(incident.outcome, Phrase)
+    assert incident.outcome.code == "went_on_by_itself"
     assert site.ordinals == [1, 1, 1]
+
+
+def test_what_was_seen_of_one_attempt_does_not_count_for_the_next() -> None:
+    watch = Loom().fabric.watch
+    first = watch.case("a", (("a", 1),))
+    assert watch.case("a", (("a", 1),)) is first
+    assert watch.case("b", (("b", 1),)) is not first
+    assert watch.case("a", (("a", 1),)) is first
+    second = watch.case("a", (("a", 2),))
+    assert second is not first
+    assert watch.case("a", (("a", 2), ("b", 1))) is not second  # of replicas, one more

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from tests.core.loom import Loom, a_hello, life
 from tests.examples import examples
 from torchloom.core.events import FactTold, LinkClosed, LinkOpened, Reported
-from torchloom.core.fabric import Fabric, State
-from torchloom.messages import Fail, Goodbye, RankExited, RankId, Recover, Register, Resumed, Saved, SaveFailed
+from torchloom.core.state.cluster import Fabric, State
+from torchloom.protocol.facts import RankExited
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.operator import Fail, Recover, Register
+from torchloom.protocol.rank import Goodbye, Resumed, Saved, SaveFailed
 from torchloom.settings import Settings
 
 Event = Any

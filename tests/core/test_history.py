@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site
-from torchloom.core.fabric import Fabric
-from torchloom.core.history import KEPT, MOST, noted
-from torchloom.core.incidents import Incident
-from torchloom.core.picture import CLOSED_SHOWN, EVIDENCE_SHOWN, picture
-from torchloom.messages import (
-    AttemptStopping,
-    IncidentAmended,
-    IncidentOpened,
-    JobResumed,
-    LookFabric,
-    PlaneView,
-    RankId,
-    ResponseBegan,
-    ResponseWent,
-)
+from torchloom.core.incidents.policy import planned
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.incident import KEPT, MOST, Incident, noted
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.queries import LookFabric
+from torchloom.protocol.records import JobResumed
+from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.views import PlaneView
 from torchloom.settings import Settings
+from torchloom.views.queries import CLOSED_SHOWN, EVIDENCE_SHOWN, picture
 
 PLANE = PlaneView(weaver="w", term=1, began=0, now=0, log_seq=1, version="0")
 
@@ -35,19 +33,20 @@ def killed() -> Site:
     return site
 
 
-def texts(incident: Incident) -> list[str]:
-    return [text for _, text in incident.history]
+def entries(incident: Incident) -> list[Prose]:
+    return [entry for _, entry in incident.history]
 
 
 def test_a_crash_tells_what_was_done_and_what_it_cost() -> None:
     site = killed()
     (incident,) = site.loom.fabric.incidents.values()
-    decided, ended, prepared, goes_on, over = texts(incident)
-    assert decided.startswith("decided: all ranks are ended, then started again")
-    assert ended == "all ranks of attempt 1 are ended"
-    assert prepared == "attempt 2 is prepared on n1"
-    assert goes_on == "it goes on from step 30 (/runs/step-30)"
-    assert over == "over: started again from step 30 as attempt 2"
+    assert entries(incident) == [
+        phrase("decided", decision=planned("restart")),
+        phrase("attempt_stopped", attempt=1, step=None),
+        phrase("attempt_prepared", attempt=2, nodes=["n1"]),
+        phrase("resumes_at", step=30, path="/runs/step-30"),
+        phrase("over", outcome=phrase("started_again_from_step", step=30, attempt=2)),
+    ]
     assert (incident.stopped, incident.lost_steps) == ((JOB, 1), 0)
     assert incident.lost_seconds == incident.history[-1][0] - incident.opened
 
@@ -81,7 +80,9 @@ def test_responses_are_told_one_after_the_other() -> None:
     site.submit()
     site.settle()
     fabric, now = site.loom.fabric, site.loom.now
-    opened = IncidentOpened(id="i1", what="w", subject=f"{JOB}/main/1#hang", job=JOB, decision="wait", kind="hang")
+    opened = IncidentOpened(
+        id="i1", what="w", about=About(rank=RankId(JOB, "main", 1), part="hang"), job=JOB, decision="wait", kind="hang"
+    )
     began = ResponseBegan(job=JOB, incident="i1", kind="hang", do=("stacks", "checkpoint", "restart"))
     fabric.fold((opened,), now + 1)
     fabric.fold((began, IncidentAmended(id="i1", decision="act")), now + 2)
@@ -90,20 +91,20 @@ def test_responses_are_told_one_after_the_other() -> None:
     fabric.fold((IncidentAmended(id="i1", evidence=("how it ended", "and its last words")),), now + 4)
     fabric.fold((IncidentAmended(id="i1", evidence=("no checkpoint came",)),), now + 4)
     fabric.fold((AttemptStopping(job=JOB, attempt=1, reason="r", step=1204, incident="i1"),), now + 5)
-    assert texts(fabric.incidents["i1"]) == [
-        "decided: wait",
-        "begins: stacks, then checkpoint, then restart",
-        "done: stacks",
+    assert entries(fabric.incidents["i1"]) == [
+        phrase("decided", decision="wait"),
+        phrase("response_begins", do=["stacks", "checkpoint", "restart"], job=""),
+        phrase("response_done", do=["stacks"]),
         "no checkpoint came",
-        "all ranks of attempt 1 are ended at step 1,204",
+        phrase("attempt_stopped", attempt=1, step=1204),
     ]
 
 
 def test_steps_are_lost_since_the_checkpoint_or_where_the_script_itself_says_it_goes_on() -> None:
     site = killed()
     fabric, now = site.loom.fabric, site.loom.now
-    opened = IncidentOpened(id="i9", what="w", subject=f"{JOB}/main/1", job=JOB, kind="crash")
-    fabric.fold((AttemptStopping(job=JOB, attempt=2, reason="r", step=100), opened), now)
+    opened = IncidentOpened(id="i9", what="w", about=About(rank=RankId(JOB, "main", 1)), job=JOB, kind="crash")
+    fabric.fold((opened, AttemptStopping(job=JOB, attempt=2, reason="r", step=100, incident="i9")), now)
     assert fabric.incidents["i9"].step == 100
     site.settle()
     assert fabric.incidents["i9"].lost_steps == 70
@@ -116,10 +117,10 @@ def test_what_is_decided_while_an_attempt_is_being_ended_for_something_else_is_a
     site.submit()
     site.settle()
     fabric, now = site.loom.fabric, site.loom.now
-    mine = IncidentOpened(id="i1", what="w", subject=f"{JOB}/main/1", job=JOB)
-    fabric.fold((AttemptStopping(job=JOB, attempt=1, reason="r", step=1), mine), now)
-    fabric.fold((IncidentOpened(id="i2", what="w", subject=f"{JOB}/main/0", job=JOB),), now)
-    fabric.fold((IncidentOpened(id="i3", what="w", subject=f"{JOB}/main/0", job=JOB),), now + 1)
+    mine = IncidentOpened(id="i1", what="w", about=About(rank=RankId(JOB, "main", 1)), job=JOB)
+    fabric.fold((mine, AttemptStopping(job=JOB, attempt=1, reason="r", step=1, incident="i1")), now)
+    fabric.fold((IncidentOpened(id="i2", what="w", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now)
+    fabric.fold((IncidentOpened(id="i3", what="w", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now + 1)
     assert [i.stopped for i in fabric.incidents.values()] == [(JOB, 1), None, None]
 
 
@@ -129,7 +130,7 @@ def test_what_is_told_after_an_attempt_was_ended_is_not_why() -> None:
     site.settle()
     fabric, now = site.loom.fabric, site.loom.now
     fabric.fold((AttemptStopping(job=JOB, attempt=1, reason="r", step=1),), now)
-    fabric.fold((IncidentOpened(id="i1", what="w", subject=f"{JOB}/main/0", job=JOB),), now + 1)
+    fabric.fold((IncidentOpened(id="i1", what="w", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now + 1)
     assert fabric.incidents["i1"].stopped is None
 
 
@@ -138,11 +139,11 @@ def test_a_rank_that_was_lost_and_turns_out_to_be_dead_has_crashed() -> None:
     site.submit()
     site.settle()
     fabric, now = site.loom.fabric, site.loom.now
-    fabric.fold((IncidentOpened(id="i1", what="it is lost", subject=f"{JOB}/main/0", job=JOB),), now)
-    stopping = AttemptStopping(job=JOB, attempt=1, reason="r", step=1)
-    fabric.fold((stopping, IncidentAmended(id="i1", decision="restart")), now + 1)
+    fabric.fold((IncidentOpened(id="i1", what="it is lost", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now)
+    stopping = AttemptStopping(job=JOB, attempt=1, reason="r", step=1, incident="i1")
+    fabric.fold((IncidentAmended(id="i1", decision="restart"), stopping), now + 1)
     assert (fabric.incidents["i1"].kind, fabric.incidents["i1"].stopped) == ("crash", (JOB, 1))
-    fabric.fold((IncidentOpened(id="i2", what="w", subject=f"{JOB}#run", job=JOB),), now + 1)
+    fabric.fold((IncidentOpened(id="i2", what="w", about=About(run=JOB), job=JOB),), now + 1)
     assert fabric.incidents["i2"].kind == ""
 
 
@@ -151,7 +152,7 @@ def test_a_device_that_failed_tells_of_the_job_that_was_moved() -> None:
     site.submit()
     site.settle()
     fabric, now = site.loom.fabric, site.loom.now
-    device = IncidentOpened(id="i1", what="w", subject="GPU-1", kind="device")
+    device = IncidentOpened(id="i1", what="w", about=About(device="GPU-1"), kind="device")
     stopping = AttemptStopping(job=JOB, attempt=1, reason="r", step=7, incident="i1", counts=False)
     fabric.fold((device, stopping), now)
     view = picture(fabric, PLANE, LookFabric(job=JOB))
@@ -159,11 +160,11 @@ def test_a_device_that_failed_tells_of_the_job_that_was_moved() -> None:
 
 
 def test_a_story_is_short_and_does_not_say_the_same_twice() -> None:
-    incident = Incident(id="i1", opened=0, what="w", subject="s")
+    incident = Incident(id="i1", opened=0, what="w", about=About(job="s"))
     for number in range(3 * KEPT):
         incident = noted(noted(incident, number, f"{number}"), number, f"{number}")
-    assert texts(incident) == ["0", *(str(number) for number in range(2 * KEPT + 1, 3 * KEPT))]
-    assert len(noted(incident, 1, "x" * 1000).history[-1][1]) == MOST
+    assert entries(incident) == ["0", *(str(number) for number in range(2 * KEPT + 1, 3 * KEPT))]
+    assert noted(incident, 1, "x" * 1000).history[-1][1] == "x" * (MOST - 1) + "…"
 
 
 # ── what of it is in a picture ──
@@ -174,7 +175,7 @@ def many(count: int, evidence: str, job: str = JOB) -> Fabric:
     for number in range(count):
         fabric.fold(
             (
-                IncidentOpened(id=f"{job}-{number}", what="w", subject="s", job=job, evidence=(evidence,)),
+                IncidentOpened(id=f"{job}-{number}", what="w", about=About(job="s"), job=job, evidence=(evidence,)),
                 IncidentAmended(id=f"{job}-{number}", outcome="o", closed=True),
             ),
             float(number),
@@ -182,6 +183,7 @@ def many(count: int, evidence: str, job: str = JOB) -> Fabric:
     return fabric
 
 
+@pytest.mark.wording
 def test_a_picture_tells_the_newest_whole_and_as_many_as_fit() -> None:
     evidence = "x" * (EVIDENCE_SHOWN // 10)
     view = picture(many(40, evidence), PLANE, LookFabric(limit=0))
@@ -191,6 +193,7 @@ def test_a_picture_tells_the_newest_whole_and_as_many_as_fit() -> None:
     assert sum(lengths) < 2 * EVIDENCE_SHOWN
 
 
+@pytest.mark.wording
 def test_one_incident_is_told_whole_however_old() -> None:
     fabric = many(CLOSED_SHOWN * 3, "x" * 10_000)
     assert f"{JOB}-1" not in [i.id for i in picture(fabric, PLANE, LookFabric()).incidents]
@@ -202,7 +205,7 @@ def test_one_incident_is_told_whole_however_old() -> None:
 def test_the_incidents_of_a_job_are_not_crowded_out_by_those_of_others() -> None:
     fabric = many(3, "mine", job="quiet")
     for number in range(CLOSED_SHOWN * 2):
-        noisy = IncidentOpened(id=f"n{number}", what="w", subject="s", job="noisy")
+        noisy = IncidentOpened(id=f"n{number}", what="w", about=About(job="s"), job="noisy")
         fabric.fold((noisy, IncidentAmended(id=f"n{number}", closed=True)), 100.0 + number)
     assert len(picture(fabric, PLANE, LookFabric(job="quiet")).incidents) == 3
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.core.loom import Loom, life
-from torchloom.core.hosts import Hosts, blamed_by
-from torchloom.messages import DeviceFailed, NodeBeat, RankId
+from torchloom.core.devices.alert_targets import Hosts, blamed_by
+from torchloom.protocol.facts import DeviceFailed
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.node import NodeBeat
 
 
 @pytest.fixture

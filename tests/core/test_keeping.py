@@ -7,30 +7,22 @@ import msgspec
 from tests.core.loom import HI, Loom, life
 from torchloom.core.decision import Decision
 from torchloom.core.events import Reported
-from torchloom.core.fabric import Fabric, State
-from torchloom.core.incidents import Incident
-from torchloom.core.keeping import KEEP_SAVED
-from torchloom.core.picture import checkpoints
-from torchloom.messages import (
-    CheckpointFailed,
-    CheckpointSaved,
-    CheckpointsView,
-    IncidentAmended,
-    IncidentOpened,
-    JobResumed,
-    LookCheckpoints,
-    RankId,
-    Record,
-    Resumed,
-    ResumedStep,
-    Saved,
-    SaveFailed,
-)
+from torchloom.core.state.checkpoint_index import KEEP_SAVED
+from torchloom.core.state.cluster import Fabric, State
+from torchloom.core.state.incident import Incident
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.queries import LookCheckpoints
+from torchloom.protocol.rank import Resumed, Saved, SaveFailed
+from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed, Record
+from torchloom.protocol.views import CheckpointsView, ResumedStep
 from torchloom.settings import Settings
+from torchloom.views.queries import checkpoints
 
 LO = RankId("mnist", "lo", 0)
 FULL = "OSError: no space left on device: /runs/a/step-{step}/model.pt"
-FAILING = "checkpoint of mnist failed"
+FAILING = phrase("checkpoint_failed", job="mnist")
 
 
 def save(loom: Loom, step: int, folder: str = "/runs/a", number: int = 1, rank: RankId = HI, size: int = 8) -> Decision:
@@ -38,9 +30,9 @@ def save(loom: Loom, step: int, folder: str = "/runs/a", number: int = 1, rank: 
     return loom.happen(Reported(rank, said))
 
 
-def fail(loom: Loom, step: int, why: str = FULL, number: int = 1, rank: RankId = HI) -> Decision:
-    why = why.format(step=step)
-    return loom.happen(Reported(rank, SaveFailed(incarnation=life(number), step=step, folder="/runs/a", why=why)))
+def fail(loom: Loom, step: int, why: str = FULL, number: int = 1, error: str = "OSError ENOSPC") -> Decision:
+    failed = SaveFailed(incarnation=life(number), step=step, folder="/runs/a", why=why.format(step=step), error=error)
+    return loom.happen(Reported(HI, failed))
 
 
 def resume(loom: Loom, step: int, number: int = 1, rank: RankId = HI, **rejected: str) -> Decision:
@@ -120,10 +112,14 @@ def test_a_failure_is_an_incident_that_says_what_is_done() -> None:
     loom = joined()
     assert kinds(fail(loom, 100)) == [CheckpointFailed, IncidentOpened]
     incident = only_incident(loom)
-    assert (incident.what, incident.subject, incident.job) == (FAILING, "mnist#checkpoint", "mnist")
-    assert incident.evidence == (FULL.format(step=100), "step 100, in /runs/a")
-    assert incident.decision == "training goes on; the next interval tries again"
-    assert incident.reason == "the last good one stays"
+    assert (incident.what, incident.about, incident.job) == (
+        FAILING,
+        About(job="mnist", part="checkpoint"),
+        "mnist",
+    )
+    assert incident.evidence == (FULL.format(step=100), phrase("at_step_in", step=100, folder="/runs/a"))
+    assert incident.decision == phrase("next_interval_saves")
+    assert incident.reason == phrase("last_good_stays")
     view = seen(loom)
     assert (view.failures, view.folder, view.saved) == (1, "/runs/a", ())
     assert view.failed
@@ -142,8 +138,14 @@ def test_a_disk_that_stays_full_is_one_incident_that_does_not_grow() -> None:
 def test_another_reason_is_new_evidence() -> None:
     loom = joined()
     fail(loom, 100)
-    assert kinds(fail(loom, 200, "the file system is read-only")) == [CheckpointFailed, IncidentAmended]
-    assert only_incident(loom).evidence[2:] == ("the file system is read-only", "step 200, in /runs/a")
+    assert kinds(fail(loom, 200, "the file system is read-only", error="OSError EROFS")) == [
+        CheckpointFailed,
+        IncidentAmended,
+    ]
+    assert only_incident(loom).evidence[2:] == (
+        "the file system is read-only",
+        phrase("at_step_in", step=200, folder="/runs/a"),
+    )
     assert kinds(fail(loom, 300)) == [CheckpointFailed]  # known already
     assert loom.open_incidents() == [FAILING]
 
@@ -153,7 +155,7 @@ def test_a_later_checkpoint_ends_the_incident() -> None:
     fail(loom, 100)
     assert kinds(save(loom, 200)) == [CheckpointSaved, IncidentAmended]
     assert only_incident(loom).closed == loom.now
-    assert only_incident(loom).outcome == "a later checkpoint was written"
+    assert only_incident(loom).outcome == phrase("later_checkpoint_written")
     assert seen(loom).failures == 1
     assert kinds(save(loom, 300)) == [CheckpointSaved]
     fail(loom, 400)
@@ -174,7 +176,7 @@ def test_it_does_not_hide_what_is_known_about_the_rank_itself() -> None:
     loom = joined()
     fail(loom, 100)
     loom.close()
-    assert set(loom.open_incidents()) == {FAILING, "rank mnist/hi/0 is lost"}
+    assert loom.open_incidents() == [FAILING, phrase("rank_lost", rank=HI)]
     loom.open()
     assert loom.open_incidents() == [FAILING]
 
@@ -193,10 +195,10 @@ def test_a_damaged_checkpoint_is_an_incident_that_is_over_at_once() -> None:
     loom = joined()
     resume(loom, 100, step200="model.pt: 64 bytes differ")
     incident = only_incident(loom)
-    assert incident.what == "checkpoint step200 of mnist is damaged"
-    assert incident.evidence == ("step200: model.pt: 64 bytes differ",)
-    assert (incident.decision, incident.closed) == ("resumed from step 100", loom.now)
-    assert incident.subject == "mnist#checkpoint"
+    assert incident.what == phrase("checkpoint_damaged", names=["step200"], job="mnist")
+    assert incident.evidence == (phrase("checkpoint_rejected", name="step200", why="model.pt: 64 bytes differ"),)
+    assert (incident.decision, incident.closed) == (phrase("resumed_from", step=100), loom.now)
+    assert incident.about == About(job="mnist", part="checkpoint")
 
 
 def test_several_damaged_ones_are_one_incident() -> None:
@@ -204,8 +206,8 @@ def test_several_damaged_ones_are_one_incident() -> None:
     resume(loom, 100, a="torn", b="torn")
     resume(loom, 100, **{f"s{n}": "torn" for n in range(60)})
     few, many = loom.fabric.incidents.values()
-    assert few.what == "checkpoints a, b of mnist are damaged"
-    assert many.what == "checkpoints s0, s1, s2 and 57 more of mnist are damaged"
+    assert few.what == phrase("checkpoints_damaged", names=["a", "b"], job="mnist")
+    assert many.what == phrase("checkpoints_damaged", names=[f"s{n}" for n in range(60)], job="mnist")
     assert len(many.evidence) == 20
 
 
@@ -272,7 +274,7 @@ def test_a_forgotten_job_leaves_nothing_behind() -> None:
     assert "mnist" not in loom.fabric.jobs
     assert seen(loom) == CheckpointsView(job="mnist")
     assert loom.fabric.state().keeping.jobs == ()
-    assert only_incident(loom).outcome == "the job is forgotten"
+    assert only_incident(loom).outcome == phrase("job_forgotten")
     assert loom.restarted().fabric.state() == loom.fabric.state()
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tests.core.site import JOB, Site
-from torchloom.core.picture import runs
-from torchloom.messages import LookRuns
+from tests.core.site import Site, a_node, waiting
+from torchloom.protocol.phrase import phrase
 
 
 def running(*nodes: str, **task: object) -> Site:
@@ -24,14 +23,13 @@ def test_its_job_is_ended_in_order_and_goes_on_where_there_is_room() -> None:
     site = running("n1", "n2")
     leave(site, "n1")
     assert (site.phase, site.run.nodes) == ("running", ("n2",))
-    assert site.run.notes[0].reason == "n1 is leaving"
+    assert site.run.notes[0].reason == phrase("node_is_leaving", node="n1")
 
 
 def test_its_job_waits_where_there_is_none_and_begins_on_the_next_agent() -> None:
     site = running("n1")
     leave(site, "n1")
-    view = runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now)
-    assert view.runs[0].waiting == "a node with room for 2 (n1: leaving)"
+    assert waiting(site) == a_node(2, phrase("of_node", node="n1", text=phrase("room_leaving")))
     site.agents["n1"].leaving = False
     site.settle(2)
     assert site.phase == "running"

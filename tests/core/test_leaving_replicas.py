@@ -8,26 +8,13 @@ from tests.core.loom import Loom
 from tests.core.site import JOB, Site, incidents
 from tests.core.test_grouping import evicted, group, join, member, phases, records, run_of, shine
 from torchloom.core.events import Asked, Heard, Replied, Reported, VerdictKnown
-from torchloom.messages import (
-    Applied,
-    Beat,
-    Done,
-    DrainReplica,
-    EvictReplica,
-    Halt,
-    JobEnded,
-    Joined,
-    LighthouseBeat,
-    No,
-    Propose,
-    RankId,
-    Ready,
-    SetKnobs,
-    Standing,
-    Steer,
-    Verdict,
-    WhereAreYou,
-)
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.lighthouse import LighthouseBeat
+from torchloom.protocol.node import Halt
+from torchloom.protocol.operator import Done, DrainReplica, EvictReplica, No, SetKnobs, Steer
+from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.protocol.rank import Applied, Beat, Joined, Propose, Ready, Standing, Verdict, WhereAreYou
+from torchloom.protocol.records import JobEnded
 
 RANKS = {number: RankId(JOB, f"{JOB}_{number}", 0) for number in range(3)}
 
@@ -84,7 +71,7 @@ class Course:
                 loom.happen(Replied(rank, reply))
             while loom.verdicts:
                 wanted = loom.verdicts.pop(0)
-                loom.happen(VerdictKnown(wanted.change, wanted.commit and self.verdict, "as the server says"))
+                loom.happen(VerdictKnown(wanted.change, wanted.commit and self.verdict, wanted.abort))
 
 
 # ── evicted ──
@@ -102,10 +89,10 @@ def test_a_replica_that_is_evicted_is_killed_and_started_again_while_the_others_
     site.settle(2.0)
     assert [run_of(site, n).ordinal for n in (0, 1)] == [1, 2]
     assert run_of(site, 1).stops == ()  # nobody's fault
-    assert incidents(site) == [f"{JOB}:1: evicted by ann"]
+    assert incidents(site) == [phrase("of_job", job=f"{JOB}:1", text=phrase("replica_evicted", operator="ann"))]
     (incident,) = site.loom.fabric.incidents.values()
-    assert incident.decision == "the replica is ended, then started again, while the others go on"
-    assert incident.outcome == "started again to heal from the others as attempt 2"
+    assert incident.decision == phrase("replica_restarts")
+    assert incident.outcome == phrase("started_again_to_heal", attempt=2)
 
 
 def test_one_that_is_being_started_again_is_not_evicted_twice() -> None:
@@ -114,7 +101,7 @@ def test_one_that_is_being_started_again_is_not_evicted_twice() -> None:
     evict(site, f"{JOB}_1")
     answer = evict(site, f"{JOB}_1")
     assert isinstance(answer, Done)
-    assert answer.text == f"{JOB}/{JOB}_1 is stopping"
+    assert answer.text == phrase("replica_is", replica=f"{JOB}/{JOB}_1", phase="stopping")
     assert evicted(site) == [(member(1),)]
 
 
@@ -141,7 +128,7 @@ def test_the_last_one_that_trains_is_not_evicted() -> None:
     site.settle(2.0)
     answer = evict(site, f"{JOB}_1")
     assert isinstance(answer, No)
-    assert "nothing would be left to heal from" in answer.why
+    assert answer.why == phrase("last_replica", replica=f"{JOB}/{JOB}_1")
     assert run_of(site, 1).ordinal == 1
 
 
@@ -167,7 +154,7 @@ def test_one_that_is_drained_is_not_evicted_too() -> None:
     before = incidents(site)
     answer = evict(site, f"{JOB}_0")
     assert isinstance(answer, Done)
-    assert answer.text == f"{JOB}/{JOB}_0 is drained"
+    assert answer.text == phrase("replica_drained", replica=f"{JOB}/{JOB}_0")
     assert incidents(site) == before
 
 
@@ -176,7 +163,7 @@ def test_nor_is_it_if_others_started_it() -> None:
     assert isinstance(evict(site, "r1", "theirs"), Done)
     answer = evict(site, "r0", "theirs")
     assert isinstance(answer, No)
-    assert "nothing would be left to heal from" in answer.why
+    assert answer.why == phrase("last_replica", replica="theirs/r0")
     assert evicted(site) == [("r1:b",)]
 
 
@@ -184,7 +171,7 @@ def test_one_that_others_started_is_only_taken_out_of_the_quorum() -> None:
     site = outside(True, "r0:a", "r1:b")
     answer = evict(site, "r1", "theirs")
     assert isinstance(answer, Done)
-    assert answer.text == "theirs/r1 is evicted from the quorum"
+    assert answer.text == phrase("out_of_quorum", replica="theirs/r1")
     assert evicted(site) == [("r1:b",)]
     assert incidents(site) == []
 
@@ -193,20 +180,20 @@ def test_a_lighthouse_that_is_not_ours_cannot_be_told() -> None:
     site = outside(False, "r0:a", "r1:b")
     answer = evict(site, "r1", "theirs")
     assert isinstance(answer, No)
-    assert "is not torchLoom's" in answer.why
+    assert answer.why == phrase("foreign_lighthouse", job="theirs")
     assert evicted(site) == []
 
 
 @pytest.mark.parametrize(
     ("job", "replica", "why"),
     [
-        ("theirs", "r0", "theirs/r0 is not under torchft"),
-        ("theirs", "r9", "there is no replica theirs/r9"),
-        (JOB, "main", f"{JOB}/main is not under torchft"),
-        ("nobody", "main", "there is no replica nobody/main"),
+        ("theirs", "r0", phrase("not_under_torchft", replica="theirs/r0")),
+        ("theirs", "r9", phrase("replica_unknown", replica="theirs/r9")),
+        (JOB, "main", phrase("not_under_torchft", replica=f"{JOB}/main")),
+        ("nobody", "main", phrase("replica_unknown", replica="nobody/main")),
     ],
 )
-def test_what_is_not_under_torchft_is_not_evicted(job: str, replica: str, why: str) -> None:
+def test_what_is_not_under_torchft_is_not_evicted(job: str, replica: str, why: Phrase) -> None:
     site = outside(True, "")
     site.submit()
     site.settle()
@@ -233,7 +220,7 @@ def test_a_drained_replica_leaves_at_a_step_and_waits_while_the_others_go_on() -
     ranks = Course(site)
     answer = drain(site, 1)
     assert isinstance(answer, Done)
-    assert "at the end of a step" in answer.text
+    assert answer.text == phrase("replica_leaves", replica=f"{JOB}/{JOB}_1")
     ranks.go()
     assert ranks.stopped == [RANKS[1]]
     site.agents["n1"].end(0, code=0, job=f"{JOB}:1")
@@ -275,10 +262,10 @@ def test_asked_twice_it_says_so() -> None:
     before = len(site.loom.log)
     answer = drain(site, 1)
     assert isinstance(answer, Done)
-    assert answer.text == f"{JOB}/{JOB}_1 is drained"
+    assert answer.text == phrase("replica_drained", replica=f"{JOB}/{JOB}_1")
     answer = drain(site, 0, undo=True)
     assert isinstance(answer, Done)
-    assert answer.text == f"{JOB}/{JOB}_0 is not drained"
+    assert answer.text == phrase("replica_not_drained", replica=f"{JOB}/{JOB}_0")
     assert len(site.loom.log) == before
 
 
@@ -379,7 +366,7 @@ def test_who_drains_one_that_there_is_not_hears_which_there_are() -> None:
     site = training()
     answer = site.loom.happen(Asked(DrainReplica(job=JOB, replica="nobody"), "me")).answer
     assert isinstance(answer, No)
-    assert answer.hint == f"of {JOB} there are {JOB}/{JOB}_0, {JOB}/{JOB}_1"
+    assert answer.hint == phrase("replicas_are", job=JOB, replicas=[f"{JOB}/{JOB}_0", f"{JOB}/{JOB}_1"])
 
 
 def test_what_torchloom_did_not_start_cannot_be_drained() -> None:
@@ -410,4 +397,4 @@ def test_knobs_can_be_set_while_a_replica_is_away() -> None:
     ask = SetKnobs(request=f"{6:032x}", job=JOB, values={"lr": 0.1})
     answer = site.loom.happen(Asked(ask, "me")).answer
     assert isinstance(answer, No)
-    assert "no knob" in answer.why  # and not that a rank cannot be reached
+    assert answer.why == phrase("knob_unknown", job=JOB, name="lr")  # and not that a rank cannot be reached

@@ -8,30 +8,17 @@ from tests.core.site import JOB, Site
 from tests.core.test_grouping import evicted, member, run_of, shine
 from tests.core.test_leaving_replicas import outside
 from torchloom.core.events import Asked, Reported
-from torchloom.core.members import evict
-from torchloom.core.presence import Presence
-from torchloom.messages import (
-    DeviceFailed,
-    DeviceWarned,
-    Discarded,
-    Fail,
-    Healed,
-    Hello,
-    Joined,
-    LighthouseBeat,
-    MemberDiscarded,
-    MemberHealed,
-    MemberJoined,
-    MemberRegrouped,
-    RankExited,
-    RankId,
-    Record,
-    Register,
-    Regrouped,
-    Report,
-    Rule,
-    Torchft,
-)
+from torchloom.core.incidents.policy import planned
+from torchloom.core.state.presence import Presence
+from torchloom.core.torchft.members import evict
+from torchloom.protocol.facts import DeviceFailed, DeviceWarned, RankExited
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.job import Rule, Torchft
+from torchloom.protocol.lighthouse import LighthouseBeat
+from torchloom.protocol.operator import Fail, Register
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.rank import Discarded, Healed, Hello, Joined, Regrouped, Report
+from torchloom.protocol.records import MemberDiscarded, MemberHealed, MemberJoined, MemberRegrouped, Record
 
 NEW, OLD = "1" * 24, "0" * 24
 RANK = RankId("theirs", "r0", 0)
@@ -122,7 +109,8 @@ def test_one_whose_process_has_ended_without_a_word_is_evicted_though_its_link_m
     site.loom.tell(RankExited(job="theirs", replica="r1", rank=0, incarnation=incarnation))
     assert evicted(site) == [("r1:b",)]
     (incident,) = site.loom.fabric.incidents.values()
-    assert (incident.reason, incident.outcome) == ("its process has ended", "dead: its process has ended")
+    ended = phrase("rank_process_ended", status=None)
+    assert (incident.reason, incident.outcome) == (ended, phrase("rank_dead", why=ended))
 
 
 def test_who_was_evicted_is_not_evicted_again() -> None:
@@ -171,7 +159,9 @@ def test_exactly_the_replicas_on_a_device_that_fails_are_evicted_and_start_elsew
     assert [run_of(site, n).ordinal for n in range(3)] == [1, 2, 1]
     assert run_of(site, 1).places[0].device == "GPU-d"
     (incident,) = site.loom.fabric.incidents.values()
-    assert incident.decision.startswith(f"{JOB}:1: its device gets no more ranks")
+    assert incident.decision == phrase(
+        "together", parts=[phrase("decided_for", job=f"{JOB}:1", decision=planned("evict"))]
+    )
 
 
 def test_a_job_whose_policy_is_to_report_keeps_its_replica() -> None:
@@ -188,7 +178,8 @@ def test_a_replica_that_others_started_is_taken_out_of_the_quorum_and_the_incide
     assert [(job, order.members) for job, order in told.evictions] == [("theirs", ("r1:b",))]
     assert evicted(site) == [("r1:b",)]
     (incident,) = site.loom.fabric.incidents.values()
-    assert incident.decision == "theirs/r1: it is evicted from the quorum"
+    evicted_one = phrase("decided_for", job="theirs/r1", decision=phrase("evicted_from_quorum"))
+    assert incident.decision == phrase("together", parts=[evicted_one])
     assert not site.loom.tell(DeviceFailed(device="GPU-1", cause="XID 79", source="another")).evictions
 
 
@@ -204,7 +195,7 @@ def test_nobody_is_evicted_where_the_lighthouse_is_not_ours_or_a_device_is_only_
     site.loom.ask(Fail(device="GPU-0", cause="XID 79"), "me")
     assert evicted(site) == []
     (incident,) = site.loom.fabric.incidents.values()
-    assert "evicted" not in incident.decision
+    assert incident.decision == phrase("device_report_only")
     site = outside(True, "r0:a")
     site.loom.tell(DeviceWarned(device="GPU-0", what="hot"))
     assert evicted(site) == []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.site import JOB, Site
-from torchloom.core.picture import runs
-from torchloom.messages import Cancel, Drain, LookRuns, No
+from tests.core.site import Site, a_node, room, waiting
+from torchloom.protocol.operator import Cancel, Drain, No
+from torchloom.protocol.phrase import Phrase, phrase
 
 
 def test_it_waits_for_room_and_begins_when_there_is() -> None:
@@ -16,8 +16,7 @@ def test_it_waits_for_room_and_begins_when_there_is() -> None:
     site.submit()
     site.settle(5)
     assert site.phase == "submitted"
-    view = runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now)
-    assert view.runs[0].waiting == "a node with room for 2 (n1: 1 of 4 free)"
+    assert waiting(site) == a_node(2, room("n1", 1, 4))
     site.tell(site.loom.ask(Cancel(request="c" * 32, job="other"), "to"))
     site.settle()
     assert site.phase == "running"
@@ -26,15 +25,16 @@ def test_it_waits_for_room_and_begins_when_there_is() -> None:
 @pytest.mark.parametrize(
     ("task", "why"),
     [
-        ({"cwd": "a\0b"}, "a NUL in its words or its environment"),
-        ({"env": {"A=B": "1"}}, "'A=B' cannot be the name of a variable"),
-        ({"resume_arg": "--r '{path}"}, 'resume_arg "--r \'{path}": No closing quotation'),
-        ({"node": "n1", "nodes": 2}, "one node is named, and 2 are wanted"),
-        ({"node": "n1", "per_node": 5}, "5 ranks on a node, and none takes more than 4 (n1)"),
-        ({"node": "mine"}, "mine serves one job alone"),
+        ({"cwd": "a\0b"}, phrase("nul_in_task")),
+        ({"env": {"A=B": "1"}}, phrase("bad_variable_name", name="A=B")),
+        ({"env": {"": "1", "A": "2"}}, phrase("bad_variable_name", name="")),
+        ({"resume_arg": "--r '{path}"}, phrase("bad_resume_arg", value="--r '{path}", error="No closing quotation")),
+        ({"node": "n1", "nodes": 2}, phrase("one_node_named", nodes=2)),
+        ({"node": "n1", "per_node": 5}, phrase("task_too_large", ranks=5, most=4, node="n1")),
+        ({"node": "mine"}, phrase("node_serves_one_job", node="mine")),
     ],
 )
-def test_what_could_never_be_started_is_refused(task: dict[str, object], why: str) -> None:
+def test_what_could_never_be_started_is_refused(task: dict[str, object], why: Phrase) -> None:
     site = Site("n1", "mine")
     site.agents["mine"].tied = True
     site.hear()
@@ -49,13 +49,13 @@ def test_what_no_node_could_ever_take_is_refused() -> None:
     site.hear()
     answer = site.submit(per_node=9)
     assert isinstance(answer, No)
-    assert answer.why == "9 ranks on a node, and none takes more than 8 (n2)"
+    assert answer.why == phrase("task_too_large", ranks=9, most=8, node="n2")
 
 
 def test_a_node_that_no_agent_is_on_is_refused() -> None:
     answer = Site().submit(node="n9")
     assert isinstance(answer, No)
-    assert "n1" in answer.hint
+    assert answer.hint == phrase("agents_are_on", nodes=["n1"])
 
 
 def test_a_named_node_has_to_have_room_too() -> None:
@@ -64,8 +64,7 @@ def test_a_named_node_has_to_have_room_too() -> None:
     site.settle()
     site.submit(node="n1")
     site.settle(2)
-    view = runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now)
-    assert (site.phase, view.runs[0].waiting) == ("submitted", "room for 2 on n1: 1 of 4 free")
+    assert (site.phase, waiting(site)) == ("submitted", phrase("waits_for_room_on", ranks=2, node=room("n1", 1, 4)))
 
 
 def test_a_node_that_a_job_has_left_keeps_nothing_ready_for_it() -> None:

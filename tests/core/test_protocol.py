@@ -13,12 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.core.world import CHOICES, JOB, RANKS, Living, Log, Parts, Request, Verdicts, World, storm, take_reply
+from tests.core.world import CHOICES, JOB, RANKS, Living, Log, Parts, Request, Verdicts, World, storm
 from tests.examples import examples
 from torchloom.core.events import Asked
-from torchloom.core.fabric import Fabric
-from torchloom.messages import Applied, Beat, Command, Committed, Propose, RankId, Ready, Record, Reply, SetKnobs
-from torchloom.threadlet.steering import Steering
+from torchloom.core.state.cluster import Fabric
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About
+from torchloom.protocol.operator import SetKnobs
+from torchloom.protocol.rank import Applied, Beat, Command, Committed, Propose, Ready, Reply
+from torchloom.protocol.records import Record
+from torchloom.threadlet.changes.participant import Participant
 
 MOVES = st.lists(st.tuples(st.sampled_from(CHOICES), st.integers(0, 999)), min_size=10, max_size=100)
 WORLDS = 600
@@ -71,7 +75,7 @@ def test_a_rank_behind_is_told_of_by_the_weaver_that_can_write_and_by_no_other()
     assert world.incidents == set()
     world.heard(rank, behind)
     assert world.problems == []
-    assert f"{rank}#c1" in world.incidents
+    assert About(rank=rank, part="c1") in world.incidents
 
 
 # ── broken parts: each must be noticed ──
@@ -93,7 +97,7 @@ class OpenLog(Log):
         return True
 
 
-class Forgetful(Steering):
+class Forgetful(Participant):
     """No journal: what comes twice is done twice."""
 
     def done(self, change: Committed, step: int, ok: bool = True, result: str = "") -> Applied:
@@ -103,7 +107,7 @@ class Forgetful(Steering):
         return answer
 
 
-class Unfaithful(Steering):
+class Unfaithful(Participant):
     """A promise is forgotten when it is asked for once more."""
 
     def propose(self, proposal: Propose, step: Any) -> Ready:
@@ -111,12 +115,12 @@ class Unfaithful(Steering):
         return super().propose(proposal, step)
 
 
-def take_any_life(fabric: Fabric, rank: RankId, reply: Reply) -> bool:
+def read_any_life(fabric: Fabric, rank: RankId, reply: Reply) -> Reply:
     """The weaver takes the word of one life for that of another."""
     course = fabric.watch.courses.find(reply.id)
     if course is not None and rank in course.lives:
-        reply = replace(reply, incarnation=course.lives[rank])
-    return take_reply(fabric, rank, reply)
+        return replace(reply, incarnation=course.lives[rank])
+    return reply
 
 
 def obey_any_life(mine: Living, command: Command) -> bool:
@@ -132,7 +136,7 @@ def obey_any_term(mine: Living, command: Command) -> bool:
 BROKEN = {
     "no compare-and-set on verdicts": (Parts(verdicts=BothVerdicts), ("did not",)),
     "no journal in the rank": (Parts(steering=Forgetful), ("twice",)),
-    "no check of lives in the weaver": (Parts(take_reply=take_any_life), ("is settled as applied on",)),
+    "no check of lives in the weaver": (Parts(read_reply=read_any_life), ("is settled as applied on",)),
     "no check of lives in the rank": (Parts(is_for_me=obey_any_life), ("which was for another life",)),
     "no check of terms in the rank": (Parts(is_for_me=obey_any_term), ("after term",)),
     "no fence on the log": (Parts(log=OpenLog), ("are called", "another state")),

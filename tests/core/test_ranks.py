@@ -6,21 +6,12 @@ from msgspec.structs import replace
 
 from tests.core.loom import HI, Loom, a_hello, life
 from torchloom.core.events import Reported
-from torchloom.messages import (
-    Farewell,
-    IncidentOpened,
-    Introduce,
-    JobBegan,
-    JobEnded,
-    Muted,
-    RankDied,
-    RankExited,
-    RankFound,
-    RankId,
-    RankJoined,
-    RankLost,
-    Welcome,
-)
+from torchloom.protocol.facts import RankExited
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import IncidentOpened
+from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.protocol.rank import Farewell, Introduce, Muted, Welcome
+from torchloom.protocol.records import JobBegan, JobEnded, RankDied, RankFound, RankJoined, RankLost
 from torchloom.settings import Settings
 
 
@@ -183,7 +174,7 @@ def test_a_rank_id_used_twice_is_an_incident_and_the_newer_is_believed() -> None
     loom.join(number=1, pid=1)
     decision = loom.join(number=2, pid=2)
     opened = [r for r in decision.records if isinstance(r, IncidentOpened)]
-    assert "used twice" in opened[0].what
+    assert opened[0].what == phrase("rank_id_twice", rank=HI)
     assert {type(command) for _, command in decision.commands} == {Welcome, Muted}
     assert loom.fabric.ranks[HI].pid == 2
 
@@ -224,7 +215,8 @@ def test_silence_is_a_loss_with_long_patience() -> None:
     lost = [r for r in loom.wait(7) if isinstance(r, RankLost)]
     assert len(lost) == 1
     assert lost[0].patient
-    assert "silent" in lost[0].reason
+    assert isinstance(lost[0].reason, Phrase)
+    assert lost[0].reason.code == "rank_silent"
 
 
 def test_a_weaver_that_slept_blames_no_one() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tests.core.site import Site
-from torchloom.core.picture import READINGS_SHOWN, picture, runs
-from torchloom.core.watch import NODE_SILENCE
-from torchloom.messages import DeviceFailed, DeviceView, LookFabric, LookRuns, NodeBeat, PlaneView, Pressure, Reading
+from torchloom.core.state.runtime import NODE_SILENCE
+from torchloom.protocol.facts import DeviceFailed
+from torchloom.protocol.node import NodeBeat, Pressure, Reading
+from torchloom.protocol.queries import LookFabric, LookRuns
+from torchloom.protocol.views import DeviceView, PlaneView
+from torchloom.views.queries import READINGS_SHOWN, picture, runs
 
 COLD, HOT = Reading(device="GPU-a", temperature=40.0), Reading(device="GPU-a", temperature=80.0)
 

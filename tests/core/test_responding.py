@@ -5,30 +5,21 @@ from __future__ import annotations
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site
 from tests.core.test_hanging import TIMES, Training
-from torchloom.core.brake import AT_LEAST, braked
 from torchloom.core.detect.finding import Finding
 from torchloom.core.events import Found, Heard, Replied, Reported, VerdictKnown
-from torchloom.messages import (
-    Applied,
-    AttemptStopping,
-    Beat,
-    DeviceMarkedFailed,
-    DeviceWarned,
-    Fail,
-    Hello,
-    IncidentAmended,
-    Inspect,
-    Knobs,
-    Propose,
-    RankId,
-    Ready,
-    Recover,
-    ResponseWent,
-    Rule,
-    Standing,
-    Verdict,
-    WhereAreYou,
-)
+from torchloom.core.incidents.circuit_breaker import AT_LEAST, braked
+from torchloom.core.incidents.policy import planned
+from torchloom.core.state.incident import DECIDED
+from torchloom.protocol.facts import DeviceWarned
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentAmended, ResponseWent
+from torchloom.protocol.job import Rule
+from torchloom.protocol.node import Inspect
+from torchloom.protocol.operator import Fail, Recover
+from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.protocol.rank import Applied, Beat, Hello, Knobs, Propose, Ready, Standing, Verdict, WhereAreYou
+from torchloom.protocol.records import DeviceMarkedFailed
+from torchloom.protocol.run_records import AttemptStopping
 
 
 def find(
@@ -54,8 +45,8 @@ def test_a_condition_is_one_incident_from_its_beginning_to_its_end() -> None:
     find(site, "straggler", "needs 3 times as long as its peers")
     find(site, "straggler", "needs 3 times as long as its peers")
     (known,) = site.loom.fabric.incidents.values()
-    assert (known.subject, known.kind) == (f"{JOB}/main/1#straggler", "straggler")
-    assert known.decision == "it is reported"
+    assert (known.about, known.kind) == (About(rank=RankId(JOB, "main", 1), part="straggler"), "straggler")
+    assert known.decision == planned("report")
     find(site, "straggler", "as fast as its peers again", over=True)
     (known,) = site.loom.fabric.incidents.values()
     assert known.closed is not None
@@ -67,8 +58,8 @@ def test_what_all_ranks_of_a_job_have_is_one_incident_that_names_the_first() -> 
     find(site, "not_finite", "loss is NaN", rank=1)
     find(site, "not_finite", "loss is NaN", rank=0)
     (known,) = site.loom.fabric.incidents.values()
-    assert known.what == f"{JOB}: rank 1: loss is NaN"
-    assert "rank 0: loss is NaN" in known.evidence
+    assert known.what == phrase("of_job", job=JOB, text=phrase("of_rank", rank=1, what="loss is NaN"))
+    assert phrase("of_rank", rank=0, what="loss is NaN") in known.evidence
 
 
 def test_two_conditions_in_one_beat_are_two_incidents() -> None:
@@ -95,6 +86,9 @@ def test_bad_numbers_lead_back_to_a_checkpoint_before_and_leave_out_the_batch() 
     (stopping,) = site.records(AttemptStopping)
     assert isinstance(stopping, AttemptStopping)
     assert stopping.rollback is not None
+    history = [entry for _, entry in site.loom.fabric.incidents[stopping.incident].history]
+    codes = [entry.code for entry in history if isinstance(entry, Phrase)]
+    assert codes.count(DECIDED) == 1, "who decides and who does it say the same"
     assert (stopping.rollback.before, stopping.rollback.back, stopping.rollback.skip) == (137, 2, (137, 137))
     assert site.agents["n1"].launches[-1].skip == (137, 137)
     prepares = [command for _, command in site.told if type(command).__name__ == "Prepare"]
@@ -137,7 +131,7 @@ class Saving(Training):
             self.tell(self.loom.happen(Replied(rank, reply)))
         wanted, self.loom.verdicts = self.loom.verdicts, []
         for verdict in wanted:
-            self.tell(self.loom.happen(VerdictKnown(verdict.change, verdict.commit, verdict.reason)))
+            self.tell(self.loom.happen(VerdictKnown(verdict.change, verdict.commit, verdict.abort)))
         return bool(sent or wanted)
 
 
@@ -151,9 +145,8 @@ def test_a_checkpoint_is_waited_for_before_the_restart() -> None:
         site.answer()
         site.look()
     assert site.run.attempt == 2
-    assert any(
-        "checkpoint that was asked for" in line for i in site.loom.fabric.incidents.values() for line in i.evidence
-    )
+    evidence = [line for i in site.loom.fabric.incidents.values() for line in i.evidence]
+    assert "checkpoint_asked_for" in [line.code for line in evidence if isinstance(line, Phrase)]
 
 
 def test_a_checkpoint_that_never_comes_does_not_hold_up_the_restart_for_ever() -> None:
@@ -170,7 +163,8 @@ def test_without_a_function_that_saves_the_restart_comes_at_once_and_the_reason_
     find(site, "straggler", "is slow")
     site.settle()
     assert site.run.attempt == 2
-    assert any("registered no function" in line for i in site.loom.fabric.incidents.values() for line in i.evidence)
+    (known,) = site.loom.fabric.incidents.values()
+    assert phrase("checkpoint_not_possible") in known.evidence
 
 
 def test_what_was_left_of_a_response_is_gone_with_the_attempt() -> None:
@@ -223,7 +217,7 @@ def test_a_failed_device_moves_the_job_to_one_that_is_left() -> None:
     assert [p.device for p in site.run.places] == ["GPU-b", "GPU-c"]
     known = next(i for i in site.loom.fabric.incidents.values() if i.kind == "device")
     assert known.closed is None  # the device is still broken
-    assert "its device gets no more ranks" in known.decision
+    assert known.decision == phrase("together", parts=[phrase("decided_for", job=JOB, decision=planned("evict"))])
     assert site.run.stops == ()  # not the job's fault
 
 
@@ -267,7 +261,7 @@ def lost(loom: Loom, many: int, of: int) -> None:
 def test_many_ranks_lost_at_once_stop_every_action() -> None:
     loom = Loom()
     lost(loom, 10, 30)
-    assert "10 of 30 ranks were lost at once" in braked(loom.fabric, loom.now)
+    assert braked(loom.fabric, loom.now) == phrase("ranks_lost_at_once", lost=10, count=30)
     assert braked(loom.fabric, loom.now + 60) == ""
 
 
@@ -284,7 +278,8 @@ def test_the_brake_holds_a_restart_and_says_so() -> None:
     site.stand(2, rank=1, frozen=True)
     site.stand(4, rank=1, frozen=True)
     assert site.run.attempt == 1
-    assert any("lost at once" in r.decision for r in site.records(IncidentAmended))  # type: ignore[attr-defined]
+    held_back = phrase("policy_held_back", why=braked(site.loom.fabric, site.loom.now), policy=planned("restart"))
+    assert held_back in [r.decision for r in site.records(IncidentAmended)]  # type: ignore[attr-defined]
 
 
 # ── beats ──
@@ -311,9 +306,13 @@ def test_two_jobs_on_a_device_that_failed_are_each_told_of() -> None:
         site.loom.happen(Reported(RankId(job, "main", 0), hello))
     site.tell(site.loom.ask(Fail(device="GPU-x", cause="XID 79"), "hand"))
     known = next(i for i in site.loom.fabric.incidents.values() if i.kind == "device")
-    assert "one: its device gets no more ranks" in known.decision
-    assert "two: nothing: this is a dry run" in known.decision
-    assert any("(one)" in text for _, text in known.history)
+    nothing = phrase("policy_held_back", why=phrase("policy_dry_run"), policy=planned("evict"))
+    decided = [
+        phrase("decided_for", job="one", decision=planned("evict")),
+        phrase("decided_for", job="two", decision=nothing),
+    ]
+    assert known.decision == phrase("together", parts=decided)
+    assert phrase("response_begins", do=["evict"], job="one") in [entry for _, entry in known.history]
     site.settle()
     assert [site.loom.fabric.runs.by_job[job].attempt for job in ("one", "two")] == [2, 1]
 
@@ -335,7 +334,7 @@ def test_what_a_rollback_leaves_out_is_told() -> None:
     site = Training(policy=(rule("not_finite", "rollback", skip=True),))
     find(site, "not_finite", "loss is NaN at step 137", step=137)
     (known,) = site.loom.fabric.incidents.values()
-    assert any(text.startswith("batches of step 137 are left out") for _, text in known.history)
+    assert phrase("batch_skipped", first=137, last=137) in [entry for _, entry in known.history]
 
 
 def test_a_device_that_is_not_well_may_be_left_before_it_fails() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from tests.core.site import JOB, Site
-from torchloom.core.detect.senses import Senses
+from torchloom.core.detect.rank_detectors import Senses
 from torchloom.core.events import Heard, Reported
-from torchloom.messages import Beat, RankId, Rollback, Rule, Saved, StepTimes
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.job import Rule
+from torchloom.protocol.node import Rollback
+from torchloom.protocol.rank import Beat, Saved, StepTimes
 from torchloom.settings import Settings
 
 SKIPPING = (Rule(on="not_finite", do=("rollback",), skip=True),)

@@ -10,9 +10,16 @@ from tests.core.loom import Loom
 from tests.core.site import JOB, Site, incidents
 from tests.examples import examples
 from torchloom.core.events import RunDue
-from torchloom.core.fabric import Fabric
-from torchloom.core.runs import KEEP_NOTES, OVER, RUN_NEXT, RunPhase
-from torchloom.messages import Cancel, Done, No
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.runs import KEEP_NOTES, OVER, RUN_NEXT, RunPhase
+from torchloom.protocol.operator import Cancel, Done, No
+from torchloom.protocol.phrase import Phrase, phrase
+
+
+def failure(rank: int, code: int | None = None, signal: str = "", error: str = "") -> Phrase:
+    """Why a run is said to end, of a rank that failed."""
+    how = phrase("killed_by", signal=signal) if signal else phrase("exit_code", status=code)
+    return phrase("rank_of_run_failed", rank=rank, how=how, error=error)
 
 
 def running(**task: object) -> Site:
@@ -105,17 +112,17 @@ def test_one_rank_dies_all_are_ended_and_started_again_from_the_checkpoint() -> 
     assert {p.incarnation for p in launch.places}.isdisjoint(
         p.incarnation for p in site.agents["n1"].launches[0].places
     )
-    assert incidents(site) == ["mnist: rank 1 failed: killed by SIGKILL"]
+    assert incidents(site) == [phrase("of_job", job=JOB, text=failure(1, signal="SIGKILL"))]
     assert site.loom.open_incidents() == []
     assert site.run.notes[0].code == 137
 
 
 def test_the_killed_rank_is_the_culprit_not_the_peer_that_lost_it() -> None:
     site = running()
-    site.agents["n1"].end(0, code=1, evidence="RuntimeError: Connection closed by peer")
+    site.agents["n1"].end(0, code=1, error="RuntimeError: Connection closed by peer")
     site.agents["n1"].end(1, signal="SIGKILL")
     site.settle()
-    assert incidents(site) == ["mnist: rank 1 failed: killed by SIGKILL"]
+    assert incidents(site) == [phrase("of_job", job=JOB, text=failure(1, signal="SIGKILL"))]
 
 
 def test_ranks_that_do_not_end_keep_the_next_attempt_waiting() -> None:
@@ -132,11 +139,12 @@ def test_ranks_that_do_not_end_keep_the_next_attempt_waiting() -> None:
 def test_the_budget_of_restarts_ends_it() -> None:
     site = running(max_restarts=2)
     for number in range(3):
-        site.agents["n1"].end(0, code=3, evidence=f"another error {number}")
+        site.agents["n1"].end(0, code=3, error=f"another error {number}")
         site.settle(60)
     assert site.phase == "failed"
     assert site.run.attempt == 3
-    assert site.run.reason == "rank 0 failed: exit code 3; 2 restarts were allowed"
+    assert isinstance(site.run.reason, Phrase)
+    assert (site.run.reason.code, site.run.reason.args["allowed"]) == ("restarts_used_up", 2)
     assert site.run.notes[-1].code == 3
 
 
@@ -144,15 +152,15 @@ def test_a_budget_of_more_restarts_than_attempts_are_remembered_is_used_up_too()
     site = running(max_restarts=KEEP_NOTES + 2)
     for number in range(KEEP_NOTES + 3):
         assert site.phase == "running"
-        site.agents["n1"].end(0, code=3, evidence=f"another error {number}")
+        site.agents["n1"].end(0, code=3, error=f"another error {number}")
         site.settle(31)
     assert site.phase == "failed"
 
 
 def test_restarts_outside_the_window_do_not_count() -> None:
-    site = running(max_restarts=1, window_seconds=100.0)
+    site = running(max_restarts=1, restart_window=100.0)
     for number in range(4):
-        site.agents["n1"].end(0, code=3, evidence=f"another error {number}")
+        site.agents["n1"].end(0, code=3, error=f"another error {number}")
         site.settle(200)
     assert (site.phase, site.run.attempt) == ("running", 5)
 
@@ -161,24 +169,25 @@ def test_no_restart_at_all_if_none_is_allowed() -> None:
     site = running(max_restarts=0)
     site.agents["n1"].end(0, code=1)
     site.settle()
-    assert (site.phase, site.run.reason) == ("failed", "rank 0 failed: exit code 1")
+    assert (site.phase, site.run.reason) == ("failed", failure(0, code=1))
 
 
 def test_the_same_failure_without_a_step_forward_ends_early() -> None:
     site = running(max_restarts=50)
     for _ in range(2):
-        site.agents["n1"].end(0, code=1, evidence="ModuleNotFoundError: no module named x")
+        site.agents["n1"].end(0, code=1, error="ModuleNotFoundError: no module named x")
         site.settle(5)
     assert site.phase == "failed"
     assert site.run.attempt == 2
-    assert "without a step forward" in site.run.reason
+    assert isinstance(site.run.reason, Phrase)
+    assert site.run.reason.code == "crash_loop"
 
 
 def test_the_same_failure_further_on_is_tried_again() -> None:
     site = running(max_restarts=50)
     for step in (10, 20, 30):
         site.agents["n1"].resume = (f"/runs/step-{step}", step)
-        site.agents["n1"].end(0, code=1, evidence="exit code 1: ValueError: x")
+        site.agents["n1"].end(0, code=1, error="ValueError: x")
         site.settle(5)
     assert (site.phase, site.run.attempt) == ("running", 4)
 
@@ -186,27 +195,29 @@ def test_the_same_failure_further_on_is_tried_again() -> None:
 def test_the_same_failure_of_another_rank_is_the_same_failure() -> None:
     site = running(max_restarts=50)
     for rank in (0, 1):
-        site.agents["n1"].end(rank, code=1, evidence="exit code 1: ModuleNotFoundError: no module named x")
+        site.agents["n1"].end(rank, code=1, error="ModuleNotFoundError: no module named x")
         site.settle(5)
     assert (site.phase, site.run.attempt) == ("failed", 2)
-    assert "rank 1 failed: exit code 1: ModuleNotFoundError: no module named x" in site.run.reason
+    again = failure(1, code=1, error="ModuleNotFoundError: no module named x")
+    assert site.run.reason == phrase("crash_loop", reason=again)
 
 
 def test_who_kills_from_outside_may_do_so_as_often_as_restarts_are_allowed() -> None:
     site = running(max_restarts=3)
     for _ in range(3):
-        site.agents["n1"].end(1, signal="SIGKILL", evidence="killed by SIGKILL")
+        site.agents["n1"].end(1, signal="SIGKILL")
         site.settle(5)
     assert (site.phase, site.run.attempt) == ("running", 4)
 
 
 def test_out_of_memory_again_without_a_step_forward_ends_early() -> None:
     site = running(max_restarts=50)
-    for _ in range(2):
-        site.agents["n1"].end(1, signal="SIGKILL", evidence="killed by SIGKILL: out of memory: the kernel killed it")
+    for count in (1, 2):  # the agent says it in other words each time
+        error = f"out of memory: the kernel killed {count} of its processes"
+        site.agents["n1"].end(1, signal="SIGKILL", error=error, cause="out_of_memory")
         site.settle(5)
     assert (site.phase, site.run.attempt) == ("failed", 2)
-    assert "out of memory" in site.run.reason
+    assert site.run.reason == phrase("crash_loop", reason=failure(1, signal="SIGKILL", error=error))
 
 
 def test_what_cannot_be_prepared_is_given_up_with_the_reason() -> None:
@@ -215,7 +226,8 @@ def test_what_cannot_be_prepared_is_given_up_with_the_reason() -> None:
     site.submit()
     site.settle()
     assert site.phase == "failed"
-    assert "step-3 (torn)" in site.run.reason
+    trouble = "no valid checkpoint in /runs: step-3 (torn)"
+    assert site.run.reason == phrase("agent_has_trouble", node="n1", trouble=trouble)
 
 
 # ── cancelling ──

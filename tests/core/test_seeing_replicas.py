@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from tests.core.site import JOB, Site
+from tests.core.site import JOB, Site, waiting
 from tests.core.test_grouping import group, join, member, run_of
 from tests.core.test_leaving_replicas import outside
 from torchloom.core.events import Heard, Reported
-from torchloom.core.picture import knobs, picture, runs
-from torchloom.messages import (
-    Beat,
-    Cancel,
-    DrainReplica,
-    EvictReplica,
-    JobView,
-    Knobs,
-    KnobSpec,
-    LookFabric,
-    LookKnobs,
-    LookRuns,
-    No,
-    PlaneView,
-    RankId,
-    Submit,
-    Task,
-    Torchft,
-)
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.job import Task, Torchft
+from torchloom.protocol.knob_values import KnobSpec
+from torchloom.protocol.operator import Cancel, DrainReplica, EvictReplica, No, Submit
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.queries import LookFabric, LookKnobs, LookRuns
+from torchloom.protocol.rank import Beat, Knobs
+from torchloom.protocol.views import JobView, PlaneView
+from torchloom.views.queries import knobs, picture, runs
 
 PLANE = PlaneView(weaver="w", term=1, began=0.0, now=0.0, log_seq=0, version="0")
 
@@ -123,11 +113,11 @@ def test_a_name_that_somebody_else_uses_is_refused_and_it_is_said_when_that_ends
     ask = Submit(request=f"{9:032x}", job="theirs", task=Task(argv=("a.py",)))
     told = site.loom.ask(ask, "me").answer
     assert isinstance(told, No)
-    assert (told.why, told.hint) == ("theirs is running already, not started by torchLoom", "choose another name")
+    assert told == No(why=phrase("foreign_job_runs", job="theirs"), hint=phrase("choose_other_name"))
     site.loom.close(RankId("theirs", "r0", 0), 1)
     told = site.loom.ask(ask, "me").answer
     assert isinstance(told, No)
-    assert told.hint.startswith("its ranks are lost")
+    assert told.hint == phrase("wait_or_rename")
 
 
 def test_one_that_makes_no_step_forward_says_how_long_it_waits() -> None:
@@ -135,5 +125,4 @@ def test_one_that_makes_no_step_forward_says_how_long_it_waits() -> None:
     for _ in range(2):
         site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
         site.settle()
-    (run,) = runs(site.loom.fabric, LookRuns(job=f"{JOB}:1"), site.loom.now).runs
-    assert run.waiting == "1 s more: the last attempt made no step forward"
+    assert waiting(site, f"{JOB}:1") == phrase("waits_longer", seconds=1)

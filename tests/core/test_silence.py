@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from tests.core.site import JOB, Site, incidents
 from torchloom.core.events import Reported
-from torchloom.messages import Goodbye, IncidentOpened, RankId
+from torchloom.core.incidents.policy import planned
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import IncidentOpened
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.rank import Goodbye
 from torchloom.settings import Settings
 
 NODE_PATIENCE = Settings().node_patience_seconds
@@ -44,7 +48,7 @@ def test_a_job_whose_launcher_is_gone_ends_and_gives_its_name_free() -> None:
     site.settle()
     site.silent.add("mine")
     site.settle(3 * NODE_PATIENCE)
-    assert (site.phase, site.run.reason) == ("failed", "the `loom run` that started it is gone")
+    assert (site.phase, site.run.reason) == ("failed", phrase("launcher_gone"))
 
 
 def test_an_agent_that_stays_away_with_its_ranks_is_waited_for_and_then_given_up() -> None:
@@ -103,7 +107,10 @@ def test_two_runs_that_lose_their_nodes_at_once_are_two_incidents() -> None:
     site.settle()
     site.silent |= {"n1", "n2"}
     site.settle(NODE_PATIENCE + 2)
-    assert sorted(incidents(site)) == ["mnist: the agent on n1 is silent", "other: the agent on n2 is silent"]
+    silent = [("mnist", "n1"), ("other", "n2")]
+    assert incidents(site) == [
+        phrase("of_job", job=job, text=phrase("agent_silent", node=node)) for job, node in silent
+    ]
     assert len({incident.id for incident in site.loom.fabric.incidents.values()}) == 2
 
 
@@ -115,7 +122,7 @@ def test_ranks_that_outlive_their_agent_go_on_and_the_next_agent_finds_them() ->
     site.silent.add("n1")
     site.settle(120, beating=True)
     assert site.phase == "running"
-    assert site.loom.open_incidents() == ["the agent on n1 is silent; its ranks go on"]
+    assert site.loom.open_incidents() == [phrase("agent_silent_ranks_go_on", node="n1")]
     site.silent.clear()
     site.settle()
     assert (site.phase, site.run.ordinal) == ("running", 1)
@@ -140,12 +147,9 @@ def test_what_was_decided_depends_on_who_is_lost_and_not_on_the_words() -> None:
     site = Site("n1", "n2")
     site.submit(node="n1")
     site.settle()
-    site.agents["n1"].end(0, code=1, evidence="exit code 1: OSError: the loader is silent")
+    site.agents["n1"].end(0, code=1, error="OSError: the loader is silent")
     site.settle(1)
     site.silent.add("n1")
     site.settle(NODE_PATIENCE + 2)
     decided = [r.decision for _, records in site.loom.log for r in records if isinstance(r, IncidentOpened)]
-    assert decided == [
-        "all ranks are ended, then started again from the newest valid checkpoint",
-        "started again elsewhere; what may still run there is ended when its agent is back",
-    ]
+    assert decided == [planned("restart"), phrase("restarts_elsewhere")]

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.site import JOB, Site, incidents
-from torchloom.core.picture import runs
-from torchloom.core.placing import LAST_CALL
-from torchloom.messages import Drain, Fail, LookRuns, No, Recover
+from tests.core.site import Site, a_node, incidents, room, waiting
+from torchloom.core.jobs.placement import LAST_CALL
+from torchloom.protocol.operator import Drain, Fail, No, Recover
+from torchloom.protocol.phrase import Phrase, phrase
 
 FOUR = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
-
-
-def waiting(site: Site) -> str:
-    return runs(site.loom.fabric, LookRuns(job=JOB), site.loom.now).runs[0].waiting
 
 
 def crash(site: Site) -> None:
@@ -34,7 +30,9 @@ def test_a_device_that_failed_is_left_out_and_the_rest_goes_on() -> None:
         (0, 0, "GPU-a"), (1, 1, "GPU-c"), (2, 2, "GPU-d"),
     ]  # fmt: skip
     assert site.run.world_size == 3
-    assert "with 3 of 4 ranks" in "".join(i.outcome for i in site.loom.fabric.incidents.values())
+    again = phrase("started_again_from_beginning", attempt=2)
+    smaller = phrase("with_fewer_ranks", outcome=again, count=3, wanted=4)
+    assert smaller in [i.outcome for i in site.loom.fabric.incidents.values()]
 
 
 def test_it_ends_well_when_all_of_the_fewer_have() -> None:
@@ -46,7 +44,7 @@ def test_it_ends_well_when_all_of_the_fewer_have() -> None:
     for rank in range(3):
         site.agents["n1"].end(rank, code=0)
     site.settle()
-    assert (site.phase, site.run.reason) == ("done", "all 3 ranks ended well")
+    assert (site.phase, site.run.reason) == ("done", phrase("all_ranks_ended_well", count=3))
 
 
 def test_below_the_least_it_waits_and_says_for_what() -> None:
@@ -58,7 +56,7 @@ def test_below_the_least_it_waits_and_says_for_what() -> None:
     crash(site)
     site.settle(40)
     assert site.phase == "restarting"
-    assert waiting(site) == "a node with room for 3 to 4 (n1: 2 of 4 free, 2 failed)"
+    assert waiting(site) == a_node(phrase("span", least=3, most=4), room("n1", 2, 4, failed=2))
     site.loom.ask(Recover(device="GPU-a"), "r")
     site.settle(40)
     assert (site.phase, site.run.world_size) == ("running", 3)
@@ -118,7 +116,8 @@ def test_the_first_attempt_waits_a_while_for_all_of_it() -> None:
     site.submit(nodes=2, min_nodes=1)
     site.settle(LAST_CALL - 1)
     assert site.phase == "submitted"
-    assert waiting(site) == "1 to 2 nodes with room for 2 (n1: 2 of 2 free)"
+    there = phrase("nodes_there", nodes=[room("n1", 2, 2)], more=None)
+    assert waiting(site) == phrase("waits_for_nodes", count=phrase("span", least=1, most=2), ranks=2, there=there)
     site.settle(2)
     assert (site.phase, site.run.world_size) == ("running", 2)
 
@@ -147,12 +146,12 @@ def test_a_weaver_that_has_just_begun_waits_for_the_agents_to_find_it() -> None:
 @pytest.mark.parametrize(
     ("task", "why"),
     [
-        ({"least": 3}, "at least 3 ranks on a node, and at most 2"),
-        ({"nodes": 2, "min_nodes": 3}, "at least 3 nodes, and at most 2"),
-        ({"per_node": 9, "least": 5}, "5 ranks on a node, and none takes more than 4 (n1)"),
+        ({"least": 3}, phrase("least_ranks_above_most", least=3, most=2)),
+        ({"nodes": 2, "min_nodes": 3}, phrase("least_nodes_above_most", least=3, most=2)),
+        ({"per_node": 9, "least": 5}, phrase("task_too_large", ranks=5, most=4, node="n1")),
     ],
 )
-def test_what_could_never_be_is_refused(task: dict[str, object], why: str) -> None:
+def test_what_could_never_be_is_refused(task: dict[str, object], why: Phrase) -> None:
     answer = Site().submit(**task)  # type: ignore[arg-type]
     assert isinstance(answer, No)
     assert answer.why == why

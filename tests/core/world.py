@@ -1,6 +1,6 @@
 """A world for the protocol of changes: weavers, ranks and operators, over a network that loses, repeats and reorders.
 
-Only the wire, the disk and the clock are played; `decide`, `Fabric` and `Steering` are the real ones. A run is a list
+Only the wire, the disk and the clock are played; `Engine` and `Participant` are the real ones. A run is a list
 of moves (`play`), so that hypothesis can shrink it and a campaign can repeat it by its seed. Then comes a calm,
 and after it everything must be well: `problems` says what is not. `Parts` lets a test put a broken part in, to see that
 the world notices.
@@ -11,62 +11,49 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from tests.core.loom import life as life_name
-from torchloom.core.decide import decide
 from torchloom.core.decision import Decision, WantedVerdict
+from torchloom.core.engine import Engine
 from torchloom.core.events import (
     Asked,
     Event,
-    Heard,
     LinkClosed,
     LinkOpened,
-    Replied,
     Reported,
-    RollCalled,
-    Tick,
     TookOver,
     VerdictKnown,
 )
-from torchloom.core.fabric import Fabric
+from torchloom.core.state.cluster import Fabric
 from torchloom.knobs import BadValue
-from torchloom.messages import (
-    Ask,
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import IncidentOpened
+from torchloom.protocol.knob_values import KnobSpec, Value
+from torchloom.protocol.operator import Ask, Done, No, Revert, SetKnobs, Steer
+from torchloom.protocol.phrase import Phrase
+from torchloom.protocol.rank import (
     Beat,
-    ChangeDecided,
-    ChangeProposed,
-    ChangeSettled,
     Command,
     Committed,
-    Done,
     Hello,
-    InboxRead,
-    IncidentOpened,
     Introduce,
     Knobs,
-    KnobSpec,
     Muted,
-    No,
     Order,
     Ordered,
-    OrderGiven,
     Propose,
-    RankId,
-    Record,
     Reply,
     Report,
-    Revert,
-    SetKnobs,
     Standing,
-    Steer,
-    Value,
     Verdict,
     Welcome,
     WhereAreYou,
 )
+from torchloom.protocol.records import ChangeDecided, ChangeProposed, ChangeSettled, OrderGiven, Record
 from torchloom.settings import Settings
-from torchloom.threadlet.helm import ASK_AGAIN, PATIENCE
-from torchloom.threadlet.steering import Steering
+from torchloom.threadlet.changes.participant import Participant
+from torchloom.threadlet.changes.step_boundary import ASK_AGAIN, PATIENCE
 
 SETTINGS = Settings()
 JOB = "job"
@@ -110,8 +97,9 @@ class Log:
         return True
 
 
-def take_reply(fabric: Fabric, rank: RankId, reply: Reply) -> bool:
-    return fabric.watch.courses.take(rank, reply) is not None
+def read_reply(fabric: Fabric, rank: RankId, reply: Reply) -> Reply:
+    """As the weaver understands it."""
+    return reply
 
 
 def is_for_me(mine: Living, command: Command) -> bool:
@@ -122,8 +110,8 @@ def is_for_me(mine: Living, command: Command) -> bool:
 class Parts:
     verdicts: type[Verdicts] = Verdicts
     log: type[Log] = Log
-    steering: type[Steering] = Steering
-    take_reply: Callable[[Fabric, RankId, Reply], bool] = take_reply
+    steering: type[Participant] = Participant
+    read_reply: Callable[[Fabric, RankId, Reply], Reply] = read_reply
     is_for_me: Callable[[Living, Command], bool] = is_for_me
 
 
@@ -151,7 +139,7 @@ class Request:
 
 
 class Living:
-    """The rules of helm.py and conversation.py, in simulated time."""
+    """The rules of step_boundary.py and session.py, in simulated time."""
 
     def __init__(self, world: World, rank: RankId, number: int, step: int) -> None:
         self.world = world
@@ -286,7 +274,7 @@ class Living:
         if not self.counted:
             self.step += 1
             self.counted = True
-        elif self.steering.boundary > self.step:
+        elif self.steering.due_step > self.step:
             self.counted = False
         else:
             self._reach()
@@ -353,24 +341,20 @@ class Weaver:
         self.behind: dict[Life, int] = {}
         """Beats in a row in which a life said that it lacks a change."""
         self.fabric = Fabric(SETTINGS)
+        self.engine = Engine(self.fabric)
         for at, records in world.log.entries:
             self.fabric.fold(records, at)
         self.seq = len(world.log.entries)
         self.read = self.fabric.inbox_seq
         self.happen(TookOver(f"w{len(world.weavers)}"))
-        self.fabric.restart_watch(world.now)
+        self.engine.restart(world.now)
 
-    def happen(self, event: Event, reply: str = "", letter: int = 0) -> None:
-        if not self.alive:
+    def happen(self, event: Event | None, reply: str = "", letter: int = 0) -> None:
+        if not self.alive or event is None:
             return
         now = self.world.now
-        decision = decide(self.fabric, event, now)
-        records: tuple[Record, ...] = decision.records
-        if letter:
-            records = (*records, InboxRead(seq=letter))
-        self.fabric.fold(records, now)
-        for note in decision.notes:
-            self.fabric.watch.courses.note(note)
+        decision = self.engine.handle(event, now)
+        records: tuple[Record, ...] = (*decision.stored, *self.engine.has_read(letter, now))
         acts = bool(decision)
         if acts and self.doom is not None and self.doom < 0:
             self.alive = False
@@ -393,7 +377,6 @@ class Weaver:
     def _effects(self, decision: Decision, reply: str) -> Iterable[Callable[[], None]]:
         world = self.world
         for rank, command in decision.commands:
-            self.fabric.watch.has_told((rank, command.incarnation), world.now)
             yield lambda rank=rank, command=command: world.command(rank, command)  # type: ignore[misc]
         replies = decision.replies
         if reply and decision.answer is not None:
@@ -406,8 +389,7 @@ class Weaver:
     def _write(self, wanted: WantedVerdict) -> None:
         if self.alive:
             commit = self.world.verdicts.write(wanted.change, wanted.commit)
-            reason = wanted.reason if commit == wanted.commit else "a rank reached the step before the verdict did"
-            self.world.send(lambda: self.happen(VerdictKnown(wanted.change, commit, reason)))
+            self.world.send(lambda: self.happen(VerdictKnown(wanted.change, commit, wanted.abort)))
 
     def tick(self) -> None:
         while self.alive and self.read < len(self.world.inbox):
@@ -416,9 +398,10 @@ class Weaver:
             self.happen(Reported(rank, report), letter=self.read)
         watch = self.fabric.watch
         if self.alive and watch.reunion and self.world.now >= watch.blind_until:
-            watch.call_roll({one.life: {f"{one.incarnation}:{one.link}"} for one in self.world.living() if one.link})
-            self.happen(RollCalled())
-        self.happen(Tick())
+            linked = {one.life: {f"{one.incarnation}:{one.link}"} for one in self.world.living() if one.link}
+            self.happen(self.engine.hear_roll(linked))
+        for event in chain(self.engine.tick(self.world.now), *self.engine.look(self.world.now)):
+            self.happen(event)
 
 
 # ── all of it ──
@@ -473,20 +456,18 @@ class World:
     def announce(self, event: LinkOpened | LinkClosed) -> None:
         for weaver in self.weavers:
             if weaver.alive:
-                watch, life = weaver.fabric.watch, (event.rank, event.incarnation)
-                opened = isinstance(event, LinkOpened)
-                (watch.link_opened if opened else watch.link_closed)(life, event.link)
+                weaver.engine.hear_link(event)
                 weaver.happen(event)
 
     def replied(self, rank: RankId, reply: Reply) -> None:
         for weaver in self.weavers:
-            if weaver.alive and self.parts.take_reply(weaver.fabric, rank, reply):
-                weaver.happen(Replied(rank, reply))
+            if weaver.alive:
+                weaver.happen(weaver.engine.hear_reply(rank, self.parts.read_reply(weaver.fabric, rank, reply)))
 
     def heard(self, rank: RankId, beat: Beat) -> None:
         for weaver in self.weavers:
-            if weaver.alive and not weaver.fabric.watch.hear(rank, beat, self.now):
-                weaver.happen(Heard(rank, beat))
+            if weaver.alive:
+                weaver.happen(weaver.engine.hear(rank, beat, self.now))
             if weaver.alive:
                 self._check_beat(weaver, rank, beat)
 
@@ -504,7 +485,7 @@ class World:
         weaver.behind[life] = weaver.behind.get(life, 0) + 1 if behind else 0
         known = weaver.fabric.ranks.get(rank)
         current = known is not None and known.incarnation == beat.incarnation
-        told = any(subject.startswith(f"{rank}#") for subject in self.incidents)
+        told = any(about.rank == rank and about.part for about in self.incidents)
         writes = weaver.alive and weaver.seq == len(self.log.entries)
         if current and writes and weaver.behind[life] >= 2 and not told:
             self.wrong(f"{rank} is behind at step {beat.step} for two beats and nobody knows")
@@ -516,7 +497,8 @@ class World:
                 self.wrong(f"{answer.change} is said to be made and is not: {answer.text}")
             elif self.proposed[answer.change].change.step != answer.step:
                 self.wrong(f"{answer.change} is said to take effect at {answer.step}")
-        if isinstance(answer, No) and "was not made" in answer.why and self.verdicts.stands.get(answer.why.split()[0]):
+        aborted = isinstance(answer, No) and isinstance(answer.why, Phrase) and answer.why.code == "change_aborted"
+        if aborted and self.verdicts.stands.get(answer.why.args["id"]):
             self.wrong(f"it is said that {answer.why}, and it was")
 
     def _ask(self, request: str) -> None:
@@ -554,8 +536,8 @@ class World:
                     if id in self.given:
                         self.wrong(f"two orders are called {id}")
                     self.given[id] = lives
-                case IncidentOpened(subject=subject):
-                    self.incidents.add(subject)
+                case IncidentOpened(about=about):
+                    self.incidents.add(about)
 
     def _request(self, change: str) -> str:
         return self.proposed[change].request
@@ -613,7 +595,7 @@ class World:
             # when all who were asked missed it, so that it had no peer to disagree with. It is no incident then, but
             # the outcome of the change, which the operator is told, must say so.
             owned = {id for id in missed if one.rank in self.owned.get(id, ())}
-            told = any(subject.startswith(f"{one.rank}#") for subject in self.incidents)
+            told = any(about.rank == one.rank and about.part for about in self.incidents)
             untold = missed - owned if agrees else missed | late
             if untold and not told:
                 self.wrong(f"{one.rank} was cut off at {untold} and nobody knows")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchloom.agent.gpus import STALE_SECONDS
-from torchloom.agent.health import COOLER, UNTHROTTLED_SECONDS, XID_SECONDS
-from torchloom.agent.xids import XIDS
-from torchloom.core.picture import READINGS_SHOWN
+from torchloom.agent.monitor.gpu_health import COOLER, UNTHROTTLED_SECONDS, XID_SECONDS
+from torchloom.agent.monitor.gpus import STALE_SECONDS
+from torchloom.agent.monitor.xids import XIDS
 from torchloom.settings import Settings
+from torchloom.views.queries import READINGS_SHOWN
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "devices.md").read_text("utf-8")
 

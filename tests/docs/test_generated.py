@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,25 +11,25 @@ from typing import get_args
 
 import pytest
 
-from docs import generate, trouble
-from torchloom import jobfile
-from torchloom.bus.server import find_binary
+from docs import generate, packages, trouble
+from torchloom.bus.nats_server import find_binary
 from torchloom.cli.parser import build, options_of, verbs_of
-from torchloom.core.presence import JobPhase, Presence
-from torchloom.messages import EventKind
-from torchloom.rules import parse_rule
+from torchloom.core.state.presence import JobPhase, Presence
+from torchloom.job import job_file
+from torchloom.job.policy_syntax import parse_rule
+from torchloom.protocol.job import EventKind
+from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
-from torchloom.subjects import Role
 
 
-@pytest.mark.parametrize("name", generate.PAGES)
+@pytest.mark.parametrize("name", [*generate.PAGES, generate.TOUR])
 def test_a_printed_page_is_up_to_date(name: str) -> None:
     assert name not in generate.out_of_date(), "run `make docs`"
 
 
 def test_an_old_page_is_named_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "DOCS", tmp_path)
-    assert generate.out_of_date() == list(generate.PAGES)
+    assert generate.out_of_date() == [*generate.PAGES, generate.TOUR]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -39,6 +40,18 @@ def test_every_option_of_every_verb_is_on_the_page() -> None:
         missing = [o for o in options_of(verb) if o not in section and o not in page.partition("## Exit codes")[0]]
         assert section
         assert not missing
+
+
+def test_the_tour_is_short_and_visits_every_package_once() -> None:
+    lines = generate.page(generate.TOUR).splitlines()
+    assert len(lines) <= 120
+    visited = [name for line in lines if line.startswith("## ") for name in re.findall(r"`(\w+)`", line)]
+    assert sorted(visited) == sorted(packages.packages())
+
+
+def test_the_diagram_leaves_out_what_follows_from_other_imports() -> None:
+    graph = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
+    assert packages.direct(graph) == {"a": ["b"], "b": ["c"], "c": []}
 
 
 def test_every_state_and_role_is_explained() -> None:
@@ -57,7 +70,7 @@ def test_the_rules_on_the_page_are_rules(tmp_path: Path) -> None:
     for rule in trouble.rules():
         parse_rule(rule)
     (tmp_path / "mnist.toml").write_text(trouble.JOB_FILE)
-    assert len(jobfile.read(tmp_path / "mnist.toml")[1].policy) == 3
+    assert len(job_file.read(tmp_path / "mnist.toml")[1].policy) == 3
 
 
 def test_the_printed_server_configuration_is_one_that_nats_server_takes(tmp_path: Path) -> None:

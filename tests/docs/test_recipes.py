@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from torchloom import jobfile
 from torchloom.cli.parser import parse
+from torchloom.job import job_file
 
 ROOT = Path(__file__).parent.parent.parent
 MANIFEST = ROOT / "examples" / "kubernetes.yaml"
@@ -89,7 +89,7 @@ def test_every_job_file_is_one_that_can_be_submitted(page: Path) -> None:
     blocks = fenced(page, "toml")
     assert blocks
     for block in blocks:
-        assert jobfile.parse(tomllib.loads(block), Path("job.toml"))
+        assert job_file.parse(tomllib.loads(block), Path("job.toml"))
 
 
 def test_the_batch_script_is_one_that_bash_takes() -> None:

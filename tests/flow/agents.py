@@ -15,10 +15,12 @@ from typing import Any
 
 import psutil
 
-from torchloom.bus.asking import Asking
-from torchloom.messages import NodeView, RunsView
+from tests.flow.records import read_records
+from torchloom.bus.weaver_client import WeaverClient
+from torchloom.protocol.records import Record
+from torchloom.protocol.subjects import Role
+from torchloom.protocol.views import NodeView, RunsView
 from torchloom.settings import Settings
-from torchloom.subjects import Role
 
 LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main"]
 PATIENCE = 120.0
@@ -53,6 +55,7 @@ class Cluster:
         (folder / "train.py").write_text(SCRIPT)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("TORCHLOOM_")}
         self.env["TORCHLOOM_STATE"] = str(folder / "state")
+        self.settings = Settings(state=self.env["TORCHLOOM_STATE"])
         self.processes: list[subprocess.Popen[bytes]] = []
         self.before: set[Path] = set()
         """What older runs have printed."""
@@ -91,12 +94,24 @@ class Cluster:
     # ── looking ──
 
     def nodes(self) -> tuple[NodeView, ...]:
+        return self._runs().nodes
+
+    def _runs(self) -> RunsView:
         async def look() -> RunsView:
-            settings = Settings(state=self.env["TORCHLOOM_STATE"])
-            async with Asking(settings, Role.VIEWER, timeout=20, connect_timeout=20) as weaver:
+            async with WeaverClient(self.settings, Role.VIEWER, timeout=20, connect_timeout=20) as weaver:
                 return await weaver.runs()
 
-        return asyncio.run(look()).nodes
+        return asyncio.run(look())
+
+    def records(self, job: str = "") -> list[Record]:
+        """All that is in the log, or what names this job."""
+        found = asyncio.run(read_records(self.settings))
+        return [record for record in found if not job or getattr(record, "job", "") == job]
+
+    def waits(self, job: str = "mnist") -> bool:
+        """Whether a job cannot be placed, and says what it waits for."""
+        run = next((run for run in self._runs().runs if run.job == job), None)
+        return run is not None and bool(run.waiting)
 
     def agent(self, name: str) -> int:
         """The process of an agent, as the control plane knows it."""

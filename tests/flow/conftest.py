@@ -29,3 +29,9 @@ def start(tmp_path: Path, up: Up) -> Iterator[Callable[..., Run]]:
     yield begin
     for run in made:
         run.clear()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`make test` runs one test with real processes for each promise of the README; `make test-all` runs all."""
+    if item.get_closest_marker("promise") is None:
+        item.add_marker(pytest.mark.long)

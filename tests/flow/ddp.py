@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -15,14 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.fork_server import FORKS
 from torchloom.settings import Settings
 
 PATIENCE = 90.0
 CALM = {"verdict_seconds": 20.0, "goodbye_seconds": 20.0}
 """So that what is agreed on, and what is said at the end, survives a pause of anyone."""
 KNOBS = ("lr", "batch_size", "accumulation", "x")
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "torchloom.threadlet.threadlet"])
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class Group:
         self.plan = plan
         plan.folder.mkdir(exist_ok=True)
         (plan.folder / "store").unlink(missing_ok=True)
-        self.processes = [_forks.Process(target=train, args=(plan, rank), daemon=True) for rank in range(plan.size)]
+        self.processes = [FORKS.Process(target=train, args=(plan, rank), daemon=True) for rank in range(plan.size)]
         for process in self.processes:
             process.start()
 

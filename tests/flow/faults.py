@@ -17,14 +17,16 @@ from pathlib import Path
 import psutil
 
 from tests.flow.census import Census
+from tests.flow.records import read_records
 from tests.flow.scripts import LIGHT
-from torchloom.bus.asking import Asking
-from torchloom.bus.client import connect, find
-from torchloom.bus.log import read_log
+from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import TorchLoomError
-from torchloom.messages import Answer, Ask, AttemptBegan, Done, Drain, Record, RunView, decode_entry
+from torchloom.protocol.operator import Ask, Done, Drain
+from torchloom.protocol.records import Record
+from torchloom.protocol.run_records import AttemptBegan
+from torchloom.protocol.subjects import Role
+from torchloom.protocol.views import Answer, RankView, RunView
 from torchloom.settings import Settings
-from torchloom.subjects import LOG_STREAM, Role
 
 LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main"]
 PATIENCE = 120.0
@@ -63,16 +65,23 @@ class Up:
 
     def run(self, job: str) -> RunView | None:
         async def look() -> RunView | None:
-            async with Asking(self.settings, Role.OPERATOR, **PATIENT) as weaver:
+            async with WeaverClient(self.settings, Role.OPERATOR, **PATIENT) as weaver:
                 return next(iter((await weaver.runs(job)).runs), None)
 
         with contextlib.suppress(TorchLoomError):
             return asyncio.run(look())
         return None
 
+    def ranks(self, job: str) -> tuple[RankView, ...]:
+        async def look() -> tuple[RankView, ...]:
+            async with WeaverClient(self.settings, Role.OPERATOR, **PATIENT) as weaver:
+                return (await weaver.fabric(job)).ranks
+
+        return asyncio.run(look())
+
     def standby_mb(self, job: str) -> int:
         async def look() -> int:
-            async with Asking(self.settings, Role.OPERATOR, **PATIENT) as weaver:
+            async with WeaverClient(self.settings, Role.OPERATOR, **PATIENT) as weaver:
                 view = await weaver.runs(job)
                 return max((node.beat.standby_mb for node in view.nodes), default=0)
 
@@ -82,14 +91,14 @@ class Up:
 
     def ask(self, ask: Ask) -> Answer:
         async def asking() -> Answer:
-            async with Asking(self.settings, Role.OPERATOR, patience=PATIENCE, **PATIENT) as weaver:
+            async with WeaverClient(self.settings, Role.OPERATOR, patience=PATIENCE, **PATIENT) as weaver:
                 return await weaver.ask_until(ask, PATIENCE)
 
         return asyncio.run(asking())
 
     def until_it_answers(self) -> None:
         async def look() -> None:
-            async with Asking(self.settings, Role.OPERATOR, **PATIENT) as weaver:
+            async with WeaverClient(self.settings, Role.OPERATOR, **PATIENT) as weaver:
                 await weaver.runs("-")
 
         end = time.monotonic() + PATIENCE
@@ -106,16 +115,7 @@ class Up:
 
     def records(self) -> list[Record]:
         """All that is in the log."""
-
-        async def read() -> list[Record]:
-            client = await connect(find(self.settings, Role.VIEWER), name="test", timeout=20)
-            try:
-                entries = [decode_entry(stored.data) async for stored in read_log(client, LOG_STREAM.name, 1)]
-                return [record for entry in entries for record in entry.records]
-            finally:
-                await client.close()
-
-        return asyncio.run(read())
+        return asyncio.run(read_records(self.settings))
 
     def stop(self) -> None:
         self.process.terminate()
@@ -289,6 +289,11 @@ class Run:
     def starts(self) -> list[tuple[int, int]]:
         """(attempt, rank) of each start, in order: no pair may be there twice."""
         return sorted((life["attempt"], life["rank"]) for life in self.lives())
+
+    def records(self) -> list[Record]:
+        """What the log holds of it."""
+        assert self.up
+        return [record for record in self.up.records() if getattr(record, "job", "") == self.job]
 
     def restarts(self) -> list[str]:
         return re.findall(r"loom: attempt (\d+)", self.text())

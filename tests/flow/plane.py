@@ -16,26 +16,18 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from torchloom.bus.client import connect, find
-from torchloom.bus.folder import Folder
-from torchloom.bus.log import read_log
-from torchloom.bus.server import EmbeddedServer, Listen
-from torchloom.messages import (
-    Answer,
-    Ask,
-    FabricView,
-    IncidentView,
-    LookFabric,
-    RankId,
-    RankLost,
-    RankView,
-    Record,
-    decode_answer,
-    decode_entry,
-    encode,
-)
+from tests.flow.records import read_records
+from torchloom.bus.connection import connect, find
+from torchloom.bus.nats_server import EmbeddedServer, Listen
+from torchloom.bus.state_folder import StateFolder
+from torchloom.protocol.codec import decode_answer, encode
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.operator import Ask
+from torchloom.protocol.queries import LookFabric
+from torchloom.protocol.records import RankLost, Record
+from torchloom.protocol.subjects import ASK, LOOK, Role
+from torchloom.protocol.views import Answer, FabricView, IncidentView, RankView
 from torchloom.settings import Settings
-from torchloom.subjects import ASK, LOOK, Role
 
 PATIENCE = 90.0
 """Seconds after which something that has not come is taken not to come. Machines may have much else to do."""
@@ -58,7 +50,7 @@ while not loom.stopping:
 class Plane:
     def __init__(self, folder: Path) -> None:
         self.settings = Settings(state=str(folder))
-        self.server = EmbeddedServer(Folder(folder), Listen(port=0))
+        self.server = EmbeddedServer(StateFolder(folder), Listen(port=0))
         self.weaver: subprocess.Popen[bytes] | None = None
         self.ranks: list[subprocess.Popen[bytes]] = []
         self.env = {k: v for k, v in os.environ.items() if not k.upper().startswith(("TORCHLOOM", "MARDUK"))}
@@ -137,12 +129,7 @@ class Plane:
 
     async def records(self) -> list[Record]:
         """Everything in the log, oldest first."""
-        client = await connect(find(self.settings, Role.VIEWER), name="test", timeout=20)
-        try:
-            found = [decode_entry(stored.data).records async for stored in read_log(client, "LOOM_LOG", 1)]
-            return [record for records in found for record in records]
-        finally:
-            await client.close()
+        return await read_records(self.settings)
 
     async def until(self, condition: Callable[[], Any], seconds: float = PATIENCE, what: str = "") -> Any:
         """Wait for a condition, asked again and again; its true value is the result."""

@@ -188,7 +188,7 @@ class Replicas:
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
-                if "torchloom.lighthouse" in words or "torchloom.lighthouse.stock" in words:
+                if "torchloom.lighthouse" in words or "torchloom.lighthouse.torchft_lighthouse" in words:
                     return process
         raise AssertionError("there is no lighthouse")
 
@@ -246,15 +246,33 @@ class Replicas:
         yield from self._lonely(by_step)
 
     def _lonely(self, by_step: dict[int, list[tuple[int, Commit]]]) -> Iterator[str]:
-        """Steps that fewer committed than took part, though nobody who could be missing was hit."""
+        """Steps that fewer committed than took part, though no replica that could be missing was hit.
+
+        When a member is killed, one replica may commit the step while the others, whose all-reduce broke, do not. They
+        heal from it in the next quorum. Seen in 1 of 12 runs of four replicas: one alone committed step 38 in quorum
+        3, and step 39 in quorum 4 counted one participant. Whether the kill or our abort broke the others is not known.
+        """
         for step, made in sorted(by_step.items()):
-            missing = made[0][1].participants - len(made)
+            commit = made[0][1]
+            missing = commit.participants - len(made)
             if missing <= 0:
                 continue
             absent = [n for n in range(self.count) if n not in {replica for replica, _ in made}]
-            hit = [n for n in absent if any(c.pid in self.struck for c in self.commits(n)) or not self.commits(n)]
-            if len(hit) < missing:
-                yield f"step {step}: {missing} of {made[0][1].participants} did not commit, and were not hit"
+            excused = [n for n in absent if any(c.pid in self.struck for c in self.commits(n)) or not self.commits(n)]
+            if self._lost_a_member(commit.quorum):
+                excused += [n for n in absent if n not in excused and self._healed_after(n, commit)]
+            if len(excused) < missing:
+                yield f"step {step}: {missing} of {commit.participants} did not commit, and were not hit"
+
+    def _lost_a_member(self, quorum: int) -> bool:
+        """Whether a process that committed in this quorum was hit."""
+        return any(c.quorum == quorum and c.pid in self.struck for n in range(self.count) for c in self.commits(n))
+
+    def _healed_after(self, replica: int, missed: Commit) -> bool:
+        """Whether a replica that was there before a step goes on after it in a later quorum, in the same process."""
+        before = {c.pid for c in self.commits(replica) if c.step < missed.step}
+        after = next((c for c in self.commits(replica) if c.step > missed.step), None)
+        return after is not None and after.pid in before and after.quorum > missed.quorum
 
     def restarts(self) -> list[str]:
         return re.findall(r"loom: (\d+): attempt \d+ begins", self.text())

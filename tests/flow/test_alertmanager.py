@@ -9,8 +9,13 @@ import pytest
 
 from tests.flow.monitoring import Exporter, Monitoring, missing, monitoring
 from tests.flow.plane import Plane, plane
-from torchloom.messages import Done, IncidentView, Recover
-from torchloom.weaver.door import read_token
+from tests.flow.records import phrases
+from torchloom.protocol.ids import ReplicaId
+from torchloom.protocol.incident_records import About
+from torchloom.protocol.operator import Done, Recover
+from torchloom.protocol.records import DeviceMarkedFailed
+from torchloom.protocol.views import IncidentView
+from torchloom.weaver.ingress_config import read_token
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -56,13 +61,15 @@ async def test_an_xid_fails_exactly_that_device_and_its_end_recovers_it(site: Si
     site.exporter.xid[BROKEN] = 79
     await site.until_failed(BROKEN)
     incident = await site.incident()
-    assert incident.what == f"device {BROKEN} failed: GpuXid: XID 79 on GPU 0 of gpu-host"
-    assert "on it: job/a, job/b" in incident.evidence
+    assert incident.about == About(device=BROKEN)
+    assert incident.affected == (ReplicaId("job", "a"), ReplicaId("job", "b"))
+    (failed,) = [record for record in await site.up.records() if isinstance(record, DeviceMarkedFailed)]
+    assert failed.cause == "GpuXid: XID 79 on GPU 0 of gpu-host"
     assert incident.closed is None
     site.exporter.xid[BROKEN] = 0
     await site.until_failed()
     closed = await site.incident()
-    assert closed.outcome == "Alertmanager (GpuXid) says that it works again"
+    assert ("source_says_works", {"source": "Alertmanager (GpuXid)"}) in phrases(*await site.up.records())
     assert closed.closed is not None
 
 

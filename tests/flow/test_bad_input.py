@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.flow.plane import Plane, plane
-from torchloom.bus.client import connect, find
-from torchloom.messages import Done, No, Register, SetKnobs
-from torchloom.subjects import Role
+from torchloom.bus.connection import connect, find
+from torchloom.protocol.operator import Done, No, Register, SetKnobs
+from torchloom.protocol.subjects import Role
 
 GARBAGE = [
     b"",
@@ -22,6 +22,7 @@ GARBAGE = [
     b"null",
     b"[]",
     b'{"is": "Beat"}',
+    b'{"is": "Beat", "incarnation": "not-hexadecimal-at-all-!", "step": 1}',
     b'{"is": "FromTheFuture", "x": 1}',
     b'{"is": "Hello", "incarnation": "short", "node": "n", "pid": 1, "devices": []}',
     b'{"is": "Hello", "incarnation": "0123456789abcdef01234567", "node": "n", "pid": "one", "devices": []}',
@@ -33,6 +34,7 @@ GARBAGE = [
 ]
 
 
+@pytest.mark.promise(7)
 async def test_garbage_on_every_subject_is_counted_and_harmless(tmp_path: Path) -> None:
     async with plane(tmp_path / "s") as up:
         up.start_rank()
@@ -55,6 +57,7 @@ async def test_garbage_on_every_subject_is_counted_and_harmless(tmp_path: Path) 
             return sum(refused.values()) >= len(GARBAGE) * 6
 
         await up.until(counted, what="everything refused")
+        assert any("24 hexadecimal digits" in why for why in (await up.look()).plane.refused)
         assert up.weaver
         assert up.weaver.poll() is None
         assert (await up.rank()).presence == "live"  # type: ignore[union-attr]
@@ -76,7 +79,7 @@ async def test_an_operator_of_another_version_is_told_that_it_was_not_understood
     async with plane(tmp_path / "s") as up:
         answer = await up._request(Role.OPERATOR, "loom.ask", b'{"is":"Dance"}')
         assert isinstance(answer, No)
-        assert "not understood" in answer.why
+        assert answer.code == "not_understood"
 
 
 @pytest.fixture
@@ -120,11 +123,11 @@ async def test_a_full_disk_is_said_and_outlived(small_disk: Path) -> None:
             answer = await up.ask(Register(device=name, job="m", replica="r" * 100))
             if isinstance(answer, Done):
                 accepted.append(name)
-            return isinstance(answer, No) and "cannot be written" in answer.why
+            return isinstance(answer, No) and answer.code == "log_refuses"
 
         await up.until(refused, what="a refusal")
         view = await up.look()
-        assert "cannot be written" in view.plane.trouble
+        assert view.plane.troubles == ("log",)
         assert training.poll() is None
         filler.unlink()
 

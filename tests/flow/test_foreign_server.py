@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.flow.plane import Plane
-from torchloom.bus.client import find
-from torchloom.bus.server import find_binary
-from torchloom.messages import RankDied
+from tests.flow.records import codes
+from torchloom.bus.connection import find
+from torchloom.bus.nats_server import find_binary
+from torchloom.protocol.records import RankDied
+from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
-from torchloom.subjects import Role
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ async def test_without_a_system_account_silence_tells_and_the_weaver_says_so(for
         assert "only as silence" in up.weaver_log()
         rank.kill()
         lost = await up.until_lost()
-        assert "silent" in lost.reason
+        assert "rank_silent" in codes(lost.reason)
     finally:
         up.stop_all()
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.flow.faults import Run, Up
+from tests.flow.records import KILLED, of_incident, phrases
 from tests.flow.scripts import trained
 from tests.flow.troubled import (
-    BY_ITSELF,
     HANGS,
     LEARNT,
     MILD,
@@ -21,9 +21,9 @@ from tests.flow.troubled import (
     TROUBLES,
     Told,
     blames,
-    shows_stacks,
 )
-from torchloom.messages import AttemptStopping, ResponseBegan
+from torchloom.protocol.incident_records import ResponseBegan
+from torchloom.protocol.run_records import AttemptStopping
 
 pytestmark = pytest.mark.timeout(600)
 Start = Callable[..., Run]
@@ -65,10 +65,10 @@ def test_a_stopped_rank_is_frozen_and_the_job_goes_on_from_its_newest_checkpoint
     told = train()
     run = told.run
     os.kill(run.pid(1), signal.SIGSTOP)
-    told.until(lambda i: blames(i, "frozen", 1) and shows_stacks(i) and i.closed is not None)
+    told.until(lambda i: blames(i, "frozen", 1) and told.shows_stacks(i) and i.closed is not None)
     end_as_undisturbed(told, attempts=2)
     (incident,) = told.grave()
-    assert incident.outcome.startswith("started again from step ")
+    assert "started_again_from_step" in told.outcome(incident)
     assert run.lives()[-1]["first"] >= LEARNT - 10
     (stopping,) = stoppings(told)
     assert (stopping.deaf, stopping.incident) == ((1,), incident.id)
@@ -78,8 +78,8 @@ def test_a_stopped_rank_is_frozen_and_the_job_goes_on_from_its_newest_checkpoint
 def test_a_held_interpreter_is_named_with_the_line_that_holds_it(train: Callable[..., Told]) -> None:
     told = train()
     told.run.tell(0, "gil")
-    incident = told.until(lambda i: blames(i, "held", 0) and shows_stacks(i) and i.closed is not None)
-    assert "hold_the_interpreter" in "\n".join(incident.evidence)
+    incident = told.until(lambda i: blames(i, "held", 0) and told.shows_stacks(i) and i.closed is not None)
+    assert "hold_the_interpreter" in str(of_incident(told.all_records(), incident.id))
     end_as_undisturbed(told, attempts=2)
     assert [i.id for i in told.grave()] == [incident.id]
 
@@ -90,11 +90,9 @@ def test_of_two_ranks_at_the_same_step_the_one_that_did_not_reach_the_collective
 ) -> None:
     told = train("--on", "hang=restart@4")
     told.run.tell(1, "sleep")
-    incident = told.until(lambda i: blames(i, "hang", 1) and shows_stacks(i) and i.closed is not None)
-    evidence = "\n".join(incident.evidence)
-    assert "they wait in one that it did not reach" in evidence
-    assert "rank 0 waits for it" in evidence
-    assert "forward" in evidence
+    incident = told.until(lambda i: blames(i, "hang", 1) and told.shows_stacks(i) and i.closed is not None)
+    assert {"behind_in_collectives", "rank_waits_for_it"} <= told.codes(incident)
+    assert "forward" in str(of_incident(told.all_records(), incident.id))
     end_as_undisturbed(told, attempts=2)
     assert [i.id for i in told.grave()] == [incident.id]
 
@@ -105,8 +103,10 @@ def test_a_peer_that_waits_for_a_rank_that_died_is_no_hang(train: Callable[..., 
     told.run.kill(1)
     end_as_undisturbed(told, attempts=2)
     (incident,) = told.grave()
-    assert (incident.kind, incident.subject.rpartition("/")[2]) == ("crash", "1")
-    assert "killed by SIGKILL" in incident.what + incident.reason
+    assert incident.kind == "crash"
+    assert incident.about.rank is not None
+    assert incident.about.rank.rank == 1
+    assert KILLED in phrases(*of_incident(told.all_records(), incident.id))
 
 
 # ── what only looks like it ──────────────────────────────────────────────────────────────────────────────────────────
@@ -122,7 +122,7 @@ def test_an_evaluation_and_a_pause_that_nobody_announced_end_no_rank(train: Call
         run.until(lambda before=before: run.step() > before + LEARNT, PATIENCE)  # type: ignore[misc]
     for incident in told.incidents(*TROUBLES - MILD):
         assert incident.kind == "hang"
-        told.until(lambda i, id=incident.id: i.id == id and i.outcome.startswith(BY_ITSELF))  # type: ignore[misc]
+        told.until(lambda i, id=incident.id: i.id == id and told.went_on_by_itself(i))  # type: ignore[misc]
     end_as_undisturbed(told, attempts=1)
     assert len(told.incidents("hang")) <= 1, "of the evaluation nothing is told"
 
@@ -148,13 +148,12 @@ def test_a_dry_run_only_says_what_would_be_done(train: Callable[..., Told]) -> N
     pid = told.run.pid(1)
     os.kill(pid, signal.SIGSTOP)
     try:
-        incident = told.until(lambda i: blames(i, "frozen", 1) and "dry run" in i.decision)
-        assert "the policy would be: all ranks are ended, then started again" in incident.decision
-        told.until(shows_stacks)
+        incident = told.until(lambda i: blames(i, "frozen", 1) and "policy_held_back" in told.codes(i))
+        told.until(told.shows_stacks)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    told.until(lambda i: i.id == incident.id and i.outcome.startswith(BY_ITSELF))
+    told.until(lambda i: i.id == incident.id and told.went_on_by_itself(i))
     end_as_undisturbed(told, attempts=1)
     assert not [record for record in told.records() if isinstance(record, (ResponseBegan, AttemptStopping))]
 
@@ -165,7 +164,7 @@ def test_a_weaver_that_is_killed_while_a_rank_hangs_acts_once(train: Callable[..
     os.kill(told.run.pid(0), signal.SIGSTOP)
     opened = told.until(lambda i: blames(i, "frozen", 0))
     told.up.kill("weaver")
-    told.until(lambda i: blames(i, "frozen", 0) and shows_stacks(i) and i.closed is not None)
+    told.until(lambda i: blames(i, "frozen", 0) and told.shows_stacks(i) and i.closed is not None)
     end_as_undisturbed(told, attempts=2)
     assert [i.id for i in told.incidents(*HANGS)] == [opened.id]
     assert len(stoppings(told)) == 1

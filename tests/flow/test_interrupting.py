@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from tests.flow.faults import Run, Up
-from torchloom.messages import AttemptStopping, Record
+from torchloom.protocol.records import Record
+from torchloom.protocol.run_records import AttemptStopping
 
 
 def plane_begins(run: Run) -> bool:
@@ -95,7 +96,7 @@ def test_ctrl_c_while_the_next_attempt_begins_ends_it(phase: str, start: Callabl
     run.drain()
     run.kill(1)
     run.until_phase("restarting", 1)
-    keepers = [process.pid for process in run.children("torchloom.agent.keeper")]
+    keepers = [process.pid for process in run.children("torchloom.agent.supervisor.main")]
     with run.frozen(*([run.process.pid] if phase == "placing" else keepers)):
         run.drain(undo=True)
         run.until_phase(phase, 2)

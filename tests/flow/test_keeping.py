@@ -12,18 +12,21 @@ from typing import Any
 import pytest
 
 from tests.flow.plane import Plane, plane
+from tests.flow.records import codes, of_incident
 from tests.flow.test_steering import change
 from tests.flow.test_surviving import restart_weaver
-from torchloom.bus.asking import Asking
-from torchloom.messages import CheckpointSaved, CheckpointsView, IncidentView
-from torchloom.subjects import Role
+from torchloom.bus.weaver_client import WeaverClient
+from torchloom.protocol.incident_records import IncidentOpened
+from torchloom.protocol.records import CheckpointSaved
+from torchloom.protocol.subjects import Role
+from torchloom.protocol.views import CheckpointsView, IncidentView
 
 KEEPER = """
 import json, sys, threading, time
 from pathlib import Path
 import torchloom
-from torchloom.checkpoints import attached
-from torchloom.messages import Resumed, Saved, SaveFailed
+from torchloom.checkpoints import threadlet_bridge
+from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 
 replica, folder = sys.argv[1], Path(sys.argv[2])
 
@@ -46,7 +49,7 @@ def talk():
         lines = (folder / f"{replica}.tell").read_text().splitlines() if (folder / f"{replica}.tell").exists() else []
         for line in lines[done:]:
             kind, fields = json.loads(line)
-            side = attached.side()
+            side = threadlet_bridge.current_threadlet()
             news = {"Saved": Saved, "SaveFailed": SaveFailed, "Resumed": Resumed}[kind]
             side.tell(news(incarnation=side.incarnation, **fields))
             write("told", fields["step"])
@@ -54,7 +57,7 @@ def talk():
         time.sleep(0.01)
 
 keeper = Keeper()
-attached.keep(keeper)
+threadlet_bridge.register_checkpoints(keeper)
 loom = torchloom.attach(job="job", replica=replica, rank=0, world_size=1)
 threading.Thread(target=talk, daemon=True).start()
 every, step = keeper.every, 0
@@ -104,7 +107,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def seen(up: Plane) -> CheckpointsView:
-    async with Asking(up.settings, Role.VIEWER) as weaver:
+    async with WeaverClient(up.settings, Role.VIEWER) as weaver:
         return await weaver.checkpoints("job")
 
 
@@ -117,8 +120,11 @@ async def until_saved(up: Plane, *steps: int) -> CheckpointsView:
 
 
 async def incident(up: Plane, what: str) -> IncidentView:
+    """The one that was opened with this code."""
+
     async def there() -> IncidentView | None:
-        return next((one for one in await up.incidents() if one.what == what), None)
+        opened = {r.id for r in await up.records() if isinstance(r, IncidentOpened) and what in codes(r.what)}
+        return next((one for one in await up.incidents() if one.id in opened), None)
 
     return await up.until(there, what=what)  # type: ignore[no-any-return]
 
@@ -133,9 +139,9 @@ async def test_what_a_rank_tells_of_its_checkpoints_can_be_looked_at_and_outlive
         ranks.tell("hi", "Resumed", step=90, path="/runs/a/step-90", rejected={"step-95": "model.pt: 64 bytes differ"})
         ranks.save("hi", 100)
         ranks.tell("hi", "SaveFailed", step=200, folder="/runs/a", why="no space left on device")
-        failing = await incident(up, "checkpoint of job failed")
+        failing = await incident(up, "checkpoint_failed")
         assert failing.closed is None
-        damaged = await incident(up, "checkpoint step-95 of job is damaged")
+        damaged = await incident(up, "checkpoint_damaged")
         assert damaged.closed is not None
         view = await until_saved(up, 100)
         assert (view.folder, view.node, view.failures) == ("/runs/a", rank.node, 1)
@@ -149,7 +155,8 @@ async def test_what_a_rank_tells_of_its_checkpoints_can_be_looked_at_and_outlive
         assert await seen(up) == view
         ranks.save("hi", 300)
         await until_saved(up, 100, 300)
-        assert (await incident(up, "checkpoint of job failed")).outcome == "a later checkpoint was written"
+        mended = await incident(up, "checkpoint_failed")
+        assert "later_checkpoint_written" in codes(*of_incident(await up.records(), mended.id))
 
 
 async def test_an_operator_reaches_the_checkpoints_of_all_ranks_at_one_step(tmp_path: Path, folder: Path) -> None:
@@ -176,6 +183,7 @@ async def test_an_operator_reaches_the_checkpoints_of_all_ranks_at_one_step(tmp_
         assert ranks.wrote("every") == [[[50, done.step]]] * 3
 
 
+@pytest.mark.promise(5)
 async def test_news_told_while_nats_is_down_arrive_when_it_is_back_and_once(tmp_path: Path, folder: Path) -> None:
     async with plane(tmp_path / "s") as up:
         ranks = Ranks(up, folder, "hi")

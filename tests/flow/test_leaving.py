@@ -36,8 +36,7 @@ def test_an_agent_that_is_asked_to_end_takes_its_ranks_along_and_the_job_waits_f
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     assert "2 ranks ended with it" in site.log()
-    waits = "mnist waits for a node with room for 2 (n1: leaving)"
-    site.until(lambda: waits in site.loom("wait", "mnist", "--timeout", "0.1").stderr, waits)
+    site.until(site.waits, "a job that waits")
     start(site)
     site.until(lambda: site.trains(2, attempt=1), "two ranks again")
 

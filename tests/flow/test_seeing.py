@@ -7,10 +7,15 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.flow.plane import plane
 from tests.flow.proxy import Proxy
-from torchloom.messages import Done, Fail, IncidentAmended, IncidentOpened, No, RankDied, RankLost
+from tests.flow.records import codes, of_incident
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.operator import Done, Fail, No
+from torchloom.protocol.records import RankDied, RankLost
 
 CLOSED = "Client Closed"
 """As the server says it: nobody else knows that a link closed."""
@@ -40,6 +45,7 @@ async def test_a_rank_that_attaches_is_seen_with_its_device_step_and_loss(tmp_pa
         assert [(seat.device, seat.replica) for seat in view.seats] == [("GPU-1", ("job", "hi"))]
 
 
+@pytest.mark.promise(3)
 async def test_a_killed_rank_is_lost_at_once_and_dead_after_the_grace(tmp_path: Path) -> None:
     async with plane(tmp_path / "s") as up:
         process = up.start_rank()
@@ -48,8 +54,8 @@ async def test_a_killed_rank_is_lost_at_once_and_dead_after_the_grace(tmp_path: 
         assert (await up.until_lost()).reason == CLOSED
         await up.until_presence("dead")
         (incident,) = await up.incidents()
-        assert incident.subject == "job/hi/0"
-        assert incident.outcome == "presumed dead"
+        assert incident.about == About(rank=RankId("job", "hi", 0))
+        assert "rank_presumed_dead" in codes(*of_incident(await up.records(), incident.id))
         kinds = (RankLost, IncidentOpened, RankDied, IncidentAmended)
         told = [type(record) for record in await up.records() if isinstance(record, kinds)]
         assert told == list(kinds), "an incident is open while it may come back"
@@ -97,7 +103,7 @@ async def test_an_uncaught_exception_is_told_with_its_text(tmp_path: Path) -> No
         await up.until_presence("failed")
         assert process.wait(60) == 1
         (incident,) = await up.incidents()
-        assert any("the ninth batch is odd" in line for line in incident.evidence)
+        assert "the ninth batch is odd" in str(of_incident(await up.records(), incident.id))
 
 
 async def test_a_frozen_rank_is_lost_and_found_again(tmp_path: Path) -> None:
@@ -106,7 +112,7 @@ async def test_a_frozen_rank_is_lost_and_found_again(tmp_path: Path) -> None:
         await up.until_beating()
         process.send_signal(signal.SIGSTOP)
         lost = await up.until_lost()
-        assert "Stale" in lost.reason or "silent" in lost.reason
+        assert "Stale" in str(lost.reason) or "rank_silent" in codes(lost.reason)
         process.send_signal(signal.SIGCONT)
         await up.until_beating(after=0)
         assert not [r for r in await up.records() if isinstance(r, RankDied)]
@@ -146,13 +152,14 @@ async def test_two_replicas_on_one_device_and_one_replica_on_two(tmp_path: Path)
         assert {d.device: d.health for d in (await up.look()).devices} == {"GPU-1": "failed", "GPU-2": "failed"}
 
 
+@pytest.mark.promise(4)
 async def test_a_rank_id_used_twice_is_told_and_training_goes_on_in_both(tmp_path: Path) -> None:
     async with plane(tmp_path / "s") as up:
         first = up.start_rank()
         await up.until_beating()
         second = up.start_rank()
         incident = await up.until(up.incidents, what="an incident")
-        assert "used twice" in incident[0].what
+        assert "rank_id_twice" in codes(*of_incident(await up.records(), incident[0].id))
         rank = await up.until_beating()
         assert rank.pid == second.pid
         assert first.poll() is None

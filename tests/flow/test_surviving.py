@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.flow.plane import Plane, plane
-from torchloom.bus.client import connect, find
-from torchloom.core.fabric import State
-from torchloom.messages import Done, Fail, RankDied, RankLost, Register
-from torchloom.subjects import Role
+from torchloom.bus.connection import connect, find
+from torchloom.core.state.cluster import State
+from torchloom.protocol.operator import Done, Fail, Register
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.records import RankDied, RankLost
+from torchloom.protocol.subjects import Role
 from torchloom.weaver.store import Store
 
 
@@ -33,6 +35,7 @@ async def restart_weaver(up: Plane) -> None:
     await up.until(up.look, what="the weaver answers again")
 
 
+@pytest.mark.promise(1, 3)
 async def test_a_killed_weaver_is_back_with_the_same_state_while_training_goes_on(tmp_path: Path) -> None:
     async with plane(tmp_path / "s") as up:
         up.start_rank("a", devices="GPU-1")
@@ -74,7 +77,7 @@ async def test_a_rank_that_died_while_the_weaver_was_away_is_found_by_the_roll_c
         doomed.kill()
         doomed.wait()
         up.start_weaver()
-        assert "roll-call" in (await up.until_lost("goes")).reason
+        assert (await up.until_lost("goes")).reason == phrase("roll_call_missed")
         await up.until_presence("dead", "goes")
         assert (await up.rank("stays")).presence == "live"  # type: ignore[union-attr]
 
@@ -107,12 +110,12 @@ async def test_a_killed_nats_server_comes_back_with_everything_and_the_ranks_too
         doomed.kill()  # no one can announce this
         doomed.wait()
         up.server.start()
-        assert "roll-call" in (await up.until_lost("goes")).reason
+        assert (await up.until_lost("goes")).reason == phrase("roll_call_missed")
         again = await up.until_beating("stays", after=stays.beat.step if stays.beat else 0)
         assert again.incarnation == stays.incarnation
         after = await durable_state(up)
         assert after.devices == before.devices
-        assert [i for i in after.incidents if "GPU-1" in i.what] == list(before.incidents)
+        assert [i for i in after.incidents if i.about.device == "GPU-1"] == list(before.incidents)
         assert up.weaver
         assert up.weaver.poll() is None
         assert all(rank.poll() is None for rank in up.ranks if rank is not doomed)
@@ -134,6 +137,7 @@ async def test_a_weaver_that_slept_calls_no_one_dead(tmp_path: Path) -> None:
         assert not [r for r in await up.records() if isinstance(r, (RankLost, RankDied))]
 
 
+@pytest.mark.promise(4)
 async def test_two_weavers_never_both_act(tmp_path: Path) -> None:
     async with plane(tmp_path / "s") as up:
         first = up.weaver
@@ -153,8 +157,10 @@ async def _term(up: Plane, term: int) -> bool:
 
 
 async def test_curves_can_be_drawn_after_a_restart(tmp_path: Path) -> None:
-    from torchloom.messages import CurvesView, LookCurves, encode
-    from torchloom.subjects import LOOK
+    from torchloom.protocol.codec import encode
+    from torchloom.protocol.queries import LookCurves
+    from torchloom.protocol.subjects import LOOK
+    from torchloom.protocol.views import CurvesView
 
     async with plane(tmp_path / "s", weaver=False) as up:
         up.env["TORCHLOOM_CURVE_SECONDS"] = "0.2"

@@ -22,7 +22,7 @@ import pytest
 from tests.flow.census import Census
 from tests.flow.faults import LOOM, PATIENCE, Up
 from tests.flow.slurm import free_ports
-from torchloom.messages import MemberHealed, MemberJoined, MembersEvicted, RankJoined
+from torchloom.protocol.records import MemberHealed, MemberJoined, MembersEvicted, RankJoined
 
 pytest.importorskip("torchft", reason="torchft is not installed (its wheel is for Linux on x86_64 alone)")
 pytestmark = pytest.mark.long
@@ -96,11 +96,18 @@ class Walk:
         return max((step for step, _ in self.steps(replica)), default=0)
 
     def until_together(self) -> None:
+        """Until both have committed ten steps together, and the weaver has heard that both have trained."""
+
         def there() -> bool:
             latest = [self.steps(replica)[-10:] for replica in (0, 1)]
             return all(len(some) == 10 and all(count == 2 for _, count in some) for some in latest)
 
         self.until(there)
+        self.until(lambda: self.trained() >= {"train_ddp_0", "train_ddp_1"})
+
+    def trained(self) -> set[str]:
+        """The replicas whose beats have told of a step. Beats come once a second, later than the first steps."""
+        return {view.rank.replica for view in self.up.ranks(self.job) if view.beat is not None and view.beat.step > 0}
 
     def until_further(self, replica: int, steps: int = 20) -> None:
         goal = self.last(replica) + steps
@@ -116,9 +123,9 @@ class Walk:
         return [record.hello.pid for record in joined if record.rank.replica == f"train_ddp_{replica}"][-1]
 
     def evicted(self) -> list[tuple[str, str]]:
-        """Every member that was, and why, in this order."""
+        """Every member that was, and the code of why, in this order."""
         records = [r for r in self.up.records() if isinstance(r, MembersEvicted) and r.job == self.job]
-        return [(member, record.reason) for record in records for member in record.members]
+        return [(member, getattr(record.reason, "code", "")) for record in records for member in record.members]
 
     def healed(self, replica: int) -> list[MemberHealed]:
         records = [r for r in self.up.records() if isinstance(r, MemberHealed) and r.rank.job == self.job]
@@ -161,7 +168,7 @@ def test_replicas_of_torchrun_register_leave_and_heal(two: Walk) -> None:
 
     two.launchers[1].send_signal(signal.SIGINT)  # as Ctrl-C does
     two.until(two.evicted)
-    assert two.evicted() == [(second, "interrupted")]
+    assert two.evicted() == [(second, "life_interrupted")]
     two.until_further(0)
     assert two.steps(0)[-1][1] == 1
 
@@ -182,13 +189,11 @@ def test_one_of_torchrun_that_is_killed_is_missed_at_once_where_the_weaver_runs(
     os.kill(two.pid(1), signal.SIGKILL)
     two.until_further(0)
     assert two.steps(0)[-1][1] == 1
-    assert two.evicted() == [(killed, "its process has ended")]
+    assert two.evicted() == [(killed, "rank_process_ended")]
 
 
 def test_a_device_that_fails_evicts_exactly_the_replicas_on_it(two: Walk) -> None:
-    code, said = two.loom("fail", "GPU-nosuch")
-    assert code == UNKNOWN
-    assert "device GPU-nosuch is unknown; nothing was changed" in said
+    assert two.loom("fail", "GPU-nosuch")[0] == UNKNOWN
     assert two.evicted() == []
     two.until_further(1)
     assert two.steps(1)[-1][1] == 2
@@ -197,8 +202,7 @@ def test_a_device_that_fails_evicts_exactly_the_replicas_on_it(two: Walk) -> Non
     assert two.loom("register", gpu, f"{two.job}/train_ddp_1")[0] == 0
     code, said = two.loom("fail", gpu, "--cause", "XID 79")
     assert code == 0, said
-    assert f"on it: {two.job}/train_ddp_1" in said
-    assert two.evicted() == [(two.members(1)[0], f"device {gpu} failed: XID 79")]
+    assert two.evicted() == [(two.members(1)[0], "device_failed")]
     two.until_further(0)
     assert two.steps(0)[-1][1] == 1
     assert len(two.members(0)) == 1
@@ -211,7 +215,6 @@ def test_a_zombie_that_wakes_up_commits_nothing_more(two: Walk) -> None:
     stopped = two.last(1)
     code, said = two.loom("evict", f"{two.job}/train_ddp_1", "--yes")
     assert code == 0, said
-    assert f"{two.job}/train_ddp_1 is evicted from the quorum" in said
     two.until_further(0)
     assert two.steps(0)[-1][1] == 1
 
@@ -245,6 +248,6 @@ def test_loom_run_starts_them_and_replaces_one_that_is_killed(walk: Walk) -> Non
     walk.until(lambda: len(joined(1)) == 2)
     walk.until(together)
     assert len(joined(0)) == 1
-    assert [why for _, why in walk.evicted()] == ["rank 0 failed: killed by SIGKILL"]
+    assert [why for _, why in walk.evicted()] == ["rank_of_run_failed"]
     process.send_signal(signal.SIGINT)
     process.wait(PATIENCE)

@@ -21,15 +21,15 @@ from collections.abc import Callable
 from typing import get_args
 
 from tests.flow.faults import Run, Up
+from tests.flow.records import codes, of_incident, ranks_with_stacks
 from tests.flow.scripts import _BOTH, TOGETHER
-from torchloom.bus.asking import Asking
-from torchloom.bus.client import connect, find
-from torchloom.bus.log import read_log
+from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import TorchLoomError
-from torchloom.messages import EventKind, IncidentView, Record, decode_entry
-from torchloom.subjects import LOG_STREAM, Role
+from torchloom.protocol.job import EventKind
+from torchloom.protocol.records import Record
+from torchloom.protocol.subjects import Role
+from torchloom.protocol.views import IncidentView
 
-BY_ITSELF = "it went on by itself"
 LEARNT = 200
 """Steps of a life after which it is known how long its steps take: some beats, each a second."""
 PATIENCE = 120.0
@@ -148,7 +148,7 @@ class Told:
         """
 
         async def look() -> list[IncidentView]:
-            async with Asking(self.up.settings, Role.VIEWER, timeout=10.0, connect_timeout=10.0) as weaver:
+            async with WeaverClient(self.up.settings, Role.VIEWER, timeout=10.0, connect_timeout=10.0) as weaver:
                 return [i for i in (await weaver.fabric(most=0)).incidents if i.job == self.run.job]
 
         with contextlib.suppress(TorchLoomError):
@@ -158,7 +158,7 @@ class Told:
     def grave(self) -> list[IncidentView]:
         """Without what a busy machine does: it is mild, or goes on by itself."""
         others = [incident for incident in self.incidents() if incident.kind not in MILD]
-        return [incident for incident in others if not incident.outcome.startswith(BY_ITSELF)]
+        return [incident for incident in others if not self.went_on_by_itself(incident)]
 
     def until(self, wanted: Callable[[IncidentView], bool], seconds: float = PATIENCE) -> IncidentView:
         """The first incident of the run that is as wanted, as soon as there is one."""
@@ -171,7 +171,7 @@ class Told:
         try:
             self.run.until(there, seconds)
         except AssertionError as error:
-            known = "\n".join(f"{i.id} {i.subject}: {i.decision}; {i.outcome}; {i.evidence}" for i in self._latest)
+            known = "\n".join(f"{i.id} {i.about}: {i.decision}; {i.outcome}; {i.evidence}" for i in self._latest)
             raise AssertionError(f"{error}\nincidents:\n{known or 'none'}") from None
         return found[0]
 
@@ -191,23 +191,24 @@ class Told:
     def all_records(self) -> list[Record]:
         """Of every run at this control plane."""
 
-        async def read() -> list[Record]:
-            client = await connect(find(self.up.settings, Role.VIEWER), name="test", timeout=20)
-            try:
-                entries = [decode_entry(stored.data) async for stored in read_log(client, LOG_STREAM.name, 1)]
-                return [record for entry in entries for record in entry.records]
-            finally:
-                await client.close()
+        return self.up.records()
 
-        return asyncio.run(read())
+    def codes(self, incident: IncidentView) -> set[str]:
+        """Of all that was recorded of an incident."""
+        return codes(*of_incident(self.all_records(), incident.id))
+
+    def outcome(self, incident: IncidentView) -> set[str]:
+        """The codes of what became of it."""
+        return codes(*(getattr(record, "outcome", "") for record in of_incident(self.all_records(), incident.id)))
+
+    def went_on_by_itself(self, incident: IncidentView) -> bool:
+        return bool(incident.outcome) and "went_on_by_itself" in self.outcome(incident)
+
+    def shows_stacks(self, incident: IncidentView) -> bool:
+        """Whether it holds where each rank was."""
+        return set(range(self.run.ranks)) <= ranks_with_stacks(self.all_records(), incident.id)
 
 
 def blames(incident: IncidentView, kind: str, rank: int) -> bool:
     """Whether it is of this kind and names this rank and no other."""
-    return incident.kind == kind and incident.subject.endswith(f"/{rank}#{kind}")
-
-
-def shows_stacks(incident: IncidentView, ranks: int = 2) -> bool:
-    """Whether it holds where each rank was."""
-    stacks = "\n".join(text for text in incident.evidence if text.startswith("where the ranks were"))
-    return all(f"rank {rank}" in stacks or "ranks 0-1" in stacks for rank in range(ranks))
+    return incident.kind == kind and incident.about.rank is not None and incident.about.rank.rank == rank

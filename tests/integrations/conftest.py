@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.threadlet.conftest import _nobody_stays, lively, weaver  # noqa: F401
+from tests.threadlet.conftest import _nobody_stays, lively, server, weaver  # noqa: F401
 
 
 @pytest.fixture
 def lighthouse() -> Iterator[str]:
     """The address of one that goes on as soon as it may."""
     torchft: Any = pytest.importorskip("torchft._torchft", reason="torchft is not installed")
-    server = torchft.LighthouseServer(
+    lighthouse = torchft.LighthouseServer(
         bind="[::]:0", min_replicas=1, join_timeout_ms=100, quorum_tick_ms=10, heartbeat_timeout_ms=1000
     )
-    yield server.address()
-    server.shutdown()
+    yield lighthouse.address()
+    lighthouse.shutdown()

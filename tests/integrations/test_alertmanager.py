@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from torchloom.errors import BadInput
 from torchloom.integrations.alertmanager import MOST_ALERTS, Alarm, read
-from torchloom.messages import DeviceFailed, DeviceRecovered, DeviceWarned
+from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 GPU = "GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28"

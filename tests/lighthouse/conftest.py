@@ -17,11 +17,11 @@ import grpc.aio
 import pytest
 
 from tests.lighthouse.histories import Outcome, read_response
-from torchloom.core.quorum import Rules
-from torchloom.lighthouse import wire
-from torchloom.lighthouse.keeping import Keeping
-from torchloom.lighthouse.server import Place, listening
-from torchloom.lighthouse.service import Service
+from torchloom.lighthouse import torchft_messages
+from torchloom.lighthouse.grpc_server import BindAddress, serve_grpc
+from torchloom.lighthouse.quorum import Rules
+from torchloom.lighthouse.quorum_service import QuorumService
+from torchloom.lighthouse.quorum_store import QuorumStore
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft's own says a lot
 
@@ -35,11 +35,13 @@ class Replica:
         self._heartbeat = self.channel.unary_unary("/torchft.LighthouseService/Heartbeat")
 
     async def quorum(self, id: str, *, failures: int = 0, timeout: float = 20.0) -> Outcome:
-        member = wire.bytes_field(1, id.encode()) + b"\x40" + wire.as_varint(failures)
-        return read_response(await self._quorum(wire.bytes_field(1, member), timeout=timeout, wait_for_ready=True))
+        member = torchft_messages.bytes_field(1, id.encode()) + b"\x40" + torchft_messages.as_varint(failures)
+        return read_response(
+            await self._quorum(torchft_messages.bytes_field(1, member), timeout=timeout, wait_for_ready=True)
+        )
 
     async def heartbeat(self, id: str) -> None:
-        request = wire.bytes_field(1, id.encode())
+        request = torchft_messages.bytes_field(1, id.encode())
         assert await self._heartbeat(request, timeout=20, wait_for_ready=True) == b""
 
     async def raw(self, method: str, data: bytes) -> bytes:
@@ -49,7 +51,7 @@ class Replica:
 class Here:
     """A lighthouse in this process."""
 
-    def __init__(self, service: Service, place: Place) -> None:
+    def __init__(self, service: QuorumService, place: BindAddress) -> None:
         self.service = service
         self.url = place.url
         self.replica = Replica(place.url)
@@ -67,9 +69,9 @@ def begin(tmp_path: Path) -> Start:
     async def begin(
         min_replicas: int = 1, join: float = 60.0, heartbeat: float = 60.0, port: int = 0, tick: float = 0.1
     ) -> AsyncIterator[Here]:
-        with contextlib.closing(Keeping(tmp_path / "kept")) as keeping:
-            service = Service(Rules(min_replicas, join, heartbeat), keeping, tick)
-            async with listening(service, Place("127.0.0.1", port)) as place:
+        with contextlib.closing(QuorumStore(tmp_path / "kept")) as keeping:
+            service = QuorumService(Rules(min_replicas, join, heartbeat), keeping, tick)
+            async with serve_grpc(service, BindAddress("127.0.0.1", port)) as place:
                 here = Here(service, place)
                 try:
                     yield here

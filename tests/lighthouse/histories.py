@@ -27,11 +27,11 @@ from pathlib import Path
 
 import grpc
 
-from torchloom.core.quorum import Lighthouse, Member, Quorum, Rules, decide
-from torchloom.lighthouse import wire
-from torchloom.lighthouse.keeping import Keeping
-from torchloom.lighthouse.server import Place, listening
-from torchloom.lighthouse.service import Service
+from torchloom.lighthouse import torchft_messages
+from torchloom.lighthouse.grpc_server import BindAddress, serve_grpc
+from torchloom.lighthouse.quorum import LighthouseState, Member, Quorum, Rules, decide
+from torchloom.lighthouse.quorum_service import QuorumService
+from torchloom.lighthouse.quorum_store import QuorumStore
 
 BEAT = 0.08
 """Between two heartbeats of a replica."""
@@ -68,9 +68,9 @@ class Ask:
 
     @property
     def member(self) -> Member:
-        data = wire.bytes_field(1, self.id.encode())
-        data += wire.as_varint(6 << 3) + wire.as_varint(self.shrink_only)
-        data += wire.as_varint(8 << 3) + wire.as_varint(self.commit_failures)
+        data = torchft_messages.bytes_field(1, self.id.encode())
+        data += torchft_messages.as_varint(6 << 3) + torchft_messages.as_varint(self.shrink_only)
+        data += torchft_messages.as_varint(8 << 3) + torchft_messages.as_varint(self.commit_failures)
         return Member(self.id, data, self.shrink_only, self.commit_failures)
 
 
@@ -180,7 +180,7 @@ class Player:
         try:
             if ask.commit_failures:
                 self.played.answers[index] = read_response(
-                    self._raw(wire.bytes_field(1, ask.member.data), timeout=left)
+                    self._raw(torchft_messages.bytes_field(1, ask.member.data), timeout=left)
                 )
             else:
                 found = self._client.quorum(ask.id, timedelta(seconds=left), shrink_only=ask.shrink_only)
@@ -191,16 +191,16 @@ class Player:
 
 
 def read_response(data: bytes) -> Outcome:
-    (_, quorum), *_ = wire._fields(data)
+    (_, quorum), *_ = torchft_messages._fields(data)
     assert isinstance(quorum, bytes)
     number, ids = 0, []
-    for field_number, value in wire._fields(quorum):
+    for field_number, value in torchft_messages._fields(quorum):
         if field_number == 1:
             assert isinstance(value, int)
             number = value
         elif field_number == 2:
             assert isinstance(value, bytes)
-            ids.append(wire.read_quorum_request(wire.bytes_field(1, value)).id)
+            ids.append(torchft_messages.read_quorum_request(torchft_messages.bytes_field(1, value)).id)
     return number, tuple(ids)
 
 
@@ -225,24 +225,24 @@ def foretold(played: Played, chance: random.Random, stricter: Callable[[], None]
     while tick < end:
         events.append((tick, -2, ""))
         tick += TICK
-    state = Lighthouse()
+    state = LighthouseState()
     calls: dict[int, int] = {}
     result: dict[int, Outcome] = dict.fromkeys(played.asked)
     for now, index, id in sorted(events):
         if now > end:
             break
         if index == -1:
-            state.heard(id, now)
+            state.record_heartbeat(id, now)
             continue
         if index >= 0:
-            call = state.asked(history.asks[index].member, now)
+            call = state.request_quorum(history.asks[index].member, now)
             assert call is not None
             calls[call] = index
         found = decide(state, rules, now)
         if isinstance(found, Quorum):
-            for call in state.announced(found, rules, now):
+            for call in state.announce(found, rules, now):
                 result[calls[call]] = (found.number, found.ids)
-        elif "of the last quorum" in found.why:
+        elif found.why.code in {"quorum_too_few_of_last", "quorum_without_last"}:
             stricter()
     return result
 
@@ -317,9 +317,9 @@ async def play_theirs(history: History) -> Verdict:
 
 
 async def play_ours(history: History) -> Verdict:
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Keeping(Path(folder))) as keeping:
-        service = Service(history.rules, keeping, TICK)
-        async with listening(service, Place("127.0.0.1", 0)) as place:
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(QuorumStore(Path(folder))) as keeping:
+        service = QuorumService(history.rules, keeping, TICK)
+        async with serve_grpc(service, BindAddress("127.0.0.1", 0)) as place:
             played = await _in_thread(lambda: Player(history, place.url).play())
             if service.naps:
                 played.noise = "our lighthouse stood still"

@@ -11,6 +11,7 @@ from tests.lighthouse.histories import many
 HISTORIES = 50
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_the_same_histories_have_the_same_quorums() -> None:
     total = await many(seed=20, count=HISTORIES)

@@ -15,12 +15,14 @@ import pytest
 from nats.aio.client import Client
 
 from tests.lighthouse.conftest import Apart, Replica, until
-from torchloom.bus.client import connect, find
-from torchloom.bus.server import EmbeddedServer
+from torchloom.bus.connection import connect, find
+from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.cli.main import main
-from torchloom.messages import Evict, LighthouseBeat, Message, decode_lighthouse_beat, encode
+from torchloom.protocol.codec import decode_lighthouse_beat, encode
+from torchloom.protocol.lighthouse import Evict, LighthouseBeat
+from torchloom.protocol.message import Message
+from torchloom.protocol.subjects import EVICT, QUORUM, Role
 from torchloom.settings import Settings
-from torchloom.subjects import EVICT, QUORUM, Role
 
 Make = Callable[..., Apart]
 
@@ -68,7 +70,7 @@ async def test_it_ends_when_told_and_says_where_it_listens(apart: Make) -> None:
 
 def test_there_is_no_torch_in_it() -> None:
     code = (
-        "import sys, torchloom.lighthouse.main, torchloom.lighthouse.server, torchloom.lighthouse.speaking\n"
+        "import sys, torchloom.lighthouse.main, torchloom.lighthouse.grpc_server, torchloom.lighthouse.nats_reporter\n"
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

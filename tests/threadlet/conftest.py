@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.threadlet.played import BEAT_SECONDS, PlayedWeaver
-from torchloom.bus.client import connect, find
+from torchloom.bus.connection import connect, find
+from torchloom.bus.nats_server import EmbeddedServer
+from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
-from torchloom.subjects import Role
-from torchloom.threadlet import hooks
-from torchloom.threadlet.ending import Ending
+from torchloom.threadlet import process_hooks
+from torchloom.threadlet.process.exit_reason import Ending
 
 
 @pytest.fixture
@@ -33,9 +34,20 @@ def lively(settings: Settings) -> Settings:
     )
 
 
+@pytest.fixture
+def server(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    """Threadlets of this process leave before their server goes on to the next test."""
+    yield server
+    _end_threadlets()
+
+
 @pytest.fixture(autouse=True)
 def _nobody_stays() -> Iterator[None]:
     """Each test ends without a threadlet in this process."""
     yield
-    for threadlet in list(hooks.live.values()):
+    _end_threadlets()
+
+
+def _end_threadlets() -> None:
+    for threadlet in list(process_hooks.live.values()):
         threadlet.end(Ending())

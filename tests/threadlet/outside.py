@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from torchloom.page import View, view
+from torchloom.shared.liveness_page import View, view
 
 T = TypeVar("T")
 ATTACHED = """

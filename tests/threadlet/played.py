@@ -12,20 +12,10 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.messages import (
-    Beat,
-    Command,
-    Farewell,
-    Goodbye,
-    Hello,
-    RankId,
-    Report,
-    Welcome,
-    decode_beat,
-    decode_report,
-    encode,
-)
-from torchloom.subjects import BEAT, COMMAND, INBOX_STREAM, REPORT
+from torchloom.protocol.codec import decode_beat, decode_report, encode
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.rank import Beat, Command, Farewell, Goodbye, Hello, Report, Welcome
+from torchloom.protocol.subjects import BEAT, COMMAND, INBOX_STREAM, REPORT
 
 RANK = RankId("job", "hi", 0)
 BEAT_SECONDS = 0.05

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchloom.messages import (
-    Beat,
+from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.protocol.incident_records import About
+from torchloom.protocol.knob_values import KnobSpec
+from torchloom.protocol.rank import Beat
+from torchloom.protocol.views import (
     ChangeView,
     DeviceView,
     FabricView,
     IncidentView,
     JobView,
-    KnobSpec,
     KnobsView,
     KnobView,
     PlaneView,
-    RankId,
     RankView,
-    ReplicaId,
     SeatView,
 )
 
@@ -63,7 +63,8 @@ def device(name: str = GPU, **more: Any) -> DeviceView:
 
 def incident(id: str = "i7", **more: Any) -> IncidentView:
     known: dict[str, Any] = {
-        "id": id, "opened": NOW - 90, "what": "its link closed", "subject": "mnist/hi/1", "job": "mnist",
+        "id": id, "opened": NOW - 90, "what": "its link closed",
+        "about": About(rank=RankId("mnist", "hi", 1)), "job": "mnist",
         "decision": "reported", "reason": "no policy",
     }  # fmt: skip
     return IncidentView(**known | more)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tests.views.made import NOW, change, knob, knobs
-from torchloom.messages import Done, RankId, ReplicaId
+from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.protocol.operator import Done
 from torchloom.views import changes as view_changes
 from torchloom.views import knobs as view_knobs
 from torchloom.views.answers import answer
-from torchloom.views.tables import Screen, columns_of
-from torchloom.views.times import clock
+from torchloom.views.format.tables import Screen, columns_of
+from torchloom.views.format.times import clock
 
 
 def test_a_knob_shows_its_value_bounds_and_who_changed_it() -> None:

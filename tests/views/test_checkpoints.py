@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.views.made import NOW
-from torchloom.checkpoints.retention import Pruned
-from torchloom.checkpoints.survey import Entry, Survey
-from torchloom.messages import CheckpointsView, FailedStep
+from torchloom.checkpoints.store.inventory import Entry, Inventory
+from torchloom.checkpoints.store.retention import Pruned
+from torchloom.protocol.views import CheckpointsView, FailedStep
 from torchloom.views import checkpoints as view
-from torchloom.views.tables import Screen, columns_of
+from torchloom.views.format.tables import Screen, columns_of
 
 
 def entry(step: int, **more: Any) -> Entry:
@@ -22,8 +22,8 @@ def entry(step: int, **more: Any) -> Entry:
     return Entry(**known | more)
 
 
-def found(*entries: Entry, verified: bool = False) -> Survey:
-    return Survey(folder="/runs/a", entries=entries, verified=verified)
+def found(*entries: Entry, verified: bool = False) -> Inventory:
+    return Inventory(folder="/runs/a", entries=entries, verified=verified)
 
 
 def test_a_row_has_step_size_age_duration_kind_and_state() -> None:
@@ -85,14 +85,16 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_commands_it() -> None:
         (found(entry(5, status="writing")), "nothing to resume from yet"),
     ],
 )
-def test_what_a_resume_takes_is_said(survey: Survey, text: str) -> None:
+def test_what_a_resume_takes_is_said(survey: Inventory, text: str) -> None:
     assert view.resume(survey) == text
 
 
 def test_an_empty_folder_is_said_in_a_sentence() -> None:
     assert view.answer(found(), None, NOW, Screen()) == ["no checkpoints in /runs/a"]
     told = CheckpointsView(job="mnist")
-    assert view.answer(Survey(folder="", entries=()), told, NOW, Screen()) == ["job mnist has told of no checkpoints"]
+    assert view.answer(Inventory(folder="", entries=()), told, NOW, Screen()) == [
+        "job mnist has told of no checkpoints"
+    ]
 
 
 def test_a_job_says_where_it_saves_and_what_failed() -> None:

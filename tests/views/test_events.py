@@ -8,79 +8,138 @@ import msgspec
 import pytest
 
 from tests.views.made import GPU, LIFE, NOW, REPLICA
-from torchloom import messages as m
-from torchloom.views.document import document
-from torchloom.views.events import Event, Teller, as_object, lines, sentences
-from torchloom.views.tables import Screen
-from torchloom.views.times import stamp
+from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
+from torchloom.protocol.job import Task
+from torchloom.protocol.knob_values import KnobSpec
+from torchloom.protocol.node import Place
+from torchloom.protocol.rank import Committed, Hello
+from torchloom.protocol.records import (
+    Abort,
+    ChangeDecided,
+    ChangeProposed,
+    ChangeSettled,
+    CheckpointFailed,
+    CheckpointSaved,
+    DeviceBlamed,
+    DeviceCleared,
+    DeviceMarkedFailed,
+    DeviceMarkedRecovered,
+    DeviceSeated,
+    Entry,
+    InboxRead,
+    JobBegan,
+    JobEnded,
+    JobForgotten,
+    JobResumed,
+    KnobsOffered,
+    MemberDiscarded,
+    MemberHealed,
+    MemberJoined,
+    MemberRegrouped,
+    MembersEvicted,
+    OrderEnded,
+    OrderGiven,
+    RankAttached,
+    RankDied,
+    RankForgotten,
+    RankFound,
+    RankJoined,
+    RankLeft,
+    RankLost,
+    Record,
+    TermBegan,
+)
+from torchloom.protocol.run_records import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptHeld,
+    AttemptLaunched,
+    AttemptRunning,
+    AttemptStopping,
+    NodeDrained,
+    ReplicaDrained,
+    RunEnded,
+    RunSubmitted,
+)
+from torchloom.views.format.json_document import document
+from torchloom.views.format.tables import Screen
+from torchloom.views.format.times import stamp
+from torchloom.views.records import Event, Teller, as_object, lines, sentences
 
-RANK = m.RankId("mnist", REPLICA, 1)
-OTHER = m.RankId("other", "hi", 0)
-HELLO = m.Hello(incarnation=LIFE, node="n1", pid=99, devices=(GPU, "GPU-2"), world_size=4)
+RANK = RankId("mnist", REPLICA, 1)
+OTHER = RankId("other", "hi", 0)
+HELLO = Hello(incarnation=LIFE, node="n1", pid=99, devices=(GPU, "GPU-2"), world_size=4)
 
 SENTENCES: list[tuple[Any, list[str]]] = [
-    (m.TermBegan(term=2, weaver="host:5"), ["Term 2 began: weaver host:5 is in charge"]),
-    (m.JobBegan(job="mnist"), ["Job mnist began"]),
-    (m.JobEnded(job="mnist", outcome="failed", reason="all died"), ["Job mnist failed: all died"]),
-    (m.JobEnded(job="mnist", outcome="stopped"), ["Job mnist was stopped"]),
-    (m.JobForgotten(job="mnist"), ["Job mnist forgotten: it ended long ago"]),
+    (TermBegan(term=2, weaver="host:5"), ["Term 2 began: weaver host:5 is in charge"]),
+    (JobBegan(job="mnist"), ["Job mnist began"]),
+    (JobEnded(job="mnist", outcome="failed", reason="all died"), ["Job mnist failed: all died"]),
+    (JobEnded(job="mnist", outcome="stopped"), ["Job mnist was stopped"]),
+    (JobForgotten(job="mnist"), ["Job mnist forgotten: it ended long ago"]),
     (
-        m.RankJoined(rank=RANK, hello=HELLO),
+        RankJoined(rank=RANK, hello=HELLO),
         [
             f"Registered device: {GPU} for replica_id: {REPLICA} (job mnist, rank 1 of 4, node n1, pid 99)",
             f"Registered device: GPU-2 for replica_id: {REPLICA} (job mnist, rank 1 of 4, node n1, pid 99)",
         ],
     ),
-    (m.RankLost(rank=OTHER, incarnation=LIFE, reason="link closed"), ["Rank other/hi/0 lost: link closed"]),
+    (RankLost(rank=OTHER, incarnation=LIFE, reason="link closed"), ["Rank other/hi/0 lost: link closed"]),
     (
-        m.RankLost(rank=OTHER, incarnation=LIFE, reason="silent", patient=True),
+        RankLost(rank=OTHER, incarnation=LIFE, reason="silent", patient=True),
         ["Rank other/hi/0 lost: silent (it may be frozen, not dead)"],
     ),
     (
-        m.RankAttached(rank=OTHER, incarnation=LIFE),
+        RankAttached(rank=OTHER, incarnation=LIFE),
         ["Rank other/hi/0 is attached by its script; its steps are counted no longer"],
     ),
-    (m.RankFound(rank=OTHER, incarnation=LIFE, reason="a beat"), ["Rank other/hi/0 found again: a beat"]),
-    (m.RankDied(rank=OTHER, incarnation=LIFE, reason="grace over"), ["Rank other/hi/0 died: grace over (presumed)"]),
-    (m.RankDied(rank=OTHER, incarnation=LIFE, reason="SIGKILL", confirmed=True), ["Rank other/hi/0 died: SIGKILL"]),
-    (m.RankLeft(rank=OTHER, incarnation=LIFE, how="finished"), ["Rank other/hi/0 left: finished"]),
-    (m.RankForgotten(rank=OTHER), ["Rank other/hi/0 forgotten: gone for long"]),
+    (RankFound(rank=OTHER, incarnation=LIFE, reason="a beat"), ["Rank other/hi/0 found again: a beat"]),
+    (RankDied(rank=OTHER, incarnation=LIFE, reason="grace over"), ["Rank other/hi/0 died: grace over (presumed)"]),
+    (RankDied(rank=OTHER, incarnation=LIFE, reason="SIGKILL", confirmed=True), ["Rank other/hi/0 died: SIGKILL"]),
+    (RankLeft(rank=OTHER, incarnation=LIFE, how="finished"), ["Rank other/hi/0 left: finished"]),
+    (RankForgotten(rank=OTHER), ["Rank other/hi/0 forgotten: gone for long"]),
     (
-        m.DeviceSeated(device="GPU-1", replica=m.ReplicaId("manual", "hi"), operator="ann@box"),
+        DeviceSeated(device="GPU-1", replica=ReplicaId("manual", "hi"), operator="ann@box"),
         ["Registered device: GPU-1 for replica_id: hi (job manual, by ann@box)"],
     ),
     (
-        m.DeviceBlamed(device="GPU-1", by="b1252eee80b0e499", cause="XID 79", alert=True),
+        DeviceBlamed(device="GPU-1", by="b1252eee80b0e499", cause="XID 79", alert=True),
         ["Device GPU-1 is said to be broken (b1252eee80b0e499): XID 79"],
     ),
     (
-        m.DeviceCleared(device="GPU-1", by="b1252eee80b0e499"),
+        DeviceCleared(device="GPU-1", by="b1252eee80b0e499"),
         ["Device GPU-1 is not said to be broken any more by b1252eee80b0e499"],
     ),
     (
-        m.DeviceMarkedFailed(device="GPU-1", cause="XID 79", source="dcgm", replicas=(m.ReplicaId("mnist", "hi"),)),
+        DeviceMarkedFailed(device="GPU-1", cause="XID 79", source="dcgm", replicas=(ReplicaId("mnist", "hi"),)),
         ["Device GPU-1 failed: XID 79 (said by dcgm); replicas on it: mnist/hi"],
     ),
-    (m.DeviceMarkedRecovered(device="GPU-1", source="dcgm"), ["Device GPU-1 recovered (said by dcgm)"]),
+    (DeviceMarkedRecovered(device="GPU-1", source="dcgm"), ["Device GPU-1 recovered (said by dcgm)"]),
     (
-        m.IncidentOpened(id="i1", what="link closed", subject="other/hi/0", evidence=("a", "b"), decision="wait"),
+        IncidentOpened(
+            id="i1",
+            what="link closed",
+            about=About(rank=RankId("other", "hi", 0)),
+            evidence=("a", "b"),
+            decision="wait",
+        ),
         ["Incident i1 opened: other/hi/0: link closed [a; b]; decided: wait"],
     ),
     (
-        m.IncidentAmended(id="i1", evidence=("c",), outcome="found", closed=True),
+        IncidentAmended(id="i1", evidence=("c",), outcome="found", closed=True),
         ["Incident i1 closed: c; outcome: found"],
     ),
     (
-        m.KnobsOffered(
+        KnobsOffered(
             job="mnist",
-            knobs=(m.KnobSpec(name="lr", kind="float", value=0.1), m.KnobSpec(name="clip", kind="float", value=1.0)),
+            knobs=(KnobSpec(name="lr", kind="float", value=0.1), KnobSpec(name="clip", kind="float", value=1.0)),
             checkpoints=True,
         ),
         ["Job mnist offers knobs: lr, clip; it saves checkpoints when asked"],
     ),
     (
-        m.ChangeProposed(
-            change=m.Committed(id="c3", number=3, step=1520, values={"lr": 0.01, "clip": 2.0}, over=100),
+        ChangeProposed(
+            change=Committed(id="c3", number=3, step=1520, values={"lr": 0.01, "clip": 2.0}, over=100),
             job="mnist",
             lives=((RANK, LIFE), (OTHER, LIFE)),
             request="r",
@@ -90,8 +149,8 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ["Change c3 asked by ann@box: lr 0.1 → 0.01, clip 1 → 2 over 100 steps on mnist at step 1,520 (2 ranks)"],
     ),
     (
-        m.ChangeProposed(
-            change=m.Committed(id="c4", number=4, step=9, values={"lr": 0.1}),
+        ChangeProposed(
+            change=Committed(id="c4", number=4, step=9, values={"lr": 0.1}),
             job="mnist",
             lives=((RANK, LIFE),),
             request="r",
@@ -102,35 +161,42 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ),
         ["Change c4 asked by someone: lr 0.01 → 0.1 on mnist/hi/1 at step 9 (1 rank), reverting c3"],
     ),
-    (m.ChangeDecided(id="c3", commit=True, reason="all ready"), ["Change c3 decided: all ready"]),
-    (m.ChangeDecided(id="c3", commit=False, reason="hi/0 refuses"), ["Change c3 was not made: hi/0 refuses"]),
-    (m.ChangeSettled(id="c3", applied=2, outcome="applied on 2"), ["Change c3 settled: applied on 2"]),
+    (ChangeDecided(id="c3", commit=True), ["Change c3 decided: all ranks are ready"]),
     (
-        m.OrderGiven(id="o1", request="r", verb="kill", job="other", lives=((OTHER, LIFE),), operator="ann@box"),
+        ChangeDecided(
+            id="c3",
+            commit=False,
+            abort=Abort(why="refused", ranks=(RankId("mnist", "hi", 0),), refusal="lr is too high"),
+        ),
+        ["Change c3 was not made: mnist/hi/0 refuses: lr is too high"],
+    ),
+    (ChangeSettled(id="c3", applied=2, outcome="applied on 2"), ["Change c3 settled: applied on 2"]),
+    (
+        OrderGiven(id="o1", request="r", verb="kill", job="other", lives=((OTHER, LIFE),), operator="ann@box"),
         ["Order o1 given by ann@box: kill other/hi/0"],
     ),
-    (m.OrderEnded(id="o1", outcome="applied on 1 rank"), ["Order o1 ended: applied on 1 rank"]),
+    (OrderEnded(id="o1", outcome="applied on 1 rank"), ["Order o1 ended: applied on 1 rank"]),
     (
-        m.CheckpointSaved(rank=RANK, step=1200, folder="/a", node="n1", size=1_234_567_890, seconds=3.125, stall=0.1),
+        CheckpointSaved(rank=RANK, step=1200, folder="/a", node="n1", size=1_234_567_890, seconds=3.125, stall=0.1),
         ["Checkpoint of mnist at step 1,200 written to /a on n1: 1.2 GB in 3.12 s, training stood still for 0.10 s"],
     ),
     (
-        m.CheckpointFailed(rank=RANK, step=1200, folder="/a", why="no space left on device"),
+        CheckpointFailed(rank=RANK, step=1200, folder="/a", why="no space left on device"),
         ["Checkpoint of mnist at step 1,200 could not be written to /a: no space left on device"],
     ),
     (
-        m.JobResumed(rank=OTHER, step=1200, path="/a/step-1200"),
+        JobResumed(rank=OTHER, step=1200, path="/a/step-1200"),
         ["Job other resumed at step 1,200 from /a/step-1200 (rank hi/0)"],
     ),
     (
-        m.JobResumed(rank=OTHER, step=1, path="/a/step-1", rejected={"step-2": "no manifest", "step-3": "torn"}),
+        JobResumed(rank=OTHER, step=1, path="/a/step-1", rejected={"step-2": "no manifest", "step-3": "torn"}),
         [
             "Job other resumed at step 1 from /a/step-1 (rank hi/0); newer ones are damaged: step-2 (no manifest), "
             "step-3 (torn)"
         ],
     ),
     (
-        m.MemberJoined(
+        MemberJoined(
             rank=RANK, incarnation=LIFE, member="hi:u1", lighthouse="http://n1:1", version="0.1", devices=("GPU-1",)
         ),
         [
@@ -139,85 +205,85 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ],
     ),
     (
-        m.MemberJoined(rank=RANK, incarnation=LIFE, member="hi:u1"),
+        MemberJoined(rank=RANK, incarnation=LIFE, member="hi:u1"),
         [f"Rank {RANK} is in replica hi:u1 of torchft"],
     ),
     (
-        m.MemberRegrouped(rank=RANK, quorum=1200, step=40, participants=1),
+        MemberRegrouped(rank=RANK, quorum=1200, step=40, participants=1),
         [f"Replica {RANK.of} is in quorum 1,200 of 1 replica, at step 40"],
     ),
     (
-        m.MemberHealed(rank=RANK, step=1200, source="ho:u2", seconds=0.123),
+        MemberHealed(rank=RANK, step=1200, source="ho:u2", seconds=0.123),
         [f"Replica {RANK.of} healed from ho:u2 to step 1,200 in 0.12 s"],
     ),
     (
-        m.MemberDiscarded(rank=RANK, step=40, count=1, quorum=3, why="a peer is gone"),
+        MemberDiscarded(rank=RANK, step=40, count=1, quorum=3, why="a peer is gone"),
         [f"Replica {RANK.of} did not commit step 40 (quorum 3): a peer is gone"],
     ),
     (
-        m.MemberDiscarded(rank=RANK, step=40, count=7, quorum=3),
+        MemberDiscarded(rank=RANK, step=40, count=7, quorum=3),
         [f"Replica {RANK.of} did not commit 7 tries up to step 40 (quorum 3)"],
     ),
     (
-        m.MembersEvicted(job="mnist", members=("hi:u1", "ho:u2"), reason="it has ended"),
+        MembersEvicted(job="mnist", members=("hi:u1", "ho:u2"), reason="it has ended"),
         ["Evicted from the quorum of mnist: hi:u1, ho:u2: it has ended"],
     ),
     (
-        m.RunSubmitted(job="mnist", task=m.Task(argv=("a.py", "--lr", "1"), per_node=2), request="r", operator="ann"),
+        RunSubmitted(job="mnist", task=Task(argv=("a.py", "--lr", "1"), per_node=2), request="r", operator="ann"),
         ["Job mnist submitted by ann: a.py --lr 1 on 2 ranks"],
     ),
     (
-        m.AttemptBegan(job="mnist", attempt=2, places=(m.Place(rank=0, local=0, node="n1", incarnation=LIFE),)),
+        AttemptBegan(job="mnist", attempt=2, places=(Place(rank=0, local=0, node="n1", incarnation=LIFE),)),
         ["Job mnist is placed: 1 rank on n1"],
     ),
     (
-        m.AttemptLaunched(job="mnist", attempt=1, host="n1", port=1),
+        AttemptLaunched(job="mnist", attempt=1, host="n1", port=1),
         ["Job mnist starts from the beginning"],
     ),
     (
-        m.AttemptLaunched(
+        AttemptLaunched(
             job="mnist", attempt=2, host="n1", port=1, resume="/a/step-7", resume_step=7, rejected={"step-8": "torn"}
         ),
         ["Job mnist starts from /a/step-7 (step 7); passed over: step-8 (torn)"],
     ),
     (
-        m.AttemptLaunched(job="mnist:1", attempt=2, host="n1", port=1, heals=True),
+        AttemptLaunched(job="mnist:1", attempt=2, host="n1", port=1, heals=True),
         ["Job mnist:1 starts and heals from the others"],
     ),
-    (m.AttemptHeld(job="mnist", attempt=1), ["Job mnist is paused"]),
-    (m.AttemptHeld(job="mnist", attempt=1, held=False), ["Job mnist goes on"]),
-    (m.AttemptRunning(job="mnist", attempt=1, warm=2), ["Job mnist runs, 2 warm"]),
+    (AttemptHeld(job="mnist", attempt=1), ["Job mnist is paused"]),
+    (AttemptHeld(job="mnist", attempt=1, held=False), ["Job mnist goes on"]),
+    (AttemptRunning(job="mnist", attempt=1, warm=2), ["Job mnist runs, 2 warm"]),
     (
-        m.AttemptRunning(job="mnist", attempt=1, why_cold="OMP_NUM_THREADS differs"),
+        AttemptRunning(job="mnist", attempt=1, why_cold="OMP_NUM_THREADS differs"),
         ["Job mnist runs; started cold: OMP_NUM_THREADS differs"],
     ),
     (
-        m.AttemptStopping(job="mnist", attempt=1, reason="rank 1 failed: killed by SIGKILL"),
+        AttemptStopping(job="mnist", attempt=1, reason="rank 1 failed: killed by SIGKILL"),
         ["Job mnist is ended, then started again: rank 1 failed: killed by SIGKILL"],
     ),
     (
-        m.AttemptStopping(job="mnist:lighthouse", attempt=1, reason="its replicas are over", then="done"),
+        AttemptStopping(job="mnist:lighthouse", attempt=1, reason="its replicas are over", then="done"),
         ["Job mnist:lighthouse is ended, for there is nothing more to do: its replicas are over"],
     ),
     (
-        m.ResponseBegan(job="mnist", incident="i7", kind="hang", do=("stacks", "restart"), reason="rank 3 hangs"),
+        ResponseBegan(job="mnist", incident="i7", kind="hang", do=("stacks", "restart"), reason="rank 3 hangs"),
         ["The policy of mnist acts on i7 (rank 3 hangs): stacks, then restart"],
     ),
-    (m.ResponseWent(job="mnist", left=("restart",)), ["The policy of mnist goes on: restart"]),
-    (m.ResponseWent(job="mnist"), ["The policy of mnist has acted"]),
+    (ResponseWent(job="mnist", left=("restart",)), ["The policy of mnist goes on: restart"]),
+    (ResponseWent(job="mnist"), ["The policy of mnist has acted"]),
     (
-        m.AttemptEnded(job="mnist", attempt=1, wait_seconds=0.5),
+        AttemptEnded(job="mnist", attempt=1, wait_seconds=0.5),
         ["No process of mnist is left; it starts again in 0.5 s"],
     ),
-    (m.RunEnded(job="mnist", phase="done", reason="it ended well"), ["Job mnist is done: it ended well"]),
+    (RunEnded(job="mnist", phase="done", reason="it ended well"), ["Job mnist is done: it ended well"]),
     (
-        m.ReplicaDrained(job="mnist:1", drained=True, operator="ann"),
+        ReplicaDrained(job="mnist:1", drained=True, operator="ann"),
         ["mnist:1 is to leave at the end of a step, and to stay away (ann)"],
     ),
-    (m.ReplicaDrained(job="mnist:1", drained=False), ["mnist:1 may come back"]),
-    (m.NodeDrained(node="n1", drained=True, operator="ann"), ["Nothing more is started on n1 (ann)"]),
-    (m.NodeDrained(node="n1", drained=False), ["n1 may be used again"]),
-    (m.InboxRead(seq=4), ["Inbox read up to 4"]),
+    (ReplicaDrained(job="mnist:1", drained=False), ["mnist:1 may come back"]),
+    (NodeDrained(node="n1", drained=True, operator="ann"), ["Nothing more is started on n1 (ann)"]),
+    (NodeDrained(node="n1", drained=False), ["n1 may be used again"]),
+    (InboxRead(seq=4), ["Inbox read up to 4"]),
 ]
 
 
@@ -227,20 +293,20 @@ def test_sentences(record: Any, expected: list[str]) -> None:
 
 
 def test_every_kind_of_record_has_a_sentence() -> None:
-    assert {type(record) for record, _ in SENTENCES} == set(get_args(m.Record))
+    assert {type(record) for record, _ in SENTENCES} == set(get_args(Record))
 
 
-def entry(*records: m.Record) -> m.Entry:
-    return m.Entry(term=1, at=NOW, records=records)
+def entry(*records: Record) -> Entry:
+    return Entry(term=1, at=NOW, records=records)
 
 
 def test_a_line_begins_with_the_local_time_and_stays_one_line() -> None:
-    event = Event(5, NOW, 1, m.JobEnded(job="mnist", outcome="failed", reason="a\nb\x1b[2J"))
+    event = Event(5, NOW, 1, JobEnded(job="mnist", outcome="failed", reason="a\nb\x1b[2J"))
     assert lines(event, Screen()) == [f"{stamp(NOW)}  Job mnist failed: a b\N{REPLACEMENT CHARACTER}[2J"]
 
 
 def test_what_is_internal_is_not_told() -> None:
-    assert [type(e.record) for e in Teller().events(1, entry(m.InboxRead(seq=1), m.JobBegan(job="a")))] == [m.JobBegan]
+    assert [type(e.record) for e in Teller().events(1, entry(InboxRead(seq=1), JobBegan(job="a")))] == [JobBegan]
 
 
 def test_one_job_only_with_its_incidents_to_the_end() -> None:
@@ -249,53 +315,53 @@ def test_one_job_only_with_its_incidents_to_the_end() -> None:
         teller.events(
             9,
             entry(
-                m.TermBegan(term=1, weaver="x"),
-                m.RankForgotten(rank=RANK),
-                m.RankForgotten(rank=OTHER),
-                m.DeviceMarkedFailed(device="d", cause="c", source="s", replicas=(RANK.of, OTHER.of)),
-                m.IncidentOpened(id="i1", what="w", subject="s", job="mnist"),
-                m.IncidentOpened(id="i2", what="w", subject="s", job="other"),
+                TermBegan(term=1, weaver="x"),
+                RankForgotten(rank=RANK),
+                RankForgotten(rank=OTHER),
+                DeviceMarkedFailed(device="d", cause="c", source="s", replicas=(RANK.of, OTHER.of)),
+                IncidentOpened(id="i1", what="w", about=About(job="s"), job="mnist"),
+                IncidentOpened(id="i2", what="w", about=About(job="s"), job="other"),
             ),
         )
     )
     assert [type(e.record).__name__ for e in told] == ["RankForgotten", "DeviceMarkedFailed", "IncidentOpened"]
-    later = list(teller.events(10, entry(m.IncidentAmended(id="i2"), m.IncidentAmended(id="i1", closed=True))))
+    later = list(teller.events(10, entry(IncidentAmended(id="i2"), IncidentAmended(id="i1", closed=True))))
     assert [e.record.id for e in later] == ["i1"]  # type: ignore[union-attr]
 
 
 def test_one_job_only_with_its_changes_and_orders_to_the_end() -> None:
     teller = Teller("mnist")
 
-    def proposed(id: str, job: str) -> m.ChangeProposed:
-        return m.ChangeProposed(change=m.Committed(id=id, number=1, step=1), job=job, lives=(), request="r")
+    def proposed(id: str, job: str) -> ChangeProposed:
+        return ChangeProposed(change=Committed(id=id, number=1, step=1), job=job, lives=(), request="r")
 
-    def given(id: str, job: str) -> m.OrderGiven:
-        return m.OrderGiven(id=id, request="r", verb="kill", job=job, lives=())
+    def given(id: str, job: str) -> OrderGiven:
+        return OrderGiven(id=id, request="r", verb="kill", job=job, lives=())
 
     began = entry(proposed("c1", "mnist"), proposed("c2", "other"), given("o1", "mnist"), given("o2", "other"))
     assert len(list(teller.events(1, began))) == 2
-    assert [type(e.record) for e in teller.events(2, entry(m.KnobsOffered(job="mnist", knobs=())))] == [m.KnobsOffered]
+    assert [type(e.record) for e in teller.events(2, entry(KnobsOffered(job="mnist", knobs=())))] == [KnobsOffered]
     ends = [
         record
         for n in (1, 2)
         for record in (
-            m.ChangeDecided(id=f"c{n}", commit=True),
-            m.ChangeSettled(id=f"c{n}", applied=1, outcome=""),
-            m.OrderEnded(id=f"o{n}", outcome=""),
+            ChangeDecided(id=f"c{n}", commit=True),
+            ChangeSettled(id=f"c{n}", applied=1, outcome=""),
+            OrderEnded(id=f"o{n}", outcome=""),
         )
     ]
     assert [e.record.id for e in teller.events(3, entry(*ends))] == ["c1", "c1", "o1"]  # type: ignore[union-attr]
 
 
 def test_json_has_every_key_always() -> None:
-    event = Event(5, NOW, 2, m.RankLost(rank=OTHER, incarnation=LIFE, reason="r"))
+    event = Event(5, NOW, 2, RankLost(rank=OTHER, incarnation=LIFE, reason="r"))
     assert msgspec.json.decode(document(as_object(event))) == {
         "seq": 5, "at": NOW, "term": 2, "is": "RankLost", "rank": {"job": "other", "replica": "hi", "rank": 0},
         "incarnation": LIFE, "reason": "r", "patient": False,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("then", get_args(get_type_hints(m.AttemptStopping)["then"]))
+@pytest.mark.parametrize("then", get_args(get_type_hints(AttemptStopping)["then"]))
 def test_whatever_becomes_of_a_run_is_told(then: Any) -> None:
-    (told,) = sentences(m.AttemptStopping(job="mnist", attempt=1, reason="so it is", then=then))
+    (told,) = sentences(AttemptStopping(job="mnist", attempt=1, reason="so it is", then=then))
     assert told.endswith(": so it is")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.views.made import device, seat
-from torchloom.messages import RankId, ReplicaId
+from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.views.format.tables import Screen
 from torchloom.views.map import by_device, by_replica, chosen, drmap, spans
-from torchloom.views.tables import Screen
 
 SEATS = [
     seat("GPU-1", "mnist", "hi", 0),

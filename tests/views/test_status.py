@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from tests.views.made import LIFE, NOW, device, fabric, incident, job, plane, rank
-from torchloom.messages import Beat, CurvesView, Point, RankId, Reading
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About
+from torchloom.protocol.node import Reading
+from torchloom.protocol.rank import Beat
+from torchloom.protocol.views import CurvesView, Point
 from torchloom.views.curves import curves
+from torchloom.views.format.tables import Screen, columns_of
 from torchloom.views.listings import devices, incidents, jobs
 from torchloom.views.status import status
-from torchloom.views.tables import Screen, columns_of
 
 
 def text(**more: object) -> str:
@@ -63,7 +67,7 @@ def test_a_screen_is_not_exceeded_and_says_what_it_hides() -> None:
 
 
 def test_an_empty_fabric_says_what_to_do_and_still_shows_incidents() -> None:
-    shown = text(jobs=(), ranks=(), incidents=(incident(subject="GPU-1", what="device failed"),))
+    shown = text(jobs=(), ranks=(), incidents=(incident(about=About(device="GPU-1"), what="device failed"),))
     assert "torchloom.attach()" in shown
     assert "GPU-1: device failed" in shown
     assert "no incidents" in text(incidents=())
@@ -85,9 +89,15 @@ def test_the_lists() -> None:
 
 CPU = "CPU-1ffdf8f8-bf2b-4cc3-64e3-aae456bf6a28"
 TROUBLES = [
-    incident("i2", job="", subject=CPU, kind="device", what=f"device {CPU} failed: XID 79 and more", closed=NOW),
-    incident("i1", kind="device_warning", what="mnist: rank 1 is slow because it waits for data", decision="d" * 60),
-]
+    incident(
+        "i2", job="", about=About(device=CPU), kind="device", what=f"device {CPU} failed: XID 79 and more",
+        short="failed: XID 79 and more", closed=NOW,
+    ),
+    incident(
+        "i1", kind="device_warning", what="mnist: rank 1 is slow because it waits for data",
+        short="rank 1 is slow because it waits for data", decision="d" * 60,
+    ),
+]  # fmt: skip
 
 
 def test_on_a_narrow_terminal_what_went_wrong_has_the_room() -> None:
@@ -109,7 +119,7 @@ def test_on_a_wide_terminal_the_decision_stands_beside_it() -> None:
 
 def test_devices_whose_names_begin_alike_keep_their_names() -> None:
     other = CPU.replace("aae4", "bbe4")
-    both = [TROUBLES[0], incident("i0", job="", subject=other, what=f"device {other} failed")]
+    both = [TROUBLES[0], incident("i0", job="", about=About(device=other), what=f"device {other} failed")]
     assert all("CPU-1ffdf8f8-" in line for line in incidents(both, NOW, Screen(width=120))[1:])
 
 
@@ -132,7 +142,12 @@ def test_what_a_job_waits_for_is_told_instead_of_that_nothing_trains() -> None:
 
 def test_devices_show_what_they_say_of_themselves_where_any_does() -> None:
     reading = Reading(
-        device="GPU-1", utilisation=97.0, memory_mb=40960.0, memory_total_mb=81920.0, temperature=65.0, throttled="cap"
+        device="GPU-1",
+        utilisation=97.0,
+        memory_mb=40960.0,
+        memory_total_mb=81920.0,
+        temperature=65.0,
+        throttled=("power cap",),
     )
     views = [device("GPU-1", reading=reading), device("GPU-2", reading=Reading(device="GPU-2")), device("GPU-3")]
     head, first, second, third = devices(views, NOW, Screen())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.views.tables import Cell, Column, Screen, clean, columns_of, cut, table
+from torchloom.views.format.tables import Cell, Column, Screen, clean, columns_of, cut, table
 
 COLUMNS = [Column("NAME", shrinks=True), Column("N", right=True), Column("TEXT", shrinks=True)]
 

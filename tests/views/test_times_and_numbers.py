@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchloom.views.numbers import number, size, sparkline, value
-from torchloom.views.times import ago, clock, duration, stamp
+from torchloom.views.format.numbers import number, size, sparkline, value
+from torchloom.views.format.times import ago, clock, duration, stamp
 
 
 @pytest.mark.parametrize(

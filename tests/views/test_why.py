@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 
 from tests.views.made import NOW, incident
-from torchloom.messages import Goodput, IncidentView
+from torchloom.core.incidents.policy import planned
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.views import Goodput, IncidentView
 from torchloom.views import why
+from torchloom.views.format.tables import Screen, columns_of
+from torchloom.views.format.times import clock, coarse
 from torchloom.views.goodput import goodput
 from torchloom.views.listings import incidents
-from torchloom.views.tables import Screen, columns_of
-from torchloom.views.times import clock, coarse
-from torchloom.views.words import brief
+from torchloom.views.wording.phrases import render, shorten
 
 STACKS = (
     "where the ranks were on n1:\n"
@@ -24,16 +28,16 @@ STACKS = (
 
 def hang(id: str = "i7", **more: Any) -> IncidentView:
     known: dict[str, Any] = {
-        "kind": "hang", "what": "mnist: rank 3 hangs", "subject": "mnist/main/3#hang", "opened": NOW - 300,
+        "kind": "hang", "what": "mnist: rank 3 hangs", "short": "rank 3 hangs",
+        "about": About(rank=RankId("mnist", "main", 3), part="hang"), "opened": NOW - 300,
         "closed": NOW - 108, "evidence": ("rank 3 finished step 1203, others step 1204", STACKS),
         "decision": "the stacks of all ranks are taken, then all ranks are ended, then started again from the newest "
-        "valid checkpoint",
+        "valid checkpoint", "brief": "stacks, then restart", "decided": NOW - 120,
         "reason": "rank 3 hangs: it was not a long step", "stopped": "mnist",
         "outcome": "started again from step 1100 as attempt 2",
         "lost_steps": 104, "lost_seconds": 192.0,
     }  # fmt: skip
-    decided = (NOW - 120, f"decided: {known['decision']}")  # which is not said twice
-    known["history"] = ((NOW - 300, "decided: wait"), decided, (NOW - 120, "all ranks of attempt 1 are ended"))
+    known["history"] = ((NOW - 300, "decided: wait"), (NOW - 120, "all ranks of attempt 1 are ended"))
     return incident(id, **known | more)
 
 
@@ -85,19 +89,19 @@ def test_no_step_may_have_been_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("subject", "more", "told"),
+    ("about", "more", "told"),
     [
-        ("mnist/hi/1", {"kind": ""}, "rank 1 of mnist, replica hi"),
-        ("mnist#hang", {"what": "mnist: ranks 1, 2 hang"}, "several ranks, named above"),
-        ("mnist#hang", {"what": "mnist: no rank makes a step, and none stands out"}, "no rank stands out"),
-        ("mnist#loss_spike", {"kind": "loss_spike"}, "the job as a whole"),
-        ("mnist#run", {"kind": ""}, "no rank in particular"),
-        ("n1#agent", {"kind": ""}, "the agent on n1"),
-        ("GPU-1#hot", {"kind": "device_warning", "job": ""}, "device GPU-1"),
+        (About(rank=RankId("mnist", "hi", 1)), {"kind": ""}, "rank 1 of mnist, replica hi"),
+        (About(run="mnist", part="hang"), {"culprits": (1, 2)}, "several ranks, named above"),
+        (About(run="mnist", part="hang"), {}, "no rank stands out"),
+        (About(job="mnist", part="loss_spike"), {"kind": "loss_spike"}, "the job as a whole"),
+        (About(run="mnist"), {"kind": ""}, "no rank in particular"),
+        (About(node="n1", part="agent"), {"kind": ""}, "the agent on n1"),
+        (About(device="GPU-1", part="hot"), {"kind": "device_warning", "job": ""}, "device GPU-1"),
     ],
 )
-def test_who_is_to_blame(subject: str, more: dict[str, Any], told: str) -> None:
-    assert f"blame     {told}\n" in text(hang(subject=subject, **more))
+def test_who_is_to_blame(about: About, more: dict[str, Any], told: str) -> None:
+    assert f"blame     {told}\n" in text(hang(about=about, **more))
 
 
 def test_of_a_long_output_the_end_is_told() -> None:
@@ -157,7 +161,7 @@ def test_a_job_without_incidents() -> None:
 
 
 def test_a_line_of_the_list() -> None:
-    head, closed, open_one = incidents([hang(), incident(closed=None, kind="crash")], NOW, Screen())
+    head, closed, open_one = incidents([hang(), incident(closed=None, kind="crash", brief="report")], NOW, Screen())
     assert head.split() == ["ID", "AGE", "KIND", "ABOUT", "STATE", "WHAT", "DECISION"]
     assert (
         closed == "i7  5 min  hang   mnist  over in 3 min  rank 3 hangs: it was not a long step  stacks, then restart"
@@ -169,18 +173,27 @@ def test_a_line_of_the_list() -> None:
     ("decision", "told"),
     [
         (
-            "if it lasts 180 s: the stacks of all ranks are taken, then it is reported",
+            phrase("if_it_lasts", seconds=180.0, policy=planned("stacks", "report")),
             "after 180 s: stacks, then report",
         ),
-        ("all ranks are ended; the job is given up", "given up"),
-        ("reported; torchLoom did not start this job, and cannot start it again", "report"),
-        ("its device gets no more ranks, and all ranks are started again on what is left", "evict"),
-        ("wait 3 s for it to come back", "wait 3 s for it to come back"),
+        (phrase("job_given_up"), "given up"),
+        (phrase("not_ours_to_restart"), "report"),
+        (planned("evict"), "evict"),
+        (
+            phrase("together", parts=[phrase("decided_for", job=job, decision=planned("restart")) for job in "ab"]),
+            "for a: restart",
+        ),
+        (phrase("decided", decision=planned("pause")), "decided: pause"),
+        (
+            phrase("policy_held_back", why=phrase("policy_dry_run"), policy=planned("restart")),
+            "nothing: this is a dry run of the policy",
+        ),
+        (phrase("rank_waited_for", seconds=3.0), "wait 3 s for it to come back"),
         ("", ""),
     ],
 )
-def test_a_decision_in_few_words(decision: str, told: str) -> None:
-    assert brief(decision) == told
+def test_a_decision_in_few_words(decision: Prose, told: str) -> None:
+    assert render(shorten(decision)) == told
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from typing import Any, get_args
 
 import msgspec
 
-from torchloom.messages import Beat, Fact, NodeBeat, Reply, Report
+from torchloom.protocol.facts import Fact
+from torchloom.protocol.node import NodeBeat
+from torchloom.protocol.rank import Beat, Reply, Report
 from torchloom.weaver.health import Clock
 
 MOMENTS = frozenset({"at", "now", "time", "when", "began", "ended", "since", "opened", "heard", "until", "stamp"})

@@ -10,11 +10,11 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.bus.client import connect, find
-from torchloom.bus.server import EmbeddedServer
+from torchloom.bus.connection import connect, find
+from torchloom.bus.nats_server import EmbeddedServer
+from torchloom.protocol.subjects import BEAT, Role
 from torchloom.settings import Settings
-from torchloom.subjects import BEAT, Role
-from torchloom.weaver.hearing import QUIET, Hearing
+from torchloom.weaver.server_liveness import QUIET, ServerLiveness
 
 LOOK_SECONDS = 0.05
 FLOOD = 40_000
@@ -55,7 +55,7 @@ async def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
 async def test_a_server_that_hangs_is_not_heard_and_the_same_link_goes_on_afterwards(
     server: EmbeddedServer, listener: Listener, settings: Settings
 ) -> None:
-    hearing = Hearing(listener.client)
+    hearing = ServerLiveness(listener.client)
     assert hearing.hears()
     await until(hearing.hears)
     assert server.process is not None
@@ -78,7 +78,7 @@ async def test_a_pong_that_waits_behind_a_flood_of_beats_is_no_sign_of_deafness(
     listener: Listener, settings: Settings
 ) -> None:
     rank = await connect(find(settings, Role.THREADLET), name="rank")
-    hearing = Hearing(listener.client)
+    hearing = ServerLiveness(listener.client)
     flood = asyncio.create_task(_flood(rank))
     waited = longest = came = 0
     while listener.heard < FLOOD:
@@ -100,7 +100,7 @@ async def _flood(rank: Client) -> None:
 
 
 async def test_the_ping_of_a_link_that_is_gone_is_not_waited_for(server: EmbeddedServer, listener: Listener) -> None:
-    hearing = Hearing(listener.client)
+    hearing = ServerLiveness(listener.client)
     assert server.process is not None
     process = psutil.Process(server.process.pid)
     process.suspend()

@@ -14,20 +14,23 @@ from typing import Any
 import pytest
 
 from tests.core.loom import life
-from torchloom.bus.client import connect, find
-from torchloom.bus.folder import Folder
-from torchloom.bus.log import read_log
-from torchloom.bus.server import EmbeddedServer
+from torchloom.bus.connection import connect, find
+from torchloom.bus.log_reader import read_log
+from torchloom.bus.nats_server import EmbeddedServer
+from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.tls import ensure_tls
-from torchloom.core.fabric import Fabric
+from torchloom.core.state.cluster import Fabric
 from torchloom.errors import BadInput, BadState
-from torchloom.messages import DeviceFailed, DeviceRecovered, NodeBeat, decode_fact
+from torchloom.protocol.codec import decode_fact
+from torchloom.protocol.facts import DeviceFailed, DeviceRecovered
+from torchloom.protocol.node import NodeBeat
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.subjects import INBOX_STREAM, Role
 from torchloom.settings import Settings
-from torchloom.subjects import INBOX_STREAM, Role
-from torchloom.weaver.door import ensure_token, last_place, port_of, read_token
 from torchloom.weaver.health import Clock, Health
-from torchloom.weaver.http import BODY_BYTES
+from torchloom.weaver.http_server import BODY_BYTES
 from torchloom.weaver.ingress import MOST_CONNECTIONS, Ingress
+from torchloom.weaver.ingress_config import ensure_token, last_place, port_of, read_token
 from torchloom.weaver.store import Store
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -48,7 +51,7 @@ class Door:
 
     @property
     def port(self) -> int:
-        return port_of(self.ingress.where)
+        return port_of(self.ingress.url)
 
     async def raw(self, data: bytes, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
         """Send these bytes; the status and the text of the answer."""
@@ -76,14 +79,16 @@ class Door:
 @contextlib.asynccontextmanager
 async def opened(settings: Settings, slow_seconds: float = 10.0) -> AsyncIterator[Door]:
     client = await connect(find(settings, Role.WEAVER), name="weaver", keep_trying=True)
-    await Store(client).open()
-    ingress = Ingress(settings, client, Fabric(settings), Health(Clock()))
-    ingress.slow_seconds = slow_seconds
-    await ingress.open()
     try:
-        yield Door(ingress, settings, client)
+        await Store(client).open()
+        ingress = Ingress(settings, client, Fabric(settings), Health(Clock()))
+        ingress.slow_seconds = slow_seconds
+        await ingress.open()
+        try:
+            yield Door(ingress, settings, client)
+        finally:
+            await ingress.close()
     finally:
-        await ingress.close()
         await client.close()
 
 
@@ -180,7 +185,7 @@ async def test_without_the_token_nothing_is_looked_at(door: Door, token: str | N
 
 
 async def test_the_token_is_private_and_stays_what_it_was(door: Door) -> None:
-    path = Folder(door.settings.state_folder).ingress_token
+    path = StateFolder(door.settings.state_folder).ingress_token
     assert path.stat().st_mode & 0o777 == 0o600
     assert ensure_token(door.settings) == read_token(door.settings)
     assert len(read_token(door.settings)) >= 40
@@ -191,7 +196,7 @@ async def test_a_token_of_ones_own_is_read_from_its_file(settings: Settings, tmp
     given.write_text("  a token of one's own\n")
     async with opened(replace(settings, ingress_token=str(given))) as door:
         assert (await door.post(FIRING, token="a token of one's own"))[0] == 200
-    assert not Folder(settings.state_folder).ingress_token.exists()
+    assert not StateFolder(settings.state_folder).ingress_token.exists()
 
 
 @pytest.mark.parametrize("text", ["", "short", "sixteen letters \N{SNOWMAN}"])
@@ -203,7 +208,8 @@ def test_what_is_no_token_is_refused(tmp_path: Path, text: str) -> None:
 
 async def test_a_weaver_without_a_token_goes_on_and_says_why_there_are_no_alerts(settings: Settings) -> None:
     async with opened(replace(settings, ingress_token="/nowhere/token")) as door:
-        assert door.ingress.where == "no alerts are taken: there is no file /nowhere/token"
+        assert door.ingress.trouble == phrase("no_alerts_taken", why="there is no file /nowhere/token")
+        assert door.ingress.url == ""
 
 
 # ── what is not wanted ──
@@ -273,21 +279,23 @@ async def test_there_is_room_for_so_many_at_once_and_then_again(door: Door) -> N
 
 async def test_the_port_stays_what_it_was(settings: Settings) -> None:
     async with opened(settings) as door:
-        first = door.ingress.where
-        assert last_place(Folder(settings.state_folder)) == first
+        first = door.ingress.url
+        assert last_place(StateFolder(settings.state_folder)) == first
         assert first.startswith("http://127.0.0.1:")
     async with opened(settings) as door:
-        assert door.ingress.where == first
+        assert door.ingress.url == first
 
 
 async def test_a_port_that_is_taken_is_waited_for(settings: Settings) -> None:
     async with opened(settings) as before, opened(settings) as after:
-        assert after.ingress.where.startswith("no alerts are taken: 127.0.0.1:")
-        where = before.ingress.where
+        assert after.ingress.trouble
+        assert after.ingress.url == ""
+        where = before.ingress.url
         await before.ingress.close()
         async with asyncio.timeout(60):
-            while after.ingress.where != where:
+            while after.ingress.url != where:
                 await asyncio.sleep(0.05)
+        assert not after.ingress.trouble
         assert (await after.post(FIRING))[0] == 200
 
 
@@ -305,11 +313,11 @@ async def test_half_a_certificate_is_none(settings: Settings) -> None:
 
 
 async def test_with_a_certificate_it_listens_everywhere(settings: Settings) -> None:
-    folder = Folder(settings.state_folder)
+    folder = StateFolder(settings.state_folder)
     cert, key = ensure_tls(folder, "0.0.0.0")
     wide = replace(settings, ingress_host="0.0.0.0", ingress_cert=str(cert), ingress_key=str(key))
     trust = ssl.create_default_context(cafile=str(folder.tls / "ca.pem"))
     async with opened(wide) as door:
-        assert door.ingress.where.startswith("https://0.0.0.0:")
+        assert door.ingress.url.startswith("https://0.0.0.0:")
         assert (await door.post(FIRING, tls=trust))[0] == 200
         assert len(await door.stored()) == 1

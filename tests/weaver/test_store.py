@@ -8,14 +8,34 @@ import nats.errors
 import pytest
 from nats.aio.client import Client
 
-from torchloom.bus.client import connect, find
-from torchloom.bus.log import read_log
-from torchloom.core.fabric import FORMAT
+import torchloom
+from torchloom.bus.connection import connect, find
+from torchloom.bus.log_reader import read_log
+from torchloom.core.state.cluster import FORMAT
 from torchloom.errors import BadState, Fenced
-from torchloom.messages import DeviceSeated, Entry, Record, ReplicaId, TermBegan, decode_entry, encode
+from torchloom.protocol.codec import decode_entry, encode
+from torchloom.protocol.ids import ReplicaId
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.records import DeviceSeated, Entry, Record, TermBegan
+from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
-from torchloom.subjects import Role
 from torchloom.weaver.store import ENTRY_BYTES, Store
+
+STREAM_OF = {"loom.log": "LOOM_LOG", "loom.snapshot": "LOOM_SNAPSHOT"}
+# As the last version of format 1 encoded them.
+FIRST_ENTRY = b'{"term":1,"at":1.0,"records":[{"is":"TermBegan","term":1,"weaver":"n1:7"}]}'
+FIRST_INCIDENT = (
+    b'{"term":1,"at":1.0,"records":[{"is":"IncidentOpened","id":"i1","what":"rank mnist/hi/0 is lost",'
+    b'"subject":"mnist/hi/0","job":"mnist","decision":"wait 3 s for it to come back"}]}'
+)
+FIRST_SNAPSHOT = (
+    b'{"seq":2,"state":{"format":1,"term":1,"inbox_seq":0,"incident_count":1,"jobs":[],"ranks":[],"devices":[],'
+    b'"hand_seats":[],"incidents":[{"id":"i1","opened":1.0,"what":"rank mnist/hi/0 is lost","subject":"mnist/hi/0",'
+    b'"job":"mnist","evidence":[],"decision":"wait 3 s for it to come back","reason":"","outcome":"","closed":null,'
+    b'"kind":"","history":[[1.0,"decided: wait 3 s for it to come back"]],"stopped":null,"step":0,"lost_steps":null,'
+    b'"lost_seconds":null}],"ledger":{"change_count":0,"order_count":0,"knobs":[],"checkpointers":[],"changes":[],'
+    b'"orders":[]},"keeping":{"jobs":[]},"runs":{"runs":[],"drained":[]},"goodput":[],"evicted":[]}}'
+)
 
 
 def seated(number: int, padding: str = "") -> Record:
@@ -61,8 +81,8 @@ async def test_a_lost_acknowledgement_is_trouble_only_until_the_entry_is_found(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, store = await opened(settings)
-    complaints: list[str] = []
-    store.complain = complaints.append
+    troubles: list[Prose] = []
+    store.on_trouble = troubles.append
     publish = store._js.publish
 
     async def publish_unheard(*args: object, **kwargs: object) -> object:
@@ -72,7 +92,7 @@ async def test_a_lost_acknowledgement_is_trouble_only_until_the_entry_is_found(
 
     monkeypatch.setattr(store._js, "publish", publish_unheard)
     await store.append(1, 1.0, [seated(1)])
-    assert [text[:25] for text in complaints] == ["the log cannot be written", ""]
+    assert troubles == [phrase("log_unwritable", why="nats: timeout"), ""]
     assert not store.refusing
     assert [entry.at for entry in await entries(client)] == [1.0]
     await client.close()
@@ -111,20 +131,47 @@ async def test_a_log_cut_beyond_the_snapshot_is_refused_and_left_alone(settings:
     await client.close()
 
 
-async def test_an_entry_of_a_newer_version_is_refused_and_left_alone(settings: Settings) -> None:
+async def test_an_entry_that_cannot_be_read_is_refused_and_left_alone(settings: Settings) -> None:
     client, _ = await opened(settings)
-    await client.jetstream().publish("loom.log", b'{"term":1,"at":1.0,"records":[{"is":"FromTheFuture"}]}')
+    strange = b'{"term":1,"at":1.0,"records":[{"is":"FromTheFuture"}],"format":%d}' % FORMAT
+    await client.jetstream().publish("loom.log", strange)
     with pytest.raises(BadState, match="log entry 1 cannot be read"):
         await Store(client).load(settings)
     await client.close()
 
 
-async def test_a_state_of_a_newer_format_is_refused(settings: Settings) -> None:
+@pytest.mark.parametrize(
+    ("subject", "data", "format"),
+    [
+        ("loom.log", FIRST_ENTRY, 1),
+        ("loom.log", FIRST_INCIDENT, 1),  # this version cannot even decode it
+        ("loom.snapshot", zlib.compress(FIRST_SNAPSHOT), 1),
+        ("loom.log", b'{"term":1,"records":[{"is":"FromTheFuture"}],"format":%d}' % (FORMAT + 1), FORMAT + 1),
+        ("loom.snapshot", zlib.compress(b'{"seq":0,"state":{"format":%d}}' % (FORMAT + 1)), FORMAT + 1),
+    ],
+    ids=["entry", "entry with an incident", "snapshot", "newer entry", "newer snapshot"],
+)
+async def test_what_another_version_wrote_is_refused_with_both_versions_and_the_remedy(
+    settings: Settings, subject: str, data: bytes, format: int
+) -> None:
     client, _ = await opened(settings)
-    newer = b'{"seq":0,"state":{"format":%d}}' % (FORMAT + 1)
-    await client.jetstream().publish("loom.snapshot", zlib.compress(newer))
-    with pytest.raises(BadState, match="format"):
+    await client.jetstream().publish(subject, data)
+    with pytest.raises(BadState) as refusal:
         await Store(client).load(settings)
+    assert f"in format {format}: torchLoom {torchloom.__version__} reads format {FORMAT}" in refusal.value.message
+    assert str(settings.state_folder / "nats") in refusal.value.hint
+    assert "loom up --state FOLDER" in refusal.value.hint
+    assert [stored.data async for stored in read_log(client, STREAM_OF[subject], 1)] == [data]
+    await client.close()
+
+
+async def test_every_entry_and_snapshot_says_its_format(settings: Settings) -> None:
+    client, store = await opened(settings)
+    await store.append(1, 1.0, [seated(1)])
+    await store.write_snapshot((await store.load(settings)).state())
+    assert [entry.format for entry in await entries(client)] == [FORMAT]
+    (snapshot,) = [stored.data async for stored in read_log(client, "LOOM_SNAPSHOT", 1)]
+    assert b'"format":%d' % FORMAT in zlib.decompress(snapshot)
     await client.close()
 
 

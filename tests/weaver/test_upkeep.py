@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -16,8 +17,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from torchloom.bus.folder import Folder
-from torchloom.weaver.upkeep import holder
+from torchloom import __version__
+from torchloom.bus.connection import connect, find
+from torchloom.bus.state_folder import StateFolder
+from torchloom.core.state.cluster import FORMAT
+from torchloom.protocol.subjects import LOG, LOG_STREAM, SNAPSHOT_STREAM, Role
+from torchloom.settings import Settings
+from torchloom.weaver.control_plane import holder
+from torchloom.weaver.store import Store
+
+pytestmark = pytest.mark.long  # each test starts whole processes
 
 LOOM = [sys.executable, "-m", "torchloom.cli.main"]
 
@@ -26,7 +35,7 @@ class Home:
     """A state folder and the commands run on it."""
 
     def __init__(self, path: Path) -> None:
-        self.folder = Folder(path)
+        self.folder = StateFolder(path)
         self.env = {k: v for k, v in os.environ.items() if not k.upper().startswith(("TORCHLOOM", "MARDUK"))}
         self.env["TORCHLOOM_STATE"] = str(path)
         self.running: list[subprocess.Popen[str]] = []
@@ -177,6 +186,35 @@ def test_a_damaged_state_folder_is_named_and_left_alone(home: Home, damage: str)
     assert path.read_text().startswith("{")
 
 
+async def write_old_log(settings: Settings) -> None:
+    """What a weaver of format 1 left behind, instead of what is there."""
+    client = await connect(find(settings, Role.WEAVER), name="test")
+    for stream in (LOG_STREAM, SNAPSHOT_STREAM):
+        await client.jetstream().delete_stream(stream.name)
+    await Store(client).open()
+    entry = b'{"term":1,"at":1.0,"records":[{"is":"TermBegan","term":1,"weaver":"n1:7"}]}'
+    await client.jetstream().publish(LOG.template, entry)
+    await client.close()
+
+
+@pytest.mark.parametrize("how", [(), ("--detach",)])
+def test_the_log_of_another_version_is_refused_with_the_remedy_and_left_alone(home: Home, how: tuple[str, ...]) -> None:
+    up = home.up()
+    weaver = home.child(up.pid, "weaver")
+    weaver.suspend()  # it would write to the log that is exchanged
+    asyncio.run(write_old_log(Settings(state=str(home.folder.path))))
+    weaver.kill()
+    up.terminate()
+    up.wait(60)
+    result = home.run("up", "--port", "0", *how)
+    assert result.returncode == 6
+    assert f"in format 1: torchLoom {__version__} reads format {FORMAT}" in result.stderr
+    assert f"move {home.folder.nats} away" in result.stderr
+    assert holder(home.folder) is None
+    home.folder.nats.rename(home.folder.path / "nats-before")
+    home.up()
+
+
 def test_an_unwritable_state_folder_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     result = Home(tmp_path / "file" / "state").run("up")
@@ -218,3 +256,13 @@ def test_beyond_loopback_there_is_tls_and_a_second_machine_joins_with_a_token(ho
     assert other.run("status").returncode == 0
     refused = other.run("register", "GPU-1", "hi")
     assert refused.returncode != 0  # the token gives no operator's rights
+
+
+def test_a_weaver_that_cannot_start_is_told_of_with_its_reason_also_in_the_background(home: Home) -> None:
+    home.env["TORCHLOOM_INGRESS_PORT"] = "70000"
+    for words in (("up", "--port", "0"), ("up", "--detach", "--port", "0")):
+        result = home.run(*words)
+        assert result.returncode == 6
+        assert "70000" in result.stderr
+        assert "weaver.log" in result.stderr
+    assert holder(home.folder) is None

@@ -13,10 +13,14 @@ from msgspec.structs import replace
 from tests.core.loom import Loom, life
 from tests.core.site import Site
 from torchloom.core.events import LinkClosed, Reported
-from torchloom.core.fabric import Fabric
-from torchloom.messages import Fact, Hello, Joined, RankExited, RankFound, RankId, decode_fact
-from torchloom.process import process_id
-from torchloom.weaver.witness import Witness
+from torchloom.core.state.cluster import Fabric
+from torchloom.protocol.codec import decode_fact
+from torchloom.protocol.facts import Fact, RankExited
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.rank import Hello, Joined
+from torchloom.protocol.records import RankFound
+from torchloom.shared.process_id import process_id
+from torchloom.weaver.process_exits import ProcessExitProbe
 
 RANK = RankId("theirs", "r0", 0)
 LIFE = life(1)
@@ -56,7 +60,7 @@ async def told(fabric: Fabric, rank: RankId = RANK) -> list[Fact]:
     async def send(_: str, data: bytes) -> None:
         facts.append(decode_fact(data))
 
-    witness = Witness(fabric, send, looks=(0.0, 0.01))
+    witness = ProcessExitProbe(fabric, send, looks=(0.0, 0.01))
     witness.lost(rank)
     await asyncio.gather(*witness.tasks)
     return facts

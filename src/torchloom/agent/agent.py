@@ -25,32 +25,22 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom.agent.attempt import Attempt
-from torchloom.agent.environment import Ways, passed_on, rank_environment
-from torchloom.agent.examining import Examining
-from torchloom.agent.health import Health, Limits
-from torchloom.agent.link import Gone, KeeperGone, KeeperLink, Keeping
-from torchloom.agent.logs import log_folder
+from torchloom.agent.environment import RankPaths, passed_on, rank_environment
+from torchloom.agent.log_files import log_folder
+from torchloom.agent.monitor.gpu_health import GpuHealth, Limits
+from torchloom.agent.monitor.pressure import read_pressure
+from torchloom.agent.monitor.stack_capture import inspect, watch
 from torchloom.agent.node import Node
-from torchloom.agent.preparing import prepare
-from torchloom.agent.pressure import read_pressure
-from torchloom.agent.spare import Spare, how_to_keep
-from torchloom.agent.watching import inspect, watch
-from torchloom.agent.words import Ended
+from torchloom.agent.node_check.check_service import NodeCheckService
+from torchloom.agent.preparation import prepare
+from torchloom.agent.supervisor.protocol import Ended
+from torchloom.agent.supervisor.spare import Spare, how_to_keep
+from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone, SupervisorOptions
 from torchloom.errors import TorchLoomError
-from torchloom.messages import (
-    Dismiss,
-    Examine,
-    Halt,
-    Inspect,
-    Launch,
-    NodeBeat,
-    NodeCommand,
-    Prepare,
-    decode_node_command,
-    encode,
-)
-from torchloom.subjects import FACT, NODE, TASK
-from torchloom.threadlet.incarnation import new_incarnation
+from torchloom.protocol.codec import decode_node_command, encode
+from torchloom.protocol.node import Dismiss, Examine, Halt, Inspect, Launch, NodeBeat, NodeCommand, Prepare
+from torchloom.protocol.subjects import FACT, NODE, TASK
+from torchloom.shared.incarnation import new_incarnation
 
 logger = logging.getLogger("torchloom.agent")
 BEAT_SECONDS = 1.0
@@ -64,7 +54,7 @@ STANDBY_DELAY = 2.0
 
 COLD, STANDBY = "keeper", "standby"
 """The folders of a job's keepers."""
-Opening = Callable[[Callable[[Ended], None], Callable[[Gone], None]], Coroutine[Any, Any, KeeperLink]]
+Opening = Callable[[Callable[[Ended], None], Callable[[Gone], None]], Coroutine[Any, Any, SupervisorClient]]
 
 
 @dataclass
@@ -73,15 +63,15 @@ class JobHere:
 
     folder: Path
     attempts: dict[int, Attempt] = field(default_factory=dict)
-    cold: KeeperLink | None = None
-    standby: KeeperLink | None = None
+    cold: SupervisorClient | None = None
+    standby: SupervisorClient | None = None
     awaited: asyncio.Task[None] | None = None
     """The standby that is being prepared."""
     before: asyncio.Task[None] | None = None
     """The leaving of the keepers of the job that had its name, and its folder, before."""
 
     @property
-    def links(self) -> list[KeeperLink]:
+    def links(self) -> list[SupervisorClient]:
         return [link for link in (self.cold, self.standby) if link is not None]
 
 
@@ -94,7 +84,7 @@ class Agent:
         *,
         tied: bool,
         shared: bool = False,
-        ways: Ways | None = None,
+        ways: RankPaths | None = None,
         preload: tuple[str, ...] = PRELOAD,
         say: Callable[[str], None] = logger.info,
         limits: Limits | None = None,
@@ -107,7 +97,7 @@ class Agent:
         self.shared = shared
         """It runs anyone's jobs, and not only that of the one who started it."""
         self.departing = False
-        self.ways = ways or Ways("")
+        self.ways = ways or RankPaths("")
         self.preload = preload
         self.say = say
         self.jobs: dict[str, JobHere] = {}
@@ -115,14 +105,14 @@ class Agent:
         """Told of every attempt whose ranks are started here."""
         self.spare: Spare | None = None
         """A keeper that has imported torch and waits for a job."""
-        self._owners: dict[KeeperLink, JobHere] = {}
+        self._owners: dict[SupervisorClient, JobHere] = {}
         """Whose keepers are now that were nobody's when they were started."""
         self.incarnation = new_incarnation()
-        self.health = Health(client, node, self.incarnation, limits)
+        self.health = GpuHealth(client, node, self.incarnation, limits)
         self._term = 0
         self._leaving = False
         self._news = asyncio.Event()
-        self.examining = Examining(client, node, folder, self.health.look, self._news.set)
+        self.examining = NodeCheckService(client, node, folder, self.health.look, self._news.set)
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: dict[str, asyncio.Task[None]] = {}
         """Jobs that are over and whose keepers are leaving."""
@@ -256,7 +246,7 @@ class Agent:
             env = rank_environment(base, command, places[0], self.ways)
             job.awaited = asyncio.get_running_loop().create_task(self._make_standby(job, command, python, env))
 
-    async def _keeper(self, job: JobHere, command: Launch) -> KeeperLink:
+    async def _keeper(self, job: JobHere, command: Launch) -> SupervisorClient:
         """The standby, if there is one that is ready; else one that starts fresh interpreters."""
         if job.before is not None:
             await asyncio.wait((job.before,))
@@ -267,8 +257,8 @@ class Agent:
             if job.cold is not None:
                 self._owners[job.cold] = job
         if job.cold is None:
-            how = Keeping(tied=self.tied, cwd=command.task.cwd or None)
-            job.cold = await self.link(job, partial(KeeperLink.start, job.folder / COLD, how))
+            how = SupervisorOptions(tied=self.tied, cwd=command.task.cwd or None)
+            job.cold = await self.link(job, partial(SupervisorClient.start, job.folder / COLD, how))
         return job.cold
 
     async def _make_standby(self, job: JobHere, command: Launch, python: str, env: dict[str, str]) -> None:
@@ -276,8 +266,10 @@ class Agent:
         try:
             await asyncio.sleep(STANDBY_DELAY)
             modules = tuple(dict.fromkeys((*self.preload, *command.task.preload)))
-            how = Keeping(tied=self.tied, preload=modules, python=python, env=env, cwd=command.task.cwd or None)
-            job.standby = link = await self.link(job, partial(KeeperLink.start, job.folder / STANDBY, how))
+            how = SupervisorOptions(
+                tied=self.tied, preload=modules, python=python, env=env, cwd=command.task.cwd or None
+            )
+            job.standby = link = await self.link(job, partial(SupervisorClient.start, job.folder / STANDBY, how))
             state = await link.settled()
             if state.why_cold:
                 self.say(f"{command.job}: no standby: {state.why_cold}")
@@ -288,16 +280,16 @@ class Agent:
     def keep_spare(self) -> None:
         """From now on, have a process ready for whatever job comes."""
 
-        def open(folder: Path, how: Keeping) -> Coroutine[Any, Any, KeeperLink]:
-            return self.link(JobHere(folder), partial(KeeperLink.start, folder, how))
+        def open(folder: Path, how: SupervisorOptions) -> Coroutine[Any, Any, SupervisorClient]:
+            return self.link(JobHere(folder), partial(SupervisorClient.start, folder, how))
 
         env = passed_on(os.environ, self.say)
         how = how_to_keep(self.preload, self.tied, env, crowded=(len(self.node.devices) or self.node.cores) > 1)
         self.spare = Spare(self.folder.parent, open, how, self.say)
 
-    async def link(self, job: JobHere, open: Opening) -> KeeperLink:
+    async def link(self, job: JobHere, open: Opening) -> SupervisorClient:
         """To a keeper of this job, started or found; what it tells reaches the attempts."""
-        held: list[KeeperLink] = []
+        held: list[SupervisorClient] = []
 
         def owner() -> JobHere:
             return self._owners.get(held[0], job) if held else job
@@ -351,7 +343,7 @@ class Agent:
             job.awaited.cancel()
             await asyncio.gather(job.awaited, return_exceptions=True)
         for link in job.links:
-            with contextlib.suppress(KeeperGone):
+            with contextlib.suppress(SupervisorGone):
                 await link.dismiss()
             self._owners.pop(link, None)
         for name in (COLD, STANDBY):
@@ -364,7 +356,7 @@ class Agent:
         self.departing = True
         attempts = self.attempts
         for attempt in attempts:
-            attempt.halt(attempt.launch.task.grace_seconds if attempt.launch is not None else 0.0)
+            attempt.halt(attempt.launch.task.grace if attempt.launch is not None else 0.0)
         self._news.set()
         halting = [attempt.halting for attempt in attempts if attempt.halting is not None]
         await asyncio.gather(*halting, return_exceptions=True)  # each ends with the grace

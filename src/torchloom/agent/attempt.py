@@ -13,15 +13,24 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from torchloom.agent.environment import Ways, rank_argv, rank_environment
-from torchloom.agent.evidence import last_lines, raised, recorded_error, signal_name, summary
-from torchloom.agent.link import Gone, KeeperGone, KeeperLink
-from torchloom.agent.preparing import Prepared
-from torchloom.agent.sight import Sight, told
-from torchloom.agent.words import Begin, Begun, Ended
-from torchloom.bus.folder import write_private
+from torchloom.agent.environment import RankPaths, rank_argv, rank_environment
+from torchloom.agent.monitor.exit_evidence import (
+    cause_of,
+    last_lines,
+    out_of_memory,
+    raised,
+    recorded_error,
+    signal_name,
+    summary,
+)
+from torchloom.agent.monitor.rank_probe import RankProbe, told
+from torchloom.agent.preparation import Prepared
+from torchloom.agent.supervisor.protocol import Begin, Begun, Ended
+from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone
+from torchloom.bus.state_folder import write_private
 from torchloom.errors import TorchLoomError
-from torchloom.messages import AttemptStatus, Launch, Place, RankStatus, encode
+from torchloom.protocol.codec import encode
+from torchloom.protocol.node import AttemptStatus, ExitCause, Launch, Place, RankStatus
 
 LAUNCH = "launch.json"
 """How it was started, for an agent that takes over."""
@@ -43,9 +52,9 @@ class Attempt:
     trouble: str = ""
     launch: Launch | None = None
     ranks: dict[int, RankStatus] = field(default_factory=dict)
-    sights: dict[int, Sight] = field(default_factory=dict)
+    sights: dict[int, RankProbe] = field(default_factory=dict)
     """Of those that run, and of those that did."""
-    link: KeeperLink | None = None
+    link: SupervisorClient | None = None
     halting: asyncio.Task[None] | None = None
 
     def status(self) -> AttemptStatus:
@@ -76,7 +85,13 @@ class Attempt:
         self.changed()
 
     async def start(
-        self, launch: Launch, places: list[Place], link: KeeperLink, python: str, base: dict[str, str], ways: Ways
+        self,
+        launch: Launch,
+        places: list[Place],
+        link: SupervisorClient,
+        python: str,
+        base: dict[str, str],
+        ways: RankPaths,
     ) -> None:
         """Start these ranks; what cannot be started has ended at once."""
         self.link = link
@@ -91,7 +106,7 @@ class Attempt:
         # All at once: the keeper forks the next while the one before still becomes a rank.
         await asyncio.gather(*(self._begin(rank, begin) for rank, begin in begins.items()))
 
-    def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], ways: Ways) -> Begin:
+    def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], ways: RankPaths) -> Begin:
         creds = ""
         if str(place.rank) in launch.creds:
             path = self.folder / f"rank-{place.rank}.creds"
@@ -112,7 +127,7 @@ class Attempt:
         assert self.link is not None
         try:
             answer = await self.link.begin(begin)
-        except KeeperGone as error:
+        except SupervisorGone as error:
             self._end(rank, code=None, signal="", evidence=error.message)
             return
         except TorchLoomError as error:
@@ -121,13 +136,20 @@ class Attempt:
         if isinstance(answer, Begun):
             self.runs(rank, answer)
         else:
-            self._end(rank, code=127, signal="", evidence=f"exit code 127: {answer.why}")
+            self._end(
+                rank,
+                code=127,
+                signal="",
+                evidence=f"exit code 127: {answer.why}",
+                error=answer.why,
+                cause="not_started",
+            )
 
     # ── what becomes of them ──
 
     def runs(self, rank: int, begun: Begun) -> None:
         if self.ranks[rank].state == "starting":
-            self.sights[rank] = Sight(begun.pid)
+            self.sights[rank] = RankProbe(begun.pid)
             self.ranks[rank] = replace(
                 self.ranks[rank], state="running", pid=begun.pid, warm=begun.warm, why_cold=begun.why_cold[:2000]
             )
@@ -143,10 +165,11 @@ class Attempt:
         name = signal_name(ended.signal) if ended.signal is not None else ""
         lines = last_lines(self.log(rank, "err"))
         last = lines[-1] if lines else ""
-        how = summary(ended, recorded_error(self.error_file(rank)) or raised(lines) or last)
-        said = "\n".join((*lines, how))
+        error = cause_of(ended, recorded_error(self.error_file(rank)) or raised(lines) or last)
+        said = "\n".join((*lines, summary(ended, error)))
         code = ended.code if ended.signal is None else None
-        self._end(rank, code=code, signal=name, evidence=said[-EVIDENCE:])
+        cause: ExitCause = "out_of_memory" if out_of_memory(ended) else "exception" if error else ""
+        self._end(rank, code=code, signal=name, evidence=said[-EVIDENCE:], error=error, cause=cause)
 
     def lost(self, gone: Gone) -> None:
         for rank, status in self.ranks.items():
@@ -156,11 +179,21 @@ class Attempt:
                         os.killpg(status.pid, signal.SIGKILL)
                 self._end(rank, code=None, signal="SIGKILL", evidence=gone.why)
 
-    def _end(self, rank: int, code: int | None, signal: str, evidence: str) -> None:
+    def _end(
+        self, rank: int, code: int | None, signal: str, evidence: str, error: str = "", cause: ExitCause = ""
+    ) -> None:
         if self.ranks[rank].state != "ended":
             if rank in self.sights:
                 self.sights[rank].end()
-            self.ranks[rank] = replace(self.ranks[rank], state="ended", code=code, signal=signal, evidence=evidence)
+            self.ranks[rank] = replace(
+                self.ranks[rank],
+                state="ended",
+                code=code,
+                signal=signal,
+                evidence=evidence,
+                error=error[:200],
+                cause=cause,
+            )
             self.changed()
 
     # ── ending ──
@@ -185,13 +218,13 @@ class Attempt:
     def _signal(self, *numbers: int, ranks: Collection[int] | None = None) -> None:
         for rank, status in self.ranks.items():
             if status.state != "ended" and self.link is not None and (ranks is None or rank in ranks):
-                with contextlib.suppress(KeeperGone):
+                with contextlib.suppress(SupervisorGone):
                     for number in numbers:
                         self.link.signal(self.key(rank), number)
 
     def forget(self) -> None:
         if self.link is not None:
-            with contextlib.suppress(KeeperGone):
+            with contextlib.suppress(SupervisorGone):
                 for rank in self.ranks:
                     self.link.forget(self.key(rank))
         for rank in self.ranks:

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from torchloom.core.grouping import ADDRESS, FOLDER
-from torchloom.core.runs import LIGHTHOUSE
-from torchloom.messages import Launch, Place
+from torchloom.core.state.runs import LIGHTHOUSE
+from torchloom.core.torchft.replica_groups import ADDRESS, FOLDER
+from torchloom.protocol.node import Launch, Place
 
 
 @dataclass(frozen=True)
-class Ways:
+class RankPaths:
     """Paths of one rank on this node."""
 
     error_file: str
@@ -41,7 +41,7 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways: Ways) -> dict[str, str]:
+def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways: RankPaths) -> dict[str, str]:
     """The whole environment of a rank. What the job's own settings say comes before what the node has."""
     task = launch.task
     nodes = list(dict.fromkeys(p.node for p in launch.places))

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from torchloom.threadlet.names import sanitised
-from torchloom.threadlet.probe import gpu_uuids, visible_devices
+from torchloom.threadlet.process.hardware import gpu_uuids, visible_devices
+from torchloom.threadlet.process.identity import sanitised
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The wire: how every part reaches NATS, and the embedded server with its generated configuration."""
+"""How every part reaches NATS: connections, credentials, clients, and the embedded server."""

@@ -1,9 +1,9 @@
-"""Who may connect: keys, and the credentials signed with them.
+"""The keys of a control plane, and the credentials signed with them.
 
 The server runs in NATS's operator mode. It knows the operator and two accounts (torchLoom's and the system account)
-from its configuration; a user is whoever holds a token signed by the account's key. So a credential for one more rank,
-limited to that rank's subjects and with an end date, is made here in a millisecond, and the server neither restarts
-nor reloads. (docs/decisions/0002-credentials.md has the alternatives.)
+from its configuration; anyone with a token signed by the account's key is a user. A credential for one more rank,
+limited to that rank's subjects and to a period, is therefore made here in a millisecond, and the server need not
+restart or reload. (docs/decisions/0002-credentials.md has the alternatives.)
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 import nkeys
 
-from torchloom.bus.folder import Folder, write_private
+from torchloom.bus.state_folder import StateFolder, write_private
 from torchloom.errors import BadState
-from torchloom.messages import RankId
-from torchloom.subjects import Permissions, Role, permissions
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.subjects import Permissions, Role, permissions
 
 SYSTEM = "system"
-"""Name of the credential with which the weaver hears the server's own announcements."""
+"""Name of the credential with which the weaver receives the server's own advisories."""
 _UNLIMITED = {
     "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": True, "conn": -1, "leaf": -1,
 }  # fmt: skip
@@ -32,11 +32,11 @@ _RANK_PAYLOAD = 256 * 1024
 """Bytes in one message of a threadlet, enforced by the server."""
 
 _ANSWER_SECONDS = 60
-"""In which a question may be answered."""
+"""Seconds in which a request may be answered."""
 
 
 class Authority(msgspec.Struct, frozen=True, kw_only=True):
-    """The three secret seeds everything else is derived from. Whoever has them may mint any credential."""
+    """The three secret seeds from which everything else is derived. Their owner can mint any credential."""
 
     operator: str
     account: str
@@ -55,7 +55,7 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
         return _public(self.account)
 
     def server_config(self) -> str:
-        """The part of the server's configuration that says whom to trust."""
+        """The part of the server's configuration that names the trusted keys."""
         operator, account, system = (_public(seed) for seed in (self.operator, self.account, self.system))
         operator_token = _sign(
             self.operator, operator, "torchloom", {"type": "operator", "version": 2, "system_account": system}
@@ -71,13 +71,13 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def mint(self, role: Role, rank: RankId | None = None, lifetime: float | None = None) -> bytes:
-        """A credentials file for a role, or for one rank only, valid for `lifetime` seconds or for ever."""
+        """A credentials file for a role, or for one rank only, valid for `lifetime` seconds or without limit."""
         name = str(role) if rank is None else str(rank)
         payload = _RANK_PAYLOAD if role is Role.THREADLET else -1
         return self._user(self.account, name, permissions(role, rank), payload, lifetime)
 
     def mint_system(self) -> bytes:
-        """The weaver's second credential: it hears connects and disconnects and may ask who is connected."""
+        """The weaver's second credential: it receives connect and disconnect advisories and may list connections."""
         return self._user(self.system, SYSTEM, self.system_permissions(), -1, None)
 
     def system_permissions(self) -> Permissions:
@@ -103,8 +103,8 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
         ).encode()
 
 
-def ensure_authority(folder: Folder) -> Authority:
-    """The folder's authority, made on first use, with a credentials file for each role beside it."""
+def ensure_authority(folder: StateFolder) -> Authority:
+    """The folder's authority, created on first use, with a credentials file for each role beside it."""
     if folder.authority.exists():
         try:
             authority = msgspec.json.decode(folder.authority.read_bytes(), type=Authority)
@@ -118,7 +118,7 @@ def ensure_authority(folder: Folder) -> Authority:
     else:
         authority = Authority.create()
         write_private(folder.authority, msgspec.json.encode(authority))
-    # Tokens say who signed them and what a role may do: made anew with other keys, or another table of subjects.
+    # Tokens contain their signer and their permissions: they are replaced if the keys or the subjects have changed.
     wanted = {str(role): (authority.account, permissions(role)) for role in Role}
     wanted[SYSTEM] = (authority.system, authority.system_permissions())
     for name, (issuer, allowed) in wanted.items():
@@ -129,7 +129,7 @@ def ensure_authority(folder: Folder) -> Authority:
 
 
 def _says(path: Path) -> tuple[str, Permissions] | None:
-    """Who signed a credentials file, and for what."""
+    """The signer of a credentials file, and its permissions."""
     try:
         token = msgspec.json.decode(_unpad(path.read_bytes().split(b"\n")[1].split(b".")[1]))
         claims = token["nats"]

@@ -1,4 +1,4 @@
-"""Ending tasks for certain: in Python 3.11 a cancellation can get lost in asyncio.wait_for, so it is said again."""
+"""Ends tasks reliably: in Python 3.11 asyncio.wait_for can lose a cancellation, so it is repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ATTEMPTS = 100
 
 
 async def end_all(tasks: Collection[asyncio.Future[Any]]) -> None:
-    """Cancel them until they have ended. What they ended with is not looked at."""
+    """Cancel the tasks until they have ended, and ignore their results."""
     pending = set(tasks)
     for _ in range(ATTEMPTS):
         for task in pending:
@@ -25,4 +25,4 @@ async def end_all(tasks: Collection[asyncio.Future[Any]]) -> None:
         logging.getLogger("torchloom").critical("torchLoom: a task does not end: %r", pending)
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # or asyncio complains that nobody asked
+            task.exception()  # otherwise asyncio logs that it was never retrieved

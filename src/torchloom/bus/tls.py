@@ -1,4 +1,4 @@
-"""Certificates for a server that listens beyond loopback: an authority of our own, and one certificate signed by it.
+"""Certificates for a server that listens beyond loopback: torchLoom's own authority, and one certificate signed by it.
 
 Other machines trust exactly this authority, whose certificate travels in the join token. Its key stays here, so that a
 certificate about to expire is replaced without telling anyone.
@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchloom.bus.folder import Folder, write_private
+from torchloom.bus.state_folder import StateFolder, write_private
 from torchloom.errors import BadInput, BadState
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 VALID = timedelta(days=365)
 RENEW = timedelta(days=30)
-"""A certificate with less than this left is made anew."""
+"""A certificate that expires sooner than this is replaced."""
 _AUTHORITY_VALID = timedelta(days=3650)
 _ANY = {"0.0.0.0", "::"}
 
 
-def ensure_tls(folder: Folder, host: str) -> tuple[Path, Path]:
-    """Certificate and key for a server on `host`, made or renewed where necessary."""
+def ensure_tls(folder: StateFolder, host: str) -> tuple[Path, Path]:
+    """Certificate and key for a server on `host`, created or renewed if necessary."""
     _require_cryptography()
     folder.make()
     cert, key = folder.tls / "server.pem", folder.tls / "server.key"
@@ -71,7 +71,7 @@ def _require_cryptography() -> None:
         ) from None
 
 
-def _ensure_authority(folder: Folder) -> tuple[x509.Certificate, Any]:
+def _ensure_authority(folder: StateFolder) -> tuple[x509.Certificate, Any]:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     path, key_path = folder.tls / "ca.pem", folder.tls / "ca.key"
@@ -155,7 +155,7 @@ def _still_good(cert: Path, authority: x509.Certificate, names: list[str]) -> bo
     try:
         found = _load(cert)
         found.verify_directly_issued_by(authority)
-    except Exception:  # noqa: BLE001  absent, damaged or signed by another: it is made anew whatever the reason
+    except Exception:  # noqa: BLE001  missing, damaged or signed by another authority: it is replaced
         return False
     return found.not_valid_after_utc - datetime.now(UTC) > RENEW and set(names) <= _names_in(found)
 
@@ -189,7 +189,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _general_name_fits(name: str) -> bool:
-    """Whether a name can stand in a certificate at all (host names are free text on some machines)."""
+    """Whether a certificate can contain a name at all (host names are free text on some machines)."""
     try:
         _general_name(name)
     except ValueError:

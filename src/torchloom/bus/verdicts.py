@@ -1,14 +1,14 @@
-"""Verdicts on changes: the first one written wins, whoever writes it. The server sees to that."""
+"""Verdicts on changes in JetStream: the server stores only the first one for a change."""
 
 from __future__ import annotations
 
 import msgspec
 from nats.aio.client import Client
 
-from torchloom.subjects import COMMIT, VERDICT_STREAM
+from torchloom.protocol.subjects import COMMIT, VERDICT_STREAM
 
 WRONG_LAST_SEQUENCE = 10071
-"""The server's word for: something else stands there already."""
+"""The server's error code for: a verdict is stored already."""
 
 
 def only_verdict(job: str, change: str) -> dict[str, str]:
@@ -20,7 +20,7 @@ def only_verdict(job: str, change: str) -> dict[str, str]:
 
 
 async def stands_committed(client: Client, job: str, change: str, timeout: float = 2.0) -> bool:
-    """Whether the verdict that stands is commit. One of the two must stand."""
+    """Whether the stored verdict is commit. There must be a verdict."""
     ask = msgspec.json.encode({"last_by_subj": COMMIT.to(job=job, change=change)})
     reply = await client.request(f"$JS.API.DIRECT.GET.{VERDICT_STREAM.name}", ask, timeout=timeout)
     return (reply.headers or {}).get("Status") != "404"

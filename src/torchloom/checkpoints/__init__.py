@@ -1,1 +1,1 @@
-"""Keeping training: checkpoints that verify. What is here needs no torch, so the weaver and the agent can use it."""
+"""Checkpoints: saved in the background, verified before they are loaded. `store` needs no torch, the rest does."""

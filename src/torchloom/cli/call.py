@@ -14,7 +14,7 @@ from torchloom.errors import BadInput
 
 if TYPE_CHECKING:
     from torchloom.settings import Settings
-    from torchloom.views.tables import Screen
+    from torchloom.views.format.tables import Screen
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Call:
     @cached_property
     def screen(self) -> Screen:
         """A terminal has a width and colours; a file or pipe gets every character and none of the colours."""
-        from torchloom.views.tables import Screen
+        from torchloom.views.format.tables import Screen
 
         if not sys.stdout.isatty():
             return Screen()
@@ -59,7 +59,7 @@ class Call:
 
     def print_json(self, value: object) -> None:
         """One document on one line."""
-        from torchloom.views.document import document
+        from torchloom.views.format.json_document import document
 
         sys.stdout.write(document(value).decode() + "\n")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchloom.cli.call import Call
-    from torchloom.cli.verbs import Verbs
+    from torchloom.cli.verb_registry import Verbs
 
 
 def add(verbs: Verbs) -> None:
@@ -15,7 +15,7 @@ def add(verbs: Verbs) -> None:
         'Put it where your shell starts:\n\n  bash: eval "$(loom completion bash)"\n'
         '  zsh:  eval "$(loom completion zsh)"\n  fish: loom completion fish | source',
     )  # fmt: skip
-    verb.add_argument("shell", choices=["bash", "zsh", "fish"], metavar="SHELL", help="bash, zsh or fish")
+    verb.add_argument("shell", choices=["bash", "zsh", "fish"], metavar="SHELL", help="Shell: bash, zsh or fish")
 
 
 def completion(call: Call) -> int:

@@ -40,6 +40,10 @@ def run(words: Sequence[str]) -> int:
         return call.run()
     except TorchLoomError as error:
         tell(error)
+        if "TORCHLOOM_REPORT_FD" in os.environ:  # started in the background
+            from torchloom.bus.startup_report import send_error
+
+            send_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         print(file=sys.stderr)  # after the ^C that the terminal shows

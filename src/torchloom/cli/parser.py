@@ -7,49 +7,48 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from torchloom import __version__
-from torchloom.cli import (
-    completion,
-    control,
-    doctor,
-    events,
-    explaining,
-    fitness,
-    joining,
-    keeping,
-    knobs,
-    launching,
-    lighthouse,
-    looking,
-    reading,
-    serving,
-    settings,
-    shell,
-    steering,
-    submitting,
-    telling,
-)
+from torchloom.cli import completion, shell
 from torchloom.cli.call import Call
-from torchloom.cli.verbs import Verbs, common
+from torchloom.cli.verb_registry import Verbs, common
+from torchloom.cli.verbs import (
+    check_node,
+    checkpoints,
+    control_plane,
+    devices,
+    doctor,
+    event_log,
+    jobs,
+    join,
+    knobs,
+    lighthouse,
+    logs,
+    nodes,
+    run,
+    settings,
+    status,
+    steer,
+    why,
+)
 from torchloom.errors import BadInput
-from torchloom.guess import did_you_mean
+from torchloom.shared.suggestions import did_you_mean, nearest
 
 GROUPS = (
-    control,
-    launching,
-    submitting,
-    reading,
-    serving,
+    control_plane,
+    run,
+    jobs,
+    logs,
+    nodes,
     lighthouse,
-    looking,
-    explaining,
-    events,
+    status,
+    why,
+    event_log,
     knobs,
-    steering,
-    keeping,
-    telling,
-    joining,
+    steer,
+    checkpoints,
+    devices,
+    join,
     doctor,
-    fitness,
+    check_node,
     settings,
     shell,
     completion,
@@ -58,16 +57,16 @@ EXIT_CODES = """\
 exit codes:
   0  done
   1  something went wrong (for `doctor` and `check-node`: a check failed)
-  2  what was typed cannot be meant
+  2  invalid input
   3  no control plane answers
-  4  the weaver understood and said no, or knows no such name
-  5  someone else is doing this already, or the port is in use
+  4  the weaver refused, or the name is unknown
+  5  already running, or the port is in use
   6  the state folder or a credential cannot be used
   7  a newer weaver has taken over
   8  no checkpoint is valid
-  124  `wait --timeout` is over, and the job is not
+  124  `wait --timeout` expired before the job ended
   130  interrupted with Ctrl-C
-  141  the reader of the output went away
+  141  the reader of the output is gone
 """
 
 
@@ -91,10 +90,11 @@ class Parser(argparse.ArgumentParser):
             raise BadInput(f"there is no {what} {value!r}", hint=did_you_mean(str(value), known))
 
 
-def build() -> Parser:
+def build(verb: str | None = None) -> Parser:
+    """The parser of all verbs. Where a verb is named, others may lack options that take long to make."""
     parser = Parser(
         prog="loom",
-        description="See, steer and keep alive distributed PyTorch training.",
+        description="Monitor and control distributed PyTorch training.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -102,17 +102,18 @@ def build() -> Parser:
     parser.add_argument("--version", action="version", version=f"loom {__version__}")
     common(parser, top=True)
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", parser_class=Parser)
-    verbs = Verbs(subparsers)
+    verbs = Verbs(subparsers, verb)
     for group in GROUPS:
         group.add(verbs)
     return parser
 
 
 def parse(words: Sequence[str]) -> Call:
-    parser = build()
+    verb = _verb(words)
+    parser = build(verb)
     rest: list[str] = []
-    if "run" in words[:4] and _verb(words) == "run":
-        words, rest = launching.split(verbs_of(parser)["run"], words)
+    if verb == "run":
+        words, rest = run.split(verbs_of(parser)["run"], words)
     args, unknown = parser.parse_known_args(words)
     if rest:
         args.words = rest
@@ -152,8 +153,9 @@ def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown:
     longer = {name.partition(" ")[2]: verbs[name] for name in verbs if name.startswith(f"{args.verb} ")}
     word = unknown[0]
     if not word.startswith("-"):
-        guess = did_you_mean(getattr(args, "target", ""), list(longer))
-        hint = guess if guess.startswith("did") else f"`{verb.prog} --help` explains"
+        target = getattr(args, "target", "")
+        near = nearest(target, list(longer))
+        hint = did_you_mean(target, near) if near else f"`{verb.prog} --help` explains"
         return BadInput(f"`{verb.prog}` does not take {word!r}", hint=hint)
     word = word.partition("=")[0]
     owner = next((other.prog for other in longer.values() if word in options_of(other)), None)

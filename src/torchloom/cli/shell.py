@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torchloom.cli.call import Call
-    from torchloom.cli.verbs import Verbs
+    from torchloom.cli.verb_registry import Verbs
 
 _PROMPT = "loom> "
 _HISTORY = 1000
@@ -19,7 +19,7 @@ _HISTORY = 1000
 
 def add(verbs: Verbs) -> None:
     verbs.add(
-        "shell", shell, "type verbs at a prompt",
+        "shell", shell, "run verbs at a prompt",
         "Any verb without the `loom` before it; `help [VERB]`, `exit` or Ctrl-D. Lines may come from a pipe: then the\n"
         "exit code is that of the last line that failed.\n\n  echo status | loom shell",
     )  # fmt: skip

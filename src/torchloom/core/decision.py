@@ -6,8 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchloom.core.courses import Note
-from torchloom.messages import Command, Done, Evict, IncidentOpened, No, NodeCommand, RankId, Record
+from torchloom.core.state.pending_operations import Volatile
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.lighthouse import Evict
+from torchloom.protocol.node import NodeCommand
+from torchloom.protocol.operator import Done, No
+from torchloom.protocol.rank import Command
+from torchloom.protocol.records import Abort, Record
 
 
 class WantedVerdict(NamedTuple):
@@ -16,22 +21,20 @@ class WantedVerdict(NamedTuple):
     job: str
     change: str
     commit: bool
-    reason: str
+    abort: Abort | None = None
+    """Why not, if it is not to be made."""
     key: str = ""
     """What it is written under."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    records: tuple[Record, ...] = ()
-    """For the log: all of them or none."""
+    records: tuple[Record | Volatile, ...] = ()
+    """What changes the fabric when it is folded."""
     commands: tuple[tuple[RankId, Command], ...] = ()
     """For ranks, once the records are stored."""
     answer: Done | No | None = None
     """For who asked, once the records are stored."""
-    reason: str = ""
-    notes: tuple[Note, ...] = ()
-    """To remember, not to store."""
     replies: tuple[tuple[str, Done | No], ...] = ()
     """For those who asked earlier and still wait."""
     verdicts: tuple[WantedVerdict, ...] = ()
@@ -41,12 +44,12 @@ class Decision:
     """For the lighthouses of these jobs, once the records are stored."""
 
     @property
-    def opened(self) -> int:
-        """Incidents it opens: the next one in the same breath has a number after theirs."""
-        return sum(isinstance(record, IncidentOpened) for record in self.records)
+    def stored(self) -> tuple[Record, ...]:
+        """For the log: all of them or none."""
+        return tuple(record for record in self.records if not isinstance(record, Volatile))
 
     def __bool__(self) -> bool:
-        said = self.answer or self.notes or self.replies or self.verdicts
+        said = self.answer or self.replies or self.verdicts
         return bool(self.records or self.commands or self.tasks or self.evictions or said)
 
 
@@ -61,8 +64,6 @@ def together(decisions: Iterable[Decision]) -> Decision:
     return Decision(
         tuple(record for decision in all_of_them for record in decision.records),
         tuple(command for decision in all_of_them for command in decision.commands),
-        reason="; ".join(decision.reason for decision in all_of_them if decision.reason),
-        notes=tuple(note for decision in all_of_them for note in decision.notes),
         replies=tuple(reply for decision in all_of_them for reply in decision.replies),
         verdicts=tuple(verdict for decision in all_of_them for verdict in decision.verdicts),
         tasks=tuple(task for decision in all_of_them for task in decision.tasks),

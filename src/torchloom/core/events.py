@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 from torchloom.core.detect.finding import Finding
 from torchloom.core.detect.hang import Verdict
-from torchloom.messages import Ask, Beat, Fact, RankId, Reply, Report
+from torchloom.protocol.facts import Fact
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.operator import Ask
+from torchloom.protocol.rank import Beat, Reply, Report
+from torchloom.protocol.records import Abort
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class VerdictKnown:
 
     change: str
     commit: bool
-    reason: str
+    abort: Abort | None = None
+    """Why the weaver wanted an abort, if it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,13 @@ class JobDue:
 
 
 @dataclass(frozen=True, slots=True)
+class FellSilent:
+    """These ranks have not been heard for long."""
+
+    ranks: tuple[RankId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """Comparing the ranks of a job has shown something."""
 
@@ -123,9 +135,6 @@ class RollCalled:
 class Tick:
     """Time passed."""
 
-    thorough: bool = True
-    """Look at everyone, not only at those whose time is up."""
-
 
 @dataclass(frozen=True, slots=True)
 class TookOver:
@@ -145,6 +154,7 @@ Event = (
     | LighthouseHeard
     | RunDue
     | JobDue
+    | FellSilent
     | Found
     | LinkOpened
     | LinkClosed

@@ -1,1 +1,1 @@
-"""What torchLoom understands of others: each module one system, and nothing else needs it."""
+"""Integrations with other systems, one module or package each. Nothing else depends on them."""

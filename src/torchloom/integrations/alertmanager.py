@@ -23,14 +23,15 @@ import msgspec
 from msgspec import Meta
 
 from torchloom.errors import BadInput
-from torchloom.messages import NAME, DeviceFailed, DeviceRecovered, DeviceWarned
+from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned
+from torchloom.protocol.ids import NAME
 
 MOST_ALERTS = 2000
-"""In one post."""
+"""Most alerts in one post."""
 UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
 HOST_LABELS = ("Hostname", "node", "host", "instance")
 PART_LABELS = ("gpu", "device", "pci_bus_id", "GPU_I_ID")
-"""With one of these an alert is about a part of a machine."""
+"""An alert with one of these labels is about a part of a machine."""
 Effect = Literal["fail", "warn", "ignore"]
 BY_LABEL: dict[str, Effect] = {"fail": "fail", "warn": "warn", "ignore": "ignore"}
 BY_SEVERITY: dict[str, Effect] = {"critical": "fail", "warning": "warn"}
@@ -43,7 +44,7 @@ BY_NAME: dict[str, Effect] = {
     "GpuTooHot": "warn",
     "GpuThrottled": "warn",
 }
-"""Those of docs/prometheus-rules.yaml."""
+"""The alerts of docs/prometheus-rules.yaml."""
 
 Label = Annotated[str, Meta(max_length=4096)]
 Labels = Annotated[dict[Annotated[str, Meta(max_length=256)], Label], Meta(max_length=128)]
@@ -66,7 +67,7 @@ _decode = msgspec.json.Decoder(_Post).decode
 
 
 class Alarm(NamedTuple):
-    """One alert, and what it is about as far as it says."""
+    """One alert, and what it concerns as far as its labels say."""
 
     id: str
     name: str
@@ -76,17 +77,17 @@ class Alarm(NamedTuple):
     cause: str
     uuid: str = ""
     part: str = ""
-    """What it calls a device that may or may not be known by that name."""
+    """The label `device`, which may or may not be a name that torchLoom knows."""
     hosts: tuple[str, ...] = ()
-    """Names of its machine, the surest first; none where it is about a part that has no uuid."""
+    """Names of its machine, the most specific first; empty if it is about a part without a uuid."""
 
     @property
     def key(self) -> str:
-        """The same each time the same is told."""
+        """Identifies this state of the alert: equal for repeated posts."""
         return f"{self.id}@{self.began:.3f}-{'firing' if self.firing else 'resolved'}"
 
     def about(self, device: str) -> DeviceFailed | DeviceRecovered | DeviceWarned:
-        """What it says of one device."""
+        """The fact that it states about one device."""
         source = f"Alertmanager ({self.name})"
         if self.effect == "warn":
             over = not self.firing
@@ -97,9 +98,9 @@ class Alarm(NamedTuple):
 
 
 def read(body: bytes) -> list[Alarm]:
-    """The alerts of a post that have an effect. BadInput on what Alertmanager would not send: nothing of it counts.
+    """The alerts of a post that have an effect. Raises BadInput for anything that Alertmanager would not send.
 
-    What is over stands before what fires, so that what one post says of a device ends with the worst.
+    Resolved alerts come before firing ones, so that one post leaves a device in the worst state it reports.
     """
     try:
         post = _decode(body)
@@ -134,7 +135,7 @@ def _alarm(alert: _Alert) -> Alarm:
 
 
 def _effect(labels: dict[str, str], is_part: bool) -> Effect:
-    """By its label, else its severity, else its name. A full disk is critical, and no reason to leave all GPUs."""
+    """By its label, else its severity, else its name. A critical alert about a machine (a full disk) only warns."""
     if "torchloom" in labels:
         return BY_LABEL.get(labels["torchloom"].lower(), "ignore")
     by_name = BY_NAME.get(labels.get("alertname", ""), "ignore")
@@ -145,12 +146,12 @@ def _effect(labels: dict[str, str], is_part: bool) -> Effect:
 
 
 def _cause(name: str, annotations: dict[str, str]) -> str:
-    said = annotations.get("summary") or annotations.get("description") or annotations.get("message") or ""
-    return (f"{name}: {said}" if said else name)[:2000]
+    text = annotations.get("summary") or annotations.get("description") or annotations.get("message") or ""
+    return (f"{name}: {text}" if text else name)[:2000]
 
 
 def _seconds(stamp: str) -> float:
-    """Since 1970; where it is absent or odd, the alert has one beginning only."""
+    """Seconds since 1970; 0 if the stamp is missing or invalid."""
     try:
         moment = datetime.fromisoformat(stamp)
     except ValueError:
@@ -159,5 +160,5 @@ def _seconds(stamp: str) -> float:
 
 
 def _fingerprint(labels: dict[str, str]) -> str:
-    """For senders that leave it out: the labels are what tells alerts apart."""
+    """For senders that leave it out: the labels identify an alert."""
     return hashlib.blake2b(msgspec.json.encode(sorted(labels.items())), digest_size=8).hexdigest()

@@ -1,1 +1,1 @@
-"""Runs beside a job of torchft's replicas: tells them who trains together, and at once when one of them is gone."""
+"""The lighthouse of a job under torchft: it decides which replicas train together, and drops evicted ones at once."""

@@ -11,18 +11,18 @@ import sys
 from collections.abc import Callable
 
 from torchloom.bus.tasks import end_all
-from torchloom.core.quorum import Rules
 from torchloom.errors import TorchLoomError
-from torchloom.lighthouse.keeping import Keeping
 from torchloom.lighthouse.options import Options
+from torchloom.lighthouse.quorum import Rules
+from torchloom.lighthouse.quorum_store import QuorumStore
 from torchloom.settings import Settings
 
 Say = Callable[[str], None]
 
 
 def run(settings: Settings, options: Options, say: Say) -> int:
-    """Until SIGTERM or Ctrl-C."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say reaches us by errors
+    """Serve until SIGTERM or Ctrl-C."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its problems reach us as exceptions
     try:
         import grpc.aio  # noqa: F401
     except ImportError as error:
@@ -34,27 +34,27 @@ def run(settings: Settings, options: Options, say: Say) -> int:
 
 
 async def serve(settings: Settings, options: Options, say: Say) -> None:
-    from torchloom.lighthouse.server import listening, parse_bind
-    from torchloom.lighthouse.service import Service
-    from torchloom.lighthouse.speaking import Voice
+    from torchloom.lighthouse.grpc_server import parse_bind, serve_grpc
+    from torchloom.lighthouse.nats_reporter import NatsReporter
+    from torchloom.lighthouse.quorum_service import QuorumService
 
     wanted = parse_bind(options.bind)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     folder = options.folder or settings.state_folder / "lighthouses" / options.job
-    with contextlib.closing(Keeping(folder.absolute())) as keeping:
+    with contextlib.closing(QuorumStore(folder.absolute())) as store:
         rules = Rules(options.min_replicas, options.join_timeout_ms / 1000, options.heartbeat_timeout_ms / 1000)
-        service = Service(rules, keeping, options.quorum_tick_ms / 1000)
-        async with listening(service, wanted, keeping.last_port()) as place:
+        service = QuorumService(rules, store, options.quorum_tick_ms / 1000)
+        async with serve_grpc(service, wanted, store.last_port()) as place:
             _log()
-            keeping.note_port(place.port)
+            store.note_port(place.port)
             say(f"lighthouse of {options.job} at {place.url}: TORCHFT_LIGHTHOUSE={place.url}")
             where = "EVERY interface of this machine" if place.everywhere else f"{place.host} only"
             say(f"it listens on {where}; the protocol has no authentication: whoever reaches the port takes part")
-            if keeping.kept.quorum:
-                say(f"the last quorum was {keeping.kept.quorum}: {', '.join(keeping.kept.members)}")
-            speaking = asyncio.create_task(Voice(settings, options.job, service, place.url).run())
+            if store.durable.quorum:
+                say(f"the last quorum was {store.durable.quorum}: {', '.join(store.durable.members)}")
+            speaking = asyncio.create_task(NatsReporter(settings, options.job, service, place.url).run())
             await stop.wait()
             await end_all([speaking])
     say("stopped")
@@ -64,4 +64,4 @@ def _log() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", force=True
     )
-    logging.getLogger("nats").setLevel(logging.CRITICAL)  # what it has to say reaches us through callbacks
+    logging.getLogger("nats").setLevel(logging.CRITICAL)  # its problems reach us through callbacks

@@ -1,4 +1,4 @@
-"""What can be told to a lighthouse when it is started; the same for `loom lighthouse` and for the module."""
+"""The options of a lighthouse: the same for `loom lighthouse` and `python -m torchloom.lighthouse`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from torchloom.errors import BadInput
 
 DEFAULT_BIND = "127.0.0.1:29510"
-"""The port of torchft's own, but on this machine only."""
+"""The port of torchft's own lighthouse, but on the loopback interface only."""
 
 
 @dataclass(frozen=True)
@@ -25,33 +25,33 @@ class Options:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--job", required=True, metavar="JOB", help="whose replicas it serves")
+    parser.add_argument("--job", required=True, metavar="JOB", help="Job whose replicas it serves")
     parser.add_argument(
         "--bind", default=DEFAULT_BIND, metavar="HOST:PORT",
-        help=f"listens there and nowhere else; port 0: the one of last time, else any; default: {DEFAULT_BIND}",
+        help=f"Address to listen on; port 0: the last one used, else any free one; default: {DEFAULT_BIND}",
     )  # fmt: skip
     parser.add_argument(
-        "--min-replicas", type=int, default=1, metavar="N", help="no quorum has fewer members; default: 1"
+        "--min-replicas", type=int, default=1, metavar="N", help="Smallest number of members of a quorum; default: 1"
     )
     parser.add_argument(
         "--join-timeout-ms", type=int, default=60_000, metavar="MS",
-        help="how long those who are ready wait for others that are alive; default: 60000",
+        help="Milliseconds for which ready replicas wait for others that are alive; default: 60000",
     )  # fmt: skip
     parser.add_argument(
         "--heartbeat-timeout-ms", type=int, default=5_000, metavar="MS",
-        help="silent for so long, a replica counts as dead; one that is evicted does so at once; default: 5000",
+        help="Milliseconds of silence after which a replica counts as dead; evicted ones at once; default: 5000",
     )  # fmt: skip
     parser.add_argument(
         "--quorum-tick-ms", type=int, default=100, metavar="MS",
-        help="how often it looks though nothing has happened; default: 100",
+        help="Milliseconds between two checks without a request; default: 100",
     )  # fmt: skip
     parser.add_argument(
-        "--folder", type=Path, metavar="PATH", help="where it keeps its memory; default: in the state folder"
+        "--folder", type=Path, metavar="PATH", help="Folder for its quorums; default: in the state folder"
     )
 
 
 def read_options(args: argparse.Namespace) -> Options:
-    from torchloom.messages import check_name
+    from torchloom.protocol.ids import check_name
 
     check_name("job", args.job)
     for name in ("min_replicas", "join_timeout_ms", "heartbeat_timeout_ms", "quorum_tick_ms"):

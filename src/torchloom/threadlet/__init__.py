@@ -1,1 +1,1 @@
-"""Inside a training process: who it is, what it reports, and the thread that carries it. Never slows or stops it."""
+"""The part of torchLoom inside a training process: it measures, reports and applies changes."""

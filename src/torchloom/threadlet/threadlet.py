@@ -1,12 +1,12 @@
-"""The public face of a threadlet: attach() at the beginning, step() at the end of each step.
+"""The public class of the rank's side: attach() at the start, step() at the end of each step.
 
     loom = torchloom.attach()
     for batch in loader:
         loss = train(batch)
         loom.step(loss=loss, samples=len(batch))
 
-attach() raises for names that cannot be meant. After that nothing here raises, and only the goodbye waits: briefly, or
-for a checkpoint that is being written.
+attach() raises for invalid names. After that nothing here raises. step() blocks in two cases only (step_boundary.py),
+and the goodbye blocks briefly, or until a checkpoint is written.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ import logging
 import os
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from torchloom.checkpoints import attached
+from torchloom.checkpoints import threadlet_bridge
 from torchloom.errors import BadInput, BadSetting
-from torchloom.messages import Resumed, Saved, SaveFailed, Value, check_name
+from torchloom.protocol.ids import check_name
+from torchloom.protocol.knob_values import Value
+from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 from torchloom.settings import Settings
-from torchloom.threadlet import counting, hooks
-from torchloom.threadlet.batches import Skipping, batches
-from torchloom.threadlet.commits import Commits
-from torchloom.threadlet.ending import Ending, ending_of
-from torchloom.threadlet.helm import Helm
-from torchloom.threadlet.incarnation import first_incarnation
-from torchloom.threadlet.knob import INTERVAL, Knob, log_level_knob, make_knob
-from torchloom.threadlet.link import Link
-from torchloom.threadlet.meter import Meter
-from torchloom.threadlet.names import Host, Names, find_names
-from torchloom.threadlet.optimizers import optimizer_knobs
-from torchloom.threadlet.phases import DATA, check_phase
-from torchloom.threadlet.signs import Signs
+from torchloom.shared.incarnation import first_incarnation
+from torchloom.threadlet import process_hooks
+from torchloom.threadlet.changes.knob import INTERVAL, Knob, log_level_knob, make_knob
+from torchloom.threadlet.changes.optimizer_knobs import optimizer_knobs
+from torchloom.threadlet.changes.step_boundary import StepBoundary
+from torchloom.threadlet.connection.link import Link
+from torchloom.threadlet.metrics.batches import SkippedBatches, batches
+from torchloom.threadlet.metrics.liveness import LivenessPageWriter
+from torchloom.threadlet.metrics.meter import Meter
+from torchloom.threadlet.metrics.phases import DATA, check_phase
+from torchloom.threadlet.process import step_counter
+from torchloom.threadlet.process.exit_reason import Ending, ending_of
+from torchloom.threadlet.process.identity import Host, Names, find_names
 
 logger = logging.getLogger("torchloom")
 T = TypeVar("T")
@@ -48,40 +49,55 @@ FINISH_SECONDS = 30.0
 """Longest a goodbye waits for a checkpoint that is being written."""
 
 
+class StepSource(Protocol):
+    """Counts the steps of the training in place of step(), as torchft's commits do. Its methods never raise."""
+
+    def note(self, loss: Any, samples: Any, metrics: dict[str, Any]) -> None:
+        """What the script reports about the latest step."""
+
+    def attend(self) -> None:
+        """The script asks for whatever is due after the latest step."""
+
+    def end(self) -> None:
+        """The threadlet has said goodbye."""
+
+
 class Threadlet:
     """A training process's side of torchLoom. Make it with attach()."""
 
-    def __init__(self, names: Names, meter: Meter, helm: Helm, link: Link | None) -> None:
+    def __init__(self, names: Names, meter: Meter, boundary: StepBoundary, link: Link | None) -> None:
         self.job, self.replica, self.rank = names.rank
         self.world_size = names.world_size
         self._names = names
         self._meter: Meter | None = meter
-        self._helm = helm
-        self._steering = helm.steering
+        self._boundary = boundary
+        self._participant = boundary.participant
         self._link = link
-        self._skipping: Skipping | None = None
-        self._commits: Commits | None = None
+        self._skipping: SkippedBatches | None = None
+        self._step_source: StepSource | None = None
         if link is None:
             self._meter = None
 
     def step(self, /, loss: Any = None, samples: Any = None, *, step: int | None = None, **metrics: Any) -> None:
-        """One training step is finished. Writes to memory, never waits, never raises; call it from one thread.
+        """Report that a training step is finished. Never raises; call it from one thread.
 
-        `loss` and metrics may be tensors: they are read later, elsewhere. `samples` is how many this step trained on;
-        `step` sets the step number, for example after a resume, otherwise steps are counted.
+        It writes to memory and returns. It blocks only while a change that this rank has promised to apply at this step
+        has no verdict yet, and while the job is paused. `loss` and metrics may be tensors: another thread reads them
+        later. `samples` is the number of samples in this step. `step` sets the step number, for example after a resume;
+        otherwise steps are counted.
         """
         meter = self._meter
-        if self._commits is not None:
-            self._commits.note(loss, samples, metrics)
-        elif meter is not None and (number := meter.step(loss, samples, step, metrics)) >= self._steering.boundary:
-            self._helm.reach(number)
+        if self._step_source is not None:
+            self._step_source.note(loss, samples, metrics)
+        elif meter is not None and (number := meter.step(loss, samples, step, metrics)) >= self._participant.due_step:
+            self._boundary.on_step(number)
 
     @property
     def stopping(self) -> bool:
-        """Whether the training was asked to stop after this step."""
-        if self._commits is not None:
-            self._commits.attend()
-        return self._helm.stopping
+        """Whether an operator has asked the training to stop after this step."""
+        if self._step_source is not None:
+            self._step_source.attend()
+        return self._boundary.stopping
 
     @property
     def step_number(self) -> int:
@@ -89,20 +105,20 @@ class Threadlet:
         return 0 if self._meter is None else self._meter.step_number
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Say what is done other than training: `with loom.phase("eval"):`. The time inside is no step's.
+        """Mark work other than training: `with loom.phase("eval"):`. Its time is not counted as part of a step.
 
-        It may stand within another. For a loader of your own it is "data": that is waiting for the next batch. Call it
-        on the thread that trains; elsewhere it changes nothing.
+        Phases may be nested. Use "data" around your own loader: it counts as waiting for the next batch. Call it on the
+        training thread; on other threads it has no effect.
         """
         check_phase(name)
         link = self._link
-        return contextlib.nullcontext() if link is None else link.signs.phases.within(name)
+        return contextlib.nullcontext() if link is None else link.liveness.phases.within(name)
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """The batches of the loader that you train on: `for batch in loom.batches(loader):`.
+        """The batches of the training loader: `for batch in loom.batches(loader):`.
 
-        Those that a rollback is to leave out are dropped, on all ranks alike. Waiting for one counts as waiting for
-        data, whatever the loader is.
+        Batches that a rollback leaves out are dropped, the same ones on all ranks. Waiting for a batch counts as
+        waiting for data, whatever the type of the loader.
         """
         if self._meter is None:
             return iter(loader)
@@ -111,37 +127,37 @@ class Threadlet:
         )
 
     def _batches_of_a_step(self) -> int:
-        knob = self._helm.knobs.get("accumulation")
+        knob = self._boundary.knobs.get("accumulation")
         return int(knob.value) if knob is not None else 1
 
     # ── what may be changed ──────────────────────────────────────────────────────────────────────────────────────────
 
     def knob(self, name: str, value: Any = None, **about: Any) -> Knob:
-        """Let a value be changed while the job runs. Read it as `.value`; it changes only inside step().
+        """Let operators change a value while the job runs. Read it as `.value`; it changes only inside step().
 
-        `value` is what it begins with; or `get` and `set` are functions that reach it where it is. `type`, `low`,
-        `high`, `choices`, `unit` and `help` say what it may be; `per="rank"` lets it differ between ranks.
+        `value` is the initial value; or pass functions `get` and `set` that read and write it where it is kept. `type`,
+        `low`, `high`, `choices`, `unit` and `help` describe valid values; `per="rank"` lets it differ between ranks.
         """
-        return self._helm.add(make_knob(name, value, **about))
+        return self._boundary.add(make_knob(name, value, **about))
 
     def watch(self, optimizer: Any, scheduler: Any = None, name: str = "") -> None:
-        """Offer lr, momentum, betas and weight decay of an optimizer. A change of lr survives the scheduler.
+        """Make knobs of an optimizer's lr, momentum, betas and weight decay. A scheduler does not undo a change of lr.
 
-        Where there are several optimizers, `name` tells their knobs apart: with "critic" it is `critic:lr`.
+        With several optimizers, `name` distinguishes their knobs: with "critic" it is `critic:lr`.
         """
         for knob in optimizer_knobs(optimizer, scheduler, name):
-            self._helm.add(knob)
+            self._boundary.add(knob)
 
     @property
     def knobs(self) -> Mapping[str, Knob]:
-        return self._helm.knobs
+        return self._boundary.knobs
 
     def clip(self, value: float = 1.0) -> Knob:
         """A knob for the norm at which gradients are clipped: `clip_grad_norm_(parameters, clip.value)`."""
         return self.knob("clip", float(value), low=0.0, help="gradient norm to clip at")
 
     def accumulation(self, value: int = 1) -> Knob:
-        """A knob for how many batches make one optimizer step."""
+        """A knob for the number of batches per optimizer step."""
         return self.knob("accumulation", int(value), low=1, help="batches for each optimizer step")
 
     def log_interval(self, value: int = 10) -> Knob:
@@ -151,41 +167,41 @@ class Threadlet:
         return self.knob(INTERVAL, int(value), low=1, unit="steps", help="steps between two checkpoints")
 
     def on_checkpoint(self, save: Callable[[int], object]) -> Callable[[int], object]:
-        """Call this when someone asks for a checkpoint, on every rank at the same step; it returns the path."""
-        self._helm.save = save
-        self._helm.offer()
+        """Call `save` when an operator asks for a checkpoint, on every rank at the same step. It returns the path."""
+        self._boundary.save = save
+        self._boundary.offer()
         return save
 
     def resume_at(self, step: int) -> None:
-        """Training goes on after this step of an earlier run: changes made up to it are in force at once."""
-        self._helm.resume_at(step)
+        """Continue after this step of an earlier run. Changes made up to that step take effect at once."""
+        self._boundary.resume_at(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Values in force and the changes behind them, for your checkpoint."""
-        return {} if self._helm.refusal else self._helm.state_dict()  # a counted step is not the script's own
+        """The current values and the changes that set them, for your checkpoint."""
+        return {} if self._boundary.refusal else self._boundary.state_dict()  # a counted step is not the script's own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._helm.load_state_dict(state)
+        self._boundary.load_state_dict(state)
 
     # ── the checkpoints of this process ──────────────────────────────────────────────────────────────────────────────
 
-    def keep(self, kept: attached.Kept) -> None:
-        """Offer these checkpoints to the operator; what the script registers itself goes before."""
+    def keep(self, kept: threadlet_bridge.CheckpointPort) -> None:
+        """Offer these checkpoints to operators, unless the script has registered a function of its own."""
         try:
-            self._helm.keep(kept)
+            self._boundary.add_checkpoints(kept)
         except Exception as error:  # noqa: BLE001  training goes on, and so do its checkpoints
             logger.warning("torchLoom: the checkpoints cannot be offered: %s", error)
 
     def tell(self, news: Saved | SaveFailed | Resumed) -> None:
-        """Let the weaver know what became of a checkpoint: now, or when there is a link again."""
+        """Report a checkpoint to the weaver: now, or when the link is back."""
         link = self._link
         if link is not None:
             with contextlib.suppress(Exception):
                 link.tell(news)
 
     def values(self) -> dict[str, Value]:
-        """Knobs as they are now."""
-        return self._helm.values()
+        """The current value of each knob."""
+        return self._boundary.values()
 
     # ── beginning and end ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -195,52 +211,52 @@ class Threadlet:
 
     @property
     def incarnation(self) -> str:
-        """Which life of the rank this is; empty for a threadlet that is off."""
-        return "" if self._link is None else self._link.life.incarnation
+        """The incarnation of the rank; empty for a threadlet that is off."""
+        return "" if self._link is None else self._link.state.incarnation
 
     def close(self) -> None:
-        """Say goodbye. What is left of the training goes unreported."""
+        """Say goodbye. The rest of the training is not reported."""
         self.end(Ending())
 
     def end(self, ending: Ending) -> None:
-        """Say goodbye in these words, after what is being saved is saved; only the first goodbye counts."""
+        """Say goodbye for this reason, after pending saves are written. Only the first goodbye counts."""
         if self._link is None:
             return
         try:
             with contextlib.suppress(Exception):
-                self._link.signs.say_leaving()
-                attached.finish(FINISH_SECONDS)
-        finally:  # also if someone is tired of waiting
+                self._link.liveness.say_leaving()
+                threadlet_bridge.wait_for_checkpoints(FINISH_SECONDS)
+        finally:  # also after a Ctrl-C during the wait
             link, self._link, self._meter = self._link, None, None
             if link is not None:
-                attached.left(self)
-                hooks.leave(self._names.rank)
-                commits, self._commits = self._commits, None
-                if commits is not None:
-                    commits.end()
+                threadlet_bridge.unregister_threadlet(self)
+                process_hooks.leave(self._names.rank)
+                step_source, self._step_source = self._step_source, None
+                if step_source is not None:
+                    step_source.end()
                 link.goodbye(ending)
-                link.signs.end()
+                link.liveness.end()
 
     def _own(self, devices: tuple[str, ...] | None) -> bool:
-        """The script attaches after its steps were counted: what was counted is forgotten. False if none were."""
+        """Hand over to the script, which attaches after its steps were counted. False if they were not counted."""
         link, meter = self._link, self._meter
         if link is None or meter is None or not link.counted:
             return False
         meter.resume_at(0)
-        self._helm.refusal = ""
-        self._helm.add(log_level_knob())
+        self._boundary.refusal = ""
+        self._boundary.add(log_level_knob())
         link.counted = False
         link.set_devices(devices)
         link.introduce()
-        attached.left(self)
-        attached.came(self)  # its checkpoints can be offered now
+        threadlet_bridge.unregister_threadlet(self)
+        threadlet_bridge.register_threadlet(self)  # its checkpoints can be offered now
         return True
 
     def disown(self) -> None:
-        """In a forked child: this is the parent's rank. Say nothing, measure nothing."""
+        """In a forked child: the rank is the parent's. Send nothing, measure nothing."""
         link, self._link, self._meter = self._link, None, None
-        self._commits = None
-        attached.left(self)
+        self._step_source = None
+        threadlet_bridge.unregister_threadlet(self)
         if link is not None:
             link.disown()
 
@@ -265,98 +281,75 @@ def attach(
     devices: Iterable[str] | None = None,
     settings: Settings | None = None,
 ) -> Threadlet:
-    """Let this process take part. What is not given is taken from the launcher's environment, or picked and told."""
+    """Attach this process as a rank. Missing arguments are taken from the launcher's environment, or chosen here."""
     host = Host(socket.gethostname(), os.getpid(), sys.argv[0] if getattr(sys, "argv", None) else "")
     names = find_names(os.environ, host, job=job, replica=replica, rank=rank, world_size=world_size)
     given = _check_devices(devices)
     for warning in names.warnings:
         logger.warning("torchLoom: %s", warning)
-    settings = settings or _settings(os.environ)
-    counting.retire()
-    known = hooks.live.get(names.rank)
+    settings = settings or read_settings(os.environ)
+    step_counter.retire()
+    known = process_hooks.live.get(names.rank)
     if isinstance(known, Threadlet):
         if not known._own(given):
             logger.warning("torchLoom: %s is attached already; this is the same threadlet", names.rank)
         return known
-    threadlet = _begin(names, settings, given)
+    threadlet = start_threadlet(names, settings, given)
     if threadlet._link is not None:
-        attached.came(threadlet)
+        threadlet_bridge.register_threadlet(threadlet)
         _announce(names)
         threadlet._link.await_welcome()
     return threadlet
 
 
 def current() -> Threadlet | None:
-    """The one threadlet that the script of this process has attached, if nobody counts its steps yet."""
-    found = [known for known in hooks.live.values() if isinstance(known, Threadlet) and known._commits is None]
+    """The one threadlet that the script of this process has attached, if it still counts its own steps."""
+    found = [
+        known for known in process_hooks.live.values() if isinstance(known, Threadlet) and known._step_source is None
+    ]
     own = [known for known in found if known._link is not None and not known._link.counted]
     return own[0] if len(own) == 1 else None
 
 
-def follow(threadlet: Threadlet, commits: Callable[[Meter, Helm, Link], Commits]) -> bool:
-    """Let someone else count the steps: step() then only says how one went. False for a threadlet that is off."""
+def follow(threadlet: Threadlet, step_source: Callable[[Meter, StepBoundary, Link], StepSource]) -> bool:
+    """Let a step source count the steps; step() then only reports values. False for a threadlet that is off."""
     meter, link = threadlet._meter, threadlet._link
     if meter is None or link is None:
         return False
-    threadlet._commits = commits(meter, threadlet._helm, link)
+    threadlet._step_source = step_source(meter, threadlet._boundary, link)
     return True
 
 
-class Counted:
-    """The threadlet of a script that has not attached: its steps are told, and what it saves; nothing is offered."""
-
-    def __init__(self, threadlet: Threadlet, resumed: int) -> None:
-        self._resumed = resumed
-        self._threadlet = threadlet
-
-    def step(self) -> None:
-        self._threadlet.step()
-
-    def skip(self, steps: int) -> None:
-        meter = self._threadlet._meter
-        if meter is not None:
-            meter.resume_at(self._resumed + steps)
-            meter.start(threading.main_thread().ident or 0)  # probably: the next step tells
-
-
-def attach_counted(environ: Mapping[str, str]) -> Counted:
-    """For a script that has not attached itself. Nothing is printed, nothing is waited for."""
-    names = find_names(environ, Host(socket.gethostname(), os.getpid(), ""))
-    threadlet = _begin(names, _settings(environ), None, counted=True)
-    if threadlet._link is not None:
-        attached.came(threadlet)
-    resumed = environ.get("TORCHLOOM_RESUME_STEP", "")
-    return Counted(threadlet, int(resumed) if resumed.isdecimal() else 0)
-
-
-def _begin(names: Names, settings: Settings, devices: tuple[str, ...] | None, *, counted: bool = False) -> Threadlet:
-    """A threadlet with its link under way; without one where it is off, in the wrong process, or cannot be."""
+def start_threadlet(
+    names: Names, settings: Settings, devices: tuple[str, ...] | None, *, counted: bool = False
+) -> Threadlet:
+    """A threadlet with its link started; without a link if it is off, in a child process, or cannot be started."""
     meter = Meter()
     incarnation = first_incarnation(os.environ.get("TORCHLOOM_INCARNATION", ""))
-    helm = Helm(incarnation, meter, settings)
+    boundary = StepBoundary(incarnation, meter, settings)
     if settings.off or _is_bystander(names):
-        return Threadlet(names, meter, helm, None)
-    signs = Signs(meter)
+        return Threadlet(names, meter, boundary, None)
+    liveness = LivenessPageWriter(meter)
     try:
-        link = Link(names, incarnation, meter, helm, settings, devices, signs)
-        threadlet = Threadlet(names, meter, helm, link)
-        threadlet._skipping = Skipping.told(os.environ)
+        link = Link(names, incarnation, meter, boundary, settings, devices, liveness)
+        threadlet = Threadlet(names, meter, boundary, link)
+        threadlet._skipping = SkippedBatches.from_environ(os.environ)
         link.counted = counted
         if counted:
-            helm.refusal = UNATTACHED
+            boundary.refusal = UNATTACHED
         else:
-            helm.add(log_level_knob())
+            boundary.add(log_level_knob())
         link.start()
     except Exception as error:  # noqa: BLE001  no thread, no descriptor left: training starts anyway
         logger.warning("torchLoom: cannot attach, training goes on without it: %r", error)
-        signs.end()
-        return Threadlet(names, meter, helm, None)
-    hooks.enter(names.rank, threadlet)
+        liveness.end()
+        return Threadlet(names, meter, boundary, None)
+    process_hooks.enter(names.rank, threadlet)
     return threadlet
 
 
-def _settings(environ: Mapping[str, str]) -> Settings:
-    """Those of the environment; a variable that makes no sense is told and left out."""
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """The settings of the environment. An invalid variable is logged and ignored."""
     usable = dict(environ)
     while True:
         try:
@@ -379,11 +372,11 @@ def _check_devices(devices: Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def _is_bystander(names: Names) -> bool:
-    """Whether this process only came by here: a child that must not speak for its parent's rank."""
-    if names.rank in hooks.inherited:
+    """Whether this process is a child of the rank, which must not report in its name."""
+    if names.rank in process_hooks.inherited:
         logger.warning("torchLoom: %s is the parent process's rank; this forked child stays silent", names.rank)
         return True
-    # A spawned DataLoader process runs the top level of the script again before its own work begins.
+    # A spawned DataLoader process runs the top level of the script again before it starts its own work.
     processes = sys.modules.get("multiprocessing.process")
     return processes is not None and bool(getattr(processes.current_process(), "_inheriting", False))
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torchloom.messages import Done, RankId
-from torchloom.views.tables import Screen, clean
+from msgspec.structs import replace
+
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.operator import Done, No
+from torchloom.protocol.phrase import Phrase
+from torchloom.views.format.tables import Screen, clean
+from torchloom.views.wording.phrases import render
 
 _NAMED = 4
 """Ranks named in a heading before the rest is only counted."""
 
 
 def answer(done: Done, screen: Screen) -> list[str]:
-    lines = [clean(done.text)]
-    named = set(re.split(r"[\s,;]+", done.text))
+    text = render(done.text)
+    lines = [clean(text)]
+    named = set(re.split(r"[\s,;]+", text))
     lines += [f"  {clean(str(replica))}" for replica in done.replicas if str(replica) not in named]
     for text, ranks in by_text(done).items():
         said = text.splitlines()
@@ -23,6 +29,12 @@ def answer(done: Done, screen: Screen) -> list[str]:
         else:
             lines += ["", screen.paint(f"── {clean(names(ranks))}", "bold"), *map(clean, said)]
     return lines
+
+
+def rendered(refusal: No) -> No:
+    """As it is sent: a sentence for people, and its code for programs."""
+    code = refusal.why.code if isinstance(refusal.why, Phrase) else refusal.code
+    return replace(refusal, why=render(refusal.why), hint=render(refusal.hint), code=code)
 
 
 def by_text(done: Done) -> dict[str, list[RankId]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torchloom.messages import ChangeView, Value
-from torchloom.views.numbers import ABSENT, value
-from torchloom.views.tables import Cell, Column, Row, Screen, table
-from torchloom.views.times import clock
+from torchloom.protocol.knob_values import Value
+from torchloom.protocol.views import ChangeView
+from torchloom.views.format.numbers import ABSENT, value
+from torchloom.views.format.tables import Cell, Column, Row, Screen, table
+from torchloom.views.format.times import clock
 
 _STYLES = {"aborted": "yellow", "committed": "cyan", "proposed": "cyan"}
 

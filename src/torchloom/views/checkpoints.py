@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchloom.checkpoints.manifest import folder_name
-from torchloom.checkpoints.retention import Pruned
-from torchloom.checkpoints.survey import Entry, Survey, text
-from torchloom.messages import CheckpointsView
-from torchloom.views.document import plain
-from torchloom.views.numbers import ABSENT, size
-from torchloom.views.tables import Cell, Column, Row, Screen, clean, table
-from torchloom.views.times import ago, duration
+from torchloom.checkpoints.store.inventory import Entry, Inventory, text
+from torchloom.checkpoints.store.manifest import folder_name
+from torchloom.checkpoints.store.retention import Pruned
+from torchloom.protocol.views import CheckpointsView
+from torchloom.views.format.json_document import plain
+from torchloom.views.format.numbers import ABSENT, size
+from torchloom.views.format.tables import Cell, Column, Row, Screen, clean, table
+from torchloom.views.format.times import ago, duration
 
 _NAMED = 6
 """Checkpoints named in a sentence before the rest is only counted."""
 
 
-def answer(found: Survey, told: CheckpointsView | None, now: float, screen: Screen, *, here: bool = True) -> list[str]:
+def answer(
+    found: Inventory, told: CheckpointsView | None, now: float, screen: Screen, *, here: bool = True
+) -> list[str]:
     """Where they are, the table, what a resume takes, and what went wrong."""
     folder = clean(found.folder)
     lines = [f"{told.job} saves into {folder}", ""] if told and folder else []
@@ -33,7 +35,7 @@ def answer(found: Survey, told: CheckpointsView | None, now: float, screen: Scre
     return lines + (failures(told, now) if told else [])
 
 
-def checkpoints(found: Survey, now: float, screen: Screen) -> list[str]:
+def checkpoints(found: Inventory, now: float, screen: Screen) -> list[str]:
     """Names are shown where the step does not tell them."""
     shown = [entry for entry in found.entries if entry.status not in {"writing", "abandoned"}]
     named = any(entry.name != folder_name(entry.step) for entry in shown)
@@ -73,7 +75,7 @@ def state(entry: Entry) -> Cell:
     return Cell(entry.status)
 
 
-def resume(found: Survey) -> str:
+def resume(found: Inventory) -> str:
     """Which one would be taken, in a sentence."""
     chosen = found.resume
     if chosen is None:
@@ -94,7 +96,7 @@ def failures(told: CheckpointsView, now: float) -> list[str]:
     return [f"saving failed {times}, the last at step {last.step:,}, {ago(last.at, now)}: {clean(last.why)}"]
 
 
-def surveyed(found: Survey, told: CheckpointsView | None) -> dict[str, Any]:
+def surveyed(found: Inventory, told: CheckpointsView | None) -> dict[str, Any]:
     """The same for a program; what only a job knows is empty for a folder."""
     return {
         "job": told.job if told else None,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torchloom.messages import CurvesView, Point
-from torchloom.views.numbers import ABSENT, number, sparkline
-from torchloom.views.tables import Column, Row, Screen, clean, cut, table
-from torchloom.views.times import clock, duration
+from torchloom.protocol.views import CurvesView, Point
+from torchloom.views.format.numbers import ABSENT, number, sparkline
+from torchloom.views.format.tables import Column, Row, Screen, clean, cut, table
+from torchloom.views.format.times import clock, duration
 
 _WIDTH = 48
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torchloom.messages import Goodput
-from torchloom.views.times import duration
+from torchloom.protocol.views import Goodput
+from torchloom.views.format.times import duration
 
 _CAUSES = {
     "waiting": "waiting for room",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchloom.knobs import describe
-from torchloom.messages import KnobView
-from torchloom.views.numbers import ABSENT, value
-from torchloom.views.tables import Column, Row, Screen, table
-from torchloom.views.times import clock
+from torchloom.protocol.views import KnobView
+from torchloom.views.format.numbers import ABSENT, value
+from torchloom.views.format.tables import Column, Row, Screen, table
+from torchloom.views.format.times import clock
 
 
 def knobs(views: Sequence[KnobView], now: float, screen: Screen) -> list[str]:

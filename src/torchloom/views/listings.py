@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchloom.messages import DeviceView, IncidentView, JobView, RankView, Reading
-from torchloom.views.numbers import ABSENT, number
-from torchloom.views.tables import Cell, Column, Row, Screen, cut, table
-from torchloom.views.times import ago, clock, coarse
-from torchloom.views.words import brief, short, short_devices
+from torchloom.protocol.node import Reading
+from torchloom.protocol.views import DeviceView, IncidentView, JobView, RankView
+from torchloom.views.format.numbers import ABSENT, number
+from torchloom.views.format.short_names import name_of, short, short_devices
+from torchloom.views.format.tables import Cell, Column, Row, Screen, cut, table
+from torchloom.views.format.times import ago, clock, coarse
 
 _STYLES = {
     "live": "green", "running": "green", "healthy": "green", "ok": "green", "finished": "dim", "left": "dim",
@@ -142,16 +143,16 @@ def incidents(views: Sequence[IncidentView], now: float, screen: Screen) -> list
         Column("ID"), Column("AGE", right=True), Column("KIND"), Column("ABOUT", shrinks=True), Column("STATE"),
         Column("WHAT", shrinks=True), *([] if narrow else [Column("DECISION", shrinks=True)]),
     ]  # fmt: skip
-    devices = short_devices(i.subject for i in views if not i.job) if screen.width is not None else {}
+    devices = short_devices(i.about.device for i in views if i.about.device) if screen.width is not None else {}
     rows: list[Row] = []
     for incident in views:
-        about, what = incident.job or incident.subject.partition("#")[0], short(incident)
-        if incident.subject in devices:
-            name = devices[incident.subject]
-            about, what = incident.job or name, what.replace(incident.subject, name)
-            what = what.removeprefix(f"device {name} ") if narrow else what  # it stands beside it
+        about, what = incident.job or name_of(incident.about), short(incident)
+        if incident.about.device in devices:
+            about = devices[incident.about.device]
+            told = incident.short if narrow and what == incident.what else what  # its name stands beside it
+            what = told.replace(incident.about.device, about)
         over = "over" if narrow or incident.closed is None else f"over in {coarse(incident.closed - incident.opened)}"
-        decision = brief(incident.decision) or ABSENT
+        decision = incident.brief or ABSENT
         rows.append(
             [
                 incident.id,

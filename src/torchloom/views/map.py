@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torchloom.messages import DeviceView, RankId, ReplicaId, SeatView
+from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.protocol.views import DeviceView, SeatView
+from torchloom.views.format.numbers import ABSENT
+from torchloom.views.format.tables import Cell, Column, Row, Screen, table
 from torchloom.views.listings import state
-from torchloom.views.numbers import ABSENT
-from torchloom.views.tables import Cell, Column, Row, Screen, table
 
 
 def by_device(seats: Iterable[SeatView]) -> dict[str, list[ReplicaId]]:

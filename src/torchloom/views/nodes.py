@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchloom.messages import NodeView
-from torchloom.views.numbers import ABSENT
-from torchloom.views.tables import Cell, Column, Row, Screen, table
-from torchloom.views.times import ago
+from torchloom.protocol.views import NodeView
+from torchloom.views.format.numbers import ABSENT
+from torchloom.views.format.tables import Cell, Column, Row, Screen, table
+from torchloom.views.format.times import ago
 
 SILENT_SECONDS = 6.0
 """After which an agent that beats every second is missed."""

@@ -7,12 +7,13 @@ from typing import get_args
 
 import msgspec
 
-from torchloom.core.policy import DEFAULTS, MEANING, rule_for
-from torchloom.messages import EventKind, Rule, Task
-from torchloom.rules import written
+from torchloom.core.incidents.policy import DEFAULTS, planned, rule_for
+from torchloom.job.policy_syntax import written
+from torchloom.protocol.job import EventKind, Rule, Task
 from torchloom.settings import Settings
-from torchloom.views.numbers import ABSENT
-from torchloom.views.tables import Cell, Column, Row, Screen, table
+from torchloom.views.format.numbers import ABSENT
+from torchloom.views.format.tables import Cell, Column, Row, Screen, table
+from torchloom.views.wording.phrases import render_all
 
 EXPLAINED: Mapping[EventKind, str] = {
     "crash": "a rank's process ended badly",
@@ -65,7 +66,7 @@ def _row(rule: Rule, settings: Settings, own: bool) -> PolicyRow:
         event=rule.on,
         explained=EXPLAINED[rule.on],
         do=rule.do,
-        told=tuple(MEANING[response] for response in rule.do),
+        told=render_all(planned(response) for response in rule.do),
         after=patience(rule, settings),
         limit=rule.limit,
         back=rule.back,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from torchloom.messages import FabricView, IncidentView, PlaneView
+from torchloom.protocol.views import FabricView, IncidentView, PlaneView
 from torchloom.views import listings
-from torchloom.views.tables import Screen, clean, cut, wrapped
-from torchloom.views.times import ago, duration
+from torchloom.views.format.short_names import name_of
+from torchloom.views.format.tables import Screen, clean, cut, wrapped
+from torchloom.views.format.times import ago, duration
 
 _LEAST_RANKS = 5
 """Ranks shown on even the lowest terminal."""
@@ -50,10 +51,10 @@ def plane(view: PlaneView, screen: Screen) -> list[str]:
     if not view.advisories:
         warning = "the server does not tell of deaths: a dead rank is noticed by its silence only"
         lines.append(screen.paint(cut(warning, screen.width), "yellow"))
-    if view.ingress.startswith("http"):
+    if view.ingress:
         lines.append(screen.paint(cut(f"alerts are taken at {clean(view.ingress)}", screen.width), "dim"))
-    elif view.ingress:
-        lines.append(screen.paint(cut(clean(view.ingress), screen.width), "yellow"))
+    elif view.ingress_trouble:
+        lines.append(screen.paint(cut(clean(view.ingress_trouble), screen.width), "yellow"))
     if view.refused:
         total = sum(view.refused.values())
         reasons = ", ".join(f"{clean(reason)} {count:,}" for reason, count in sorted(view.refused.items()))
@@ -74,7 +75,7 @@ def incidents(view: FabricView, screen: Screen) -> list[str]:
 
 def incident_lines(incident: IncidentView, screen: Screen) -> list[str]:
     """One incident in a few lines: what, then what was decided and why, then how it ended."""
-    said = [f"  {incident.subject}: {incident.what}"]
+    said = [f"  {name_of(incident.about)}: {incident.what}"]
     if incident.decision:
         said.append(f"  decided: {incident.decision}" + (f" ({incident.reason})" if incident.reason else ""))
     if incident.outcome:

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torchloom.core.history import DECIDED
-from torchloom.messages import Goodput, IncidentView
+from torchloom.protocol.views import Goodput, IncidentView
+from torchloom.views.format.short_names import name_of, short
+from torchloom.views.format.tables import Screen, clean, cut, wrapped
+from torchloom.views.format.times import ago, clock, duration
 from torchloom.views.goodput import goodput
 from torchloom.views.listings import incidents
-from torchloom.views.tables import Screen, clean, cut, wrapped
-from torchloom.views.times import ago, clock, duration
-from torchloom.views.words import in_words_of_rules, short
+from torchloom.views.wording.incident_templates import ODD_ONE_OUT
 
 _LABEL = 10
 _LINES = 20
 """Of one piece of evidence: the last it said matters most."""
 _OTHERS = 10
 _DOING = 150
-_ODD = "<- the odd one out"
 _STANDSTILL = frozenset({"hang", "frozen", "held"})
 
 
@@ -30,9 +29,8 @@ def incident(view: IncidentView, now: float, screen: Screen) -> list[str]:
     said.part("blame", [_blame(view)])
     said.part("evidence", _evidence(view.evidence))
     said.part("decided", [view.decision])
-    said.part("because", [view.reason] if view.reason not in {*view.what.partition(": "), short(view)} else [])
-    done = [(at, in_words_of_rules(text)) for at, text in view.history if text != f"{DECIDED}{view.decision}"]
-    said.part("done", [f"{clock(at, now)}  {text}" for at, text in done], hanging=len(clock(now, now)) + 2)
+    said.part("because", [] if view.what.endswith(view.reason) or view.reason == short(view) else [view.reason])
+    said.part("done", [f"{clock(at, now)}  {text}" for at, text in view.history], hanging=len(clock(now, now)) + 2)
     said.part("outcome", [view.outcome or ("it is not over" if view.closed is None else "")])
     said.part("cost", [_cost(view)])
     return said.lines
@@ -70,7 +68,7 @@ class _Story:
         self.lines: list[str] = []
 
     def title(self, view: IncidentView) -> None:
-        about = view.job or view.subject.partition("#")[0]
+        about = view.job or name_of(view.about)
         state = "open" if view.closed is None else f"over after {duration(view.closed - view.opened)}"
         head = " · ".join(clean(word) for word in (view.id, view.kind, about, state) if word)
         self.lines.append(self.screen.paint(head, "dim" if view.closed is not None else "red"))
@@ -83,7 +81,7 @@ class _Story:
         for text in texts:
             if not text:
                 continue
-            odd = _ODD in text
+            odd = ODD_ONE_OUT in text
             indent = len(text) - len(text.lstrip(" "))
             for line in self._wrapped(clean(text), _LABEL, hanging or indent + 2):
                 head = self.screen.paint(label.ljust(_LABEL), "dim") if first else " " * _LABEL
@@ -104,21 +102,18 @@ def _when(view: IncidentView, now: float) -> str:
 
 def _blame(view: IncidentView) -> str:
     """Whom or what it began with."""
-    subject, _, about = view.subject.partition("#")
-    parts = subject.split("/")
-    if len(parts) == 3:
-        return f"rank {parts[2]} of {parts[0]}" + (f", replica {parts[1]}" if parts[1] != "main" else "")
-    if about == "run":
+    about = view.about
+    if (rank := about.rank) is not None:
+        return f"rank {rank.rank} of {rank.job}" + (f", replica {rank.replica}" if rank.replica != "main" else "")
+    if about.run and not about.part:
         return "no rank in particular"
-    if about == "agent":
-        return f"the agent on {subject}"
-    if view.kind in _STANDSTILL and "none stands out" in view.what:
-        return "no rank stands out"
+    if about.part == "agent":
+        return f"the agent on {about.node}"
     if view.kind in _STANDSTILL:
-        return "several ranks, named above"
-    if not view.job:
-        return f"device {subject}" if view.kind else subject
-    return "the job as a whole" if subject == view.job else subject
+        return "several ranks, named above" if view.culprits else "no rank stands out"
+    if about.device:
+        return f"device {about.device}"
+    return "the job as a whole" if name_of(about) == view.job else name_of(about)
 
 
 def _evidence(texts: Sequence[str]) -> list[str]:

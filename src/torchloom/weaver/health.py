@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 import nats.errors
 import nats.js.errors
 
 from torchloom.errors import TorchLoomError
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.views import Trouble
+from torchloom.views.wording.phrases import render
 
 log = logging.getLogger("torchloom.weaver")
 
 SAY_SECONDS = 10.0
 """Between two log lines about the same kind of refusal."""
+MOST_REASONS = 100
+"""That are counted each by itself."""
 
 
 class Clock:
@@ -28,28 +34,51 @@ class Clock:
         return time.monotonic() + self._offset
 
 
+@dataclass
+class Refusals:
+    """Messages that were not accepted, all for the same reason."""
+
+    why: Prose
+    count: int = 0
+    logged: float = 0.0
+
+
 class Health:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.refused: Counter[str] = Counter()
-        self.trouble = ""
-        self._said: dict[str, float] = {}
+        self._refusals: dict[str, Refusals] = {}
+        self.troubles: dict[Trouble, Prose] = {}
 
-    def refuse(self, why: str) -> None:
-        """Count what is not accepted, and say it, but not a thousand times."""
-        kind = why[:100]
-        if len(self.refused) >= 100 and kind not in self.refused:
-            kind = "other"
-        self.refused[kind] += 1
+    def refuse(self, why: Prose) -> None:
+        """Count what is not accepted, and log it, but not a thousand times."""
+        known = why if len(self._refusals) < MOST_REASONS or str(why) in self._refusals else phrase("other_refusals")
+        refusals = self._refusals.setdefault(str(known), Refusals(known))
+        refusals.count += 1
         now = self._clock()
-        if now - self._said.get(kind, 0.0) > SAY_SECONDS:
-            self._said[kind] = now
-            log.warning("refused (%d so far): %s", self.refused[kind], why)
+        if now - refusals.logged > SAY_SECONDS:
+            refusals.logged = now
+            log.warning("refused (%d so far): %s", refusals.count, render(why))
 
-    def complain(self, trouble: str) -> None:
-        if trouble != self.trouble:
-            log.warning("%s", trouble or f"mended: {self.trouble}")
-        self.trouble = trouble
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many messages were refused, by reason."""
+        counts = Counter[str]()
+        for refusals in self._refusals.values():
+            counts[render(refusals.why)[:100]] += refusals.count
+        return dict(counts)
+
+    def complain(self, trouble: Trouble, text: Prose) -> None:
+        if text != self.troubles.get(trouble, ""):
+            log.warning("%s", render(text))
+        self.troubles[trouble] = text
+
+    def is_mended(self, trouble: Trouble) -> None:
+        if text := self.troubles.pop(trouble, ""):
+            log.warning("mended: %s", render(text))
+
+
+def first_trouble(troubles: Mapping[Trouble, Prose]) -> Prose:
+    return next(iter(troubles.values()), "")
 
 
 async def quietly(work: Callable[[], Awaitable[None]]) -> None:

@@ -15,11 +15,13 @@ import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.bus.log import read_log
+from torchloom.bus.log_reader import read_log
 from torchloom.core.events import Event, FactTold, Reported
 from torchloom.errors import TorchLoomError
-from torchloom.messages import RankId, check_name, decode_fact, decode_report
-from torchloom.subjects import INBOX_STREAM
+from torchloom.protocol.codec import decode_fact, decode_report
+from torchloom.protocol.ids import RankId, check_name
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.subjects import INBOX_STREAM
 from torchloom.weaver.health import Health
 
 log = logging.getLogger("torchloom.weaver")
@@ -63,11 +65,10 @@ class Inbox:
                 log.warning("reading the inbox took more than %g s; beginning anew after %d", PATIENCE, seq)
                 continue
             except TorchLoomError as error:
-                self._health.complain(f"the inbox cannot be read: {error.message}")
+                self._health.complain("inbox", phrase("inbox_unreadable", why=error.message))
                 await asyncio.sleep(0.5)
                 continue
-            if self._health.trouble.startswith("the inbox"):
-                self._health.complain("")
+            self._health.is_mended("inbox")
             if found:
                 rung, tries = False, 0
             elif rung and tries < len(PAUSES):
@@ -86,11 +87,11 @@ class Inbox:
             rank = parse_rank(subject)
             if rank is not None:
                 return Reported(rank, decode_report(data))
-            self._health.refuse("report: not a rank's subject")
+            self._health.refuse(phrase("subject_of_no_rank", what="report"))
         except msgspec.MsgspecError as error:
-            self._health.refuse(f"{subject.split('.')[1]}: {error}")
+            self._health.refuse(phrase("not_accepted", what=subject.split(".")[1], why=str(error)))
         except Exception as error:  # noqa: BLE001  whatever it is, the next weaver must not stumble over it again
-            self._health.refuse(f"{subject.split('.')[1]}: {error!r}")
+            self._health.refuse(phrase("not_accepted", what=subject.split(".")[1], why=repr(error)))
         return None
 
 

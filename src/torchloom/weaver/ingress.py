@@ -22,19 +22,22 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
-from torchloom.bus.folder import Folder
+from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.tasks import end_all
-from torchloom.core.fabric import Fabric
-from torchloom.core.hosts import Hosts, blamed_by
+from torchloom.core.devices.alert_targets import Hosts, blamed_by
+from torchloom.core.state.cluster import Fabric
 from torchloom.errors import BadInput, BadState, TorchLoomError
 from torchloom.integrations import alertmanager
 from torchloom.integrations.alertmanager import Alarm
-from torchloom.messages import DeviceFailed, DeviceRecovered, DeviceWarned, encode
+from torchloom.protocol.codec import encode
+from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned
+from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.subjects import FACT
 from torchloom.settings import Settings
-from torchloom.subjects import FACT
-from torchloom.weaver.door import PATH, certificate, ensure_token, last_place, port_of, remember_place
+from torchloom.views.wording.phrases import render, render_all
 from torchloom.weaver.health import Health
-from torchloom.weaver.http import SLOW_SECONDS, Answer, Refusal, converse
+from torchloom.weaver.http_server import SLOW_SECONDS, Answer, Refusal, converse
+from torchloom.weaver.ingress_config import PATH, certificate, ensure_token, last_place, port_of, remember_place
 
 log = logging.getLogger("torchloom.weaver")
 
@@ -50,8 +53,6 @@ AGAIN_SECONDS = 1.0
 TURNS_KEPT = 20_000
 MOST_DOUBTS = 20
 """Told in one answer."""
-HARMLESS = "no alert in it says how bad it is: label torchloom=fail or warn, or severity=critical or warning, does"
-NOBODY = "names no device and no machine that is known"
 METHODS = {PATH: "POST", "/healthz": "GET"}
 Told = tuple[Alarm, DeviceFailed | DeviceRecovered | DeviceWarned]
 
@@ -61,7 +62,7 @@ class Ingress:
         if not 0 <= settings.ingress_port <= 65535:
             raise BadInput(f"TORCHLOOM_INGRESS_PORT: {settings.ingress_port} is not a port")
         self._settings = settings
-        self._folder = Folder(settings.state_folder)
+        self._folder = StateFolder(settings.state_folder)
         self._client = client
         self._js = client.jetstream(timeout=STORE_SECONDS / 2)
         self._fabric = fabric
@@ -73,8 +74,10 @@ class Ingress:
         self._connections = 0
         self._turns: dict[str, tuple[bool, str]] = {}
         self.slow_seconds = SLOW_SECONDS
-        self.where = ""
-        """The address, or why there is none."""
+        self.url = ""
+        """Where alerts are taken; empty if they are not."""
+        self.trouble: Prose = ""
+        """Why they are not."""
 
     # ── opening and closing ──
 
@@ -112,18 +115,19 @@ class Ingress:
             return False
         port = self._server.sockets[0].getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
-        self.where = f"{'https' if self._certificate else 'http'}://{shown}:{port}{PATH}"
-        if self.where != before:
+        self.url = f"{'https' if self._certificate else 'http'}://{shown}:{port}{PATH}"
+        self.trouble = ""
+        if self.url != before:
             with contextlib.suppress(BadState):  # another port next time, then
-                remember_place(self._folder, self.where)
-        log.info("alerts are taken at %s", self.where)
+                remember_place(self._folder, self.url)
+        log.info("alerts are taken at %s", self.url)
         return True
 
     def _say_why_not(self, why: str) -> None:
-        where = f"no alerts are taken: {why}"
-        if where != self.where:
-            log.warning("%s", where)
-        self.where = where
+        trouble = phrase("no_alerts_taken", why=why)
+        if trouble != self.trouble:
+            log.warning("%s", render(trouble))
+        self.trouble = trouble
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -156,7 +160,7 @@ class Ingress:
             return
         kind, _, token = dict(request.headers).get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._token):
-            self._health.refuse("alert: without the token, or with another one")
+            self._health.refuse(phrase("alert_without_token"))
             text = "the token is missing or wrong; `loom token ingress` prints it"
             raise Refusal(Answer(401, text, (("WWW-Authenticate", "Bearer"),)))
 
@@ -167,7 +171,7 @@ class Ingress:
             alarms = alertmanager.read(body)
             facts, doubts = self._facts(alarms)
         except BadInput as error:
-            self._health.refuse(f"alert: {error.message}")
+            self._health.refuse(phrase("not_accepted", what="alert", why=error.message))
             return Answer(400, error.message)
         try:
             async with asyncio.timeout(STORE_SECONDS):
@@ -176,12 +180,15 @@ class Ingress:
             why = str(error) or type(error).__name__
             log.warning("alerts could not be stored: %s", why)
             return Answer(503, f"not stored ({why}); try again")
-        stored = f"stored: {len(facts)} {'fact' if len(facts) == 1 else 'facts'} about devices"
-        return Answer(200, "\n".join((stored, *(_counted(doubts) if alarms else [HARMLESS]))))
+        said = [
+            phrase("facts_stored", count=len(facts)),
+            *(_counted(doubts) if alarms else [phrase("alerts_harmless")]),
+        ]
+        return Answer(200, "\n".join(render_all(said)))
 
     # ── what alerts say ──
 
-    def _facts(self, alarms: list[Alarm]) -> tuple[list[Told], list[str]]:
+    def _facts(self, alarms: list[Alarm]) -> tuple[list[Told], list[Phrase]]:
         """One for each device that an alert means; when it is over, also for those that it has on its conscience.
 
         And what keeps an alert from having an effect. A device that is not known yet may be by the time its fact is
@@ -190,15 +197,15 @@ class Ingress:
         hosts = Hosts(self._fabric)
         had = blamed_by(self._fabric, [alarm.id for alarm in alarms if not alarm.firing])
         facts: list[Told] = []
-        doubts: list[str] = []
+        doubts: list[Phrase] = []
         for alarm in alarms:
             devices = (alarm.uuid,) if alarm.uuid else hosts.named(alarm.part) or hosts.devices(alarm.hosts)
             devices = tuple(dict.fromkeys((*devices, *had.get(alarm.id, ()))))
             if not devices and alarm.firing:
-                self._health.refuse(f"alert {alarm.name}: it {NOBODY}")
-                doubts.append(f"{alarm.name}: it {NOBODY}")
+                self._health.refuse(phrase("alert_about_nobody", alert=alarm.name))
+                doubts.append(phrase("alert_names_nobody", alert=alarm.name))
             elif alarm.firing and alarm.uuid and not hosts.named(alarm.uuid):
-                doubts.append(f"{alarm.name}: it names a device that is not known, {alarm.uuid}")
+                doubts.append(phrase("alert_names_unknown", alert=alarm.name, device=alarm.uuid))
             facts += [(alarm, alarm.about(device)) for device in devices]
             if len(facts) > MOST_FACTS:
                 raise BadInput(f"alerts about more than {MOST_FACTS:,} devices at once")
@@ -233,10 +240,17 @@ class Ingress:
         return f"{alarm.key}-{turn}"
 
 
-def _counted(doubts: list[str]) -> list[str]:
+def _counted(doubts: list[Phrase]) -> list[Phrase]:
     """Each once, with how many alerts it is about."""
-    said = [text + (f" ({count} alerts)" if count > 1 else "") for text, count in Counter(doubts).items()]
-    return said if len(said) <= MOST_DOUBTS else [*said[:MOST_DOUBTS], f"… and {len(said) - MOST_DOUBTS:,} more"]
+    counts = Counter(map(str, doubts))
+    each = {str(doubt): doubt for doubt in doubts}
+    said = [
+        phrase("doubt_counted", doubt=doubt, count=counts[key]) if counts[key] > 1 else doubt
+        for key, doubt in each.items()
+    ]
+    return (
+        said if len(said) <= MOST_DOUBTS else [*said[:MOST_DOUBTS], phrase("and_more", count=len(said) - MOST_DOUBTS)]
+    )
 
 
 def _path(request: h11.Request) -> str:

@@ -15,13 +15,18 @@ import nats.errors
 from nats.aio.client import Client
 
 from torchloom.bus.authority import ensure_authority
-from torchloom.bus.client import Address, connect, find, find_system
-from torchloom.bus.folder import Folder
+from torchloom.bus.connection import Address, connect, find, find_system, is_denied
+from torchloom.bus.state_folder import StateFolder
 from torchloom.errors import AlreadyUp, TorchLoomError, Unreachable
-from torchloom.messages import FabricView, LookFabric, RankId, decode_answer, encode
+from torchloom.protocol.codec import decode_answer, encode
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.queries import LookFabric
+from torchloom.protocol.subjects import LOOK, Role
+from torchloom.protocol.views import FabricView
 from torchloom.settings import Settings
-from torchloom.subjects import LOOK, Role
-from torchloom.weaver.ear import Ear
+from torchloom.weaver.connection_advisories import ConnectionAdvisories
+from torchloom.weaver.gc_tuning import short_collections
 from torchloom.weaver.health import Clock
 from torchloom.weaver.ingress import Ingress
 from torchloom.weaver.service import Weaver
@@ -68,6 +73,7 @@ async def serve(settings: Settings, takeover: bool = False) -> None:
 async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: bool) -> Weaver:
     """Connect, load what was, and take over."""
     clock = Clock()
+    stack.enter_context(short_collections())
     name = f"{socket.gethostname()}:{os.getpid()}"
     holder: list[Weaver] = []
 
@@ -76,11 +82,11 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
             await weaver.on_back()
 
     async def on_error(error: Exception) -> None:
-        if "permissions violation" in str(error).lower():
+        if is_denied(error):
             log.error("%s", error)
-        elif "slow consumer" in str(error).lower():
+        elif isinstance(error, nats.errors.SlowConsumerError):
             for weaver in holder:
-                weaver.health.refuse("too fast for this weaver: beats were dropped")
+                weaver.health.refuse(phrase("beats_dropped"))
 
     async def open_link(address: Address, role: str) -> Client:
         deadline = clock() + START_SECONDS
@@ -106,7 +112,7 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
     ear = None
     system = find_system(settings)
     if system is not None:
-        ear = Ear(await open_link(system, "system"), system.account)
+        ear = ConnectionAdvisories(await open_link(system, "system"), system.account)
         if not await ear.works():
             ear = None
     if ear is None:
@@ -125,7 +131,7 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
 
 def rank_minter(settings: Settings) -> Callable[[RankId], str] | None:
     """What makes credentials for one rank: only where the keys of the server are."""
-    folder = Folder(settings.state_folder)
+    folder = StateFolder(settings.state_folder)
     address = find(settings, Role.WEAVER)
     if not address.account or not folder.authority.exists():
         return None

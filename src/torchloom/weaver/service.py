@@ -1,8 +1,8 @@
-"""The weaver: one loop that reads, decides, stores and publishes.
+"""The weaver's input and output: one loop that reads, hands to the engine, stores and publishes.
 
-Everything that must be decided goes through one queue. What has gathered there is decided and folded together and
+Everything that must be decided goes through one queue. The engine handles what has gathered there, and the records are
 appended to the log at once; only then are commands sent and questions answered. Ordinary beats do not take that way:
-they only touch the watch.
+the engine only hears them.
 """
 
 from __future__ import annotations
@@ -22,34 +22,11 @@ from nats.aio.msg import Msg
 
 from torchloom import __version__
 from torchloom.bus.tasks import end_all
-from torchloom.core.decide import decide
 from torchloom.core.decision import Decision, WantedVerdict
-from torchloom.core.events import (
-    Asked,
-    Event,
-    Heard,
-    LighthouseHeard,
-    LinkClosed,
-    LinkOpened,
-    NodeHeard,
-    Replied,
-    RollCalled,
-    RunDue,
-    Tick,
-    TookOver,
-    VerdictKnown,
-)
-from torchloom.core.fabric import Fabric
-from torchloom.core.observing import hang_of_run, look_at_jobs
-from torchloom.messages import (
-    InboxRead,
-    Launch,
-    No,
-    NodeCommand,
-    PlaneView,
-    RankId,
-    RankLost,
-    Record,
+from torchloom.core.engine import Engine
+from torchloom.core.events import Asked, Event, LinkClosed, LinkOpened, TookOver, VerdictKnown
+from torchloom.core.state.cluster import Fabric
+from torchloom.protocol.codec import (
     decode_ask,
     decode_beat,
     decode_lighthouse_beat,
@@ -57,29 +34,40 @@ from torchloom.messages import (
     decode_reply,
     encode,
 )
-from torchloom.subjects import ASK, BEAT, CLOCK, COMMAND, EVICT, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, TASK
-from torchloom.weaver.curves import CurveKeeper
-from torchloom.weaver.ear import Ear
-from torchloom.weaver.health import Clock, Health, quietly
-from torchloom.weaver.hearing import Hearing
+from torchloom.protocol.ids import RankId, is_incarnation
+from torchloom.protocol.node import Launch, NodeCommand
+from torchloom.protocol.operator import No
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.records import RankLost, Record
+from torchloom.protocol.subjects import ASK, BEAT, CLOCK, COMMAND, EVICT, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, TASK
+from torchloom.protocol.views import PlaneView, Trouble
+from torchloom.views.format.tables import clean, cut
+from torchloom.views.records import sentences
+from torchloom.views.wording.phrases import render
+from torchloom.weaver.connection_advisories import ConnectionAdvisories
+from torchloom.weaver.curve_store import CurveStore
+from torchloom.weaver.health import Clock, Health, first_trouble, quietly
 from torchloom.weaver.inbox import Inbox, parse_rank
 from torchloom.weaver.ingress import Ingress
-from torchloom.weaver.looks import Looks
+from torchloom.weaver.process_exits import ProcessExitProbe
+from torchloom.weaver.query_handler import QueryHandler
+from torchloom.weaver.server_liveness import ServerLiveness
 from torchloom.weaver.store import Store
-from torchloom.weaver.witness import Witness
 
 log = logging.getLogger("torchloom.weaver")
 
 TICK_SECONDS = 0.25
 THOROUGH = 4
-"""Every so many ticks everyone is looked at."""
+"""After so many ticks everyone is looked at."""
 BATCH = 1000
 """Events decided together at most."""
-STUCK = "nothing has been decided"
+HOLD_SECONDS = 0.003
+"""For so long beats may wait for decisions."""
+LOG_LINE = 500
+"""Characters of a record in the log file; `loom events` shows all."""
+NO_INCARNATION = "Expected 24 hexadecimal digits - at `$.incarnation`"
 STUCK_SECONDS = 15.0
 """A weaver that decides nothing for so long is to be started anew."""
-EVICT_SECONDS = 1.0
-"""Between two times that a lighthouse is told what it does not seem to know."""
 QUEUE = 50_000
 """Events waiting at most; past it the inbox waits on disk and announcements are made up for by a roll-call."""
 
@@ -94,25 +82,31 @@ class Waiting:
 
 
 class Weaver:
-    def __init__(self, client: Client, store: Store, fabric: Fabric, ear: Ear | None, name: str, clock: Clock) -> None:
+    def __init__(
+        self, client: Client, store: Store, fabric: Fabric, ear: ConnectionAdvisories | None, name: str, clock: Clock
+    ) -> None:
         self.client = client
         self.store = store
         self.fabric = fabric
+        self.engine = Engine(fabric)
         self.ear = ear
         self.name = name
         self.clock = clock
         self.settings = fabric.settings
         self.began = clock()
         self.health = Health(clock)
-        self.curves = CurveKeeper(store, fabric.watch, fabric.settings, clock)
+        self.curves = CurveStore(store, fabric.watch, fabric.settings, clock)
         self.inbox = Inbox(client, self.health, self._put_letter)
-        self.hearing = Hearing(client)
-        self.looks = Looks(client, fabric, self.health, self.plane, clock)
-        self.witness = Witness(fabric, self._send)
+        self.hearing = ServerLiveness(client)
+        self.looks = QueryHandler(client, fabric, self.health, self.plane, clock)
+        self.witness = ProcessExitProbe(fabric, self._send)
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._subjects: dict[str, RankId | None] = {}
-        self._told: dict[str, float] = {}
-        """By job: when its lighthouse was just told again whom to leave out."""
+        self._beats: list[Msg] = []
+        """That came and were not heard yet."""
+        self._held_since = self.began
+        """When this loop last let others have their turn."""
+        self._look_due = asyncio.Event()
         self._snapshot_at = self.began
         self._batch: list[Waiting] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -126,7 +120,7 @@ class Weaver:
         """Makes the credentials of one rank, where this control plane has the keys."""
         self.ingress: Ingress | None = None
         """Where alerts come in, if they may."""
-        store.complain = self.health.complain
+        store.on_trouble = self._on_log_trouble
 
     # ── the loop ──
 
@@ -134,14 +128,17 @@ class Weaver:
         """Become the weaver: from here on the log refuses whoever was it before."""
         self._take(Waiting(TookOver(self.name)))
         await self._decide_waiting()
-        self.fabric.restart_watch(self.clock())
+        self.engine.restart(self.clock())
         log.info("term %d begins at log entry %d", self.fabric.term, self.store.seq)
 
     async def run(self) -> None:
         """Serve until cancelled, or until a newer weaver takes over (Fenced)."""
         await self._listen()
-        works = (self.inbox.read_on(self.fabric.inbox_seq), self._tick(), self.curves.keep(), self._keep_snapshots())
-        tasks = [asyncio.create_task(work) for work in (*works, self._loop())]
+        works = (
+            self.inbox.read_on(self.fabric.inbox_seq), self._loop(), self._tick(), self._look(),
+            self.curves.keep(), self._keep_snapshots(),
+        )  # fmt: skip
+        tasks = [asyncio.create_task(work) for work in works]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
@@ -152,6 +149,7 @@ class Weaver:
     async def _loop(self) -> None:
         while True:
             self._take(await self._queue.get())
+            self._held_since = self.clock()
             await self._decide_waiting()
             self._turned = self.clock()
 
@@ -167,18 +165,13 @@ class Weaver:
         read = 0
         self._ahead = True
         for waiting in self._batch:
-            decision = decide(self.fabric, waiting.event, now)
-            self.fabric.fold(decision.records, now)
-            for note in decision.notes:
-                self.fabric.watch.courses.note(note)
-            records += decision.records
+            decision = self.engine.handle(waiting.event, now)
+            records += decision.stored
             read = max(read, waiting.inbox_seq)
             if decision:
                 decisions.append((waiting, decision))
-        if read > self.fabric.inbox_seq:
-            mark = InboxRead(seq=read)
-            self.fabric.fold((mark,), now)
-            records.append(mark)
+            await self._give_way()
+        records += self.engine.has_read(read, now)
         if records:
             await self.store.append(self.fabric.term, now, records)
         self._ahead = False
@@ -186,16 +179,22 @@ class Weaver:
             if isinstance(waiting.event, Asked):
                 self._in_hand.discard(getattr(waiting.event.ask, "request", ""))
         for waiting, decision in decisions:
-            await self._carry_out(waiting, decision, now)
+            await self._carry_out(waiting, decision)
+            await self._give_way()
 
-    async def _carry_out(self, waiting: Waiting, decision: Decision, now: float) -> None:
-        if decision.records and decision.reason:
-            log.info("%s", decision.reason)
-        for record in decision.records:
+    async def _give_way(self) -> None:
+        """Let whatever else waits have its turn, if it has waited for long."""
+        if self.clock() - self._held_since > HOLD_SECONDS:
+            await asyncio.sleep(0)
+            self._held_since = self.clock()
+
+    async def _carry_out(self, waiting: Waiting, decision: Decision) -> None:
+        for record in decision.stored:
+            for sentence in sentences(record):
+                log.info("%s", cut(clean(sentence), LOG_LINE))  # evidence may be long, and comes from outside
             if isinstance(record, RankLost):
                 self.witness.lost(record.rank)
         for rank, command in decision.commands:
-            self.fabric.watch.has_told((rank, command.incarnation), now)
             await self._send(COMMAND.for_rank(rank), encode(command))
         for node, told in decision.tasks:
             await self._send(TASK.to(node=node), encode(self._with_credentials(node, told)))
@@ -218,8 +217,7 @@ class Weaver:
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
             log.warning("%s: the verdict could not be written: %s", wanted.change, error or type(error).__name__)
             return  # wanted again in a while
-        reason = wanted.reason if commit == wanted.commit else "a rank reached the step before the verdict did"
-        self._queue.put_nowait(Waiting(VerdictKnown(wanted.change, commit, reason)))
+        self._queue.put_nowait(Waiting(VerdictKnown(wanted.change, commit, wanted.abort)))
 
     async def _send(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(nats.errors.Error):  # not connected: who needs it asks again
@@ -242,62 +240,66 @@ class Weaver:
             await self.ear.listen(self.on_link)
 
     async def _on_beat(self, message: Msg) -> None:
+        self._beats.append(message)
+        if len(self._beats) == 1:
+            asyncio.get_running_loop().call_soon(self._hear_beats)
+
+    def _hear_beats(self) -> None:
+        """Of all that came in one go: there are ten thousand a second, and each must cost little."""
+        now, hear, subjects, beats = self.clock(), self.engine.hear, self._subjects, iter(self._beats)
         try:
-            beat = decode_beat(message.data)
-            rank = self._subjects[message.subject]
-        except KeyError:
-            rank = self._rank_of(message.subject)
-        except msgspec.MsgspecError as error:
-            self.health.refuse(f"beat: {error}")
-            return
-        if rank is None:
-            self.health.refuse("beat: not a rank's subject")
-        elif not self.fabric.watch.hear(rank, beat, self.clock()):
-            self._enqueue(Waiting(Heard(rank, beat, self.fabric.watch.take_found(rank))))
+            for message in beats:
+                try:
+                    beat = decode_beat(message.data)
+                    rank = subjects[message.subject]
+                except KeyError:
+                    rank = self._rank_of(message.subject)
+                except msgspec.MsgspecError as error:
+                    self.health.refuse(phrase("not_accepted", what="beat", why=str(error)))
+                    continue
+                if rank is None:
+                    self.health.refuse(phrase("subject_of_no_rank", what="beat"))
+                elif (event := hear(rank, beat, now)) is not None:
+                    if is_incarnation(beat.incarnation):
+                        self._enqueue(Waiting(event))
+                    else:
+                        self.health.refuse(phrase("not_accepted", what="beat", why=NO_INCARNATION))
+        finally:
+            self._beats = list(beats)  # none, unless one of them was the end of this
+            if self._beats:
+                asyncio.get_running_loop().call_soon(self._hear_beats)
 
     async def _on_reply(self, message: Msg) -> None:
         try:
             reply = decode_reply(message.data)
         except msgspec.MsgspecError as error:
-            self.health.refuse(f"reply: {error}")
+            self.health.refuse(phrase("not_accepted", what="reply", why=str(error)))
             return
         rank = parse_rank(message.subject)
         if rank is None:
-            self.health.refuse("reply: not a rank's subject")
-        elif self.fabric.watch.courses.take(rank, reply) is not None:
-            self._enqueue(Waiting(Replied(rank, reply)))
+            self.health.refuse(phrase("subject_of_no_rank", what="reply"))
+        elif (event := self.engine.hear_reply(rank, reply)) is not None:
+            self._enqueue(Waiting(event))
 
     async def _on_node(self, message: Msg) -> None:
         try:
             beat = decode_node_beat(message.data)
         except msgspec.MsgspecError as error:
-            self.health.refuse(f"node: {error}")
+            self.health.refuse(phrase("not_accepted", what="node", why=str(error)))
             return
         node = message.subject.rpartition(".")[2]
-        if self.fabric.watch.hear_node(node, beat, self.clock()):
-            self._enqueue(Waiting(NodeHeard(node)))
-            for job in self.fabric.runs.due(node):
-                self._enqueue(Waiting(RunDue(job, hang_of_run(self.fabric, job, self.clock()))))
+        for event in self.engine.hear_node(node, beat, self.clock()):
+            self._enqueue(Waiting(event))
 
     async def _on_lighthouse(self, message: Msg) -> None:
         try:
             beat = decode_lighthouse_beat(message.data)
         except msgspec.MsgspecError as error:
-            self.health.refuse(f"lighthouse: {error}")
+            self.health.refuse(phrase("not_accepted", what="lighthouse", why=str(error)))
             return
         job = message.subject.rpartition(".")[2]
-        behind = not set(self.fabric.evicted.get(job, ())) <= set(beat.evicted)
-        if self.fabric.watch.hear_lighthouse(job, beat) or (behind and self._may_tell(job)):
-            self._enqueue(Waiting(LighthouseHeard(job)))
-
-    def _may_tell(self, job: str) -> bool:
-        """Not at once again: a lighthouse that cannot keep what it is told answers each time."""
-        now = self.clock()
-        self._told = {told: at for told, at in self._told.items() if now - at < EVICT_SECONDS}
-        if job in self._told:
-            return False
-        self._told[job] = now
-        return True
+        if (event := self.engine.hear_lighthouse(job, beat, self.clock())) is not None:
+            self._enqueue(Waiting(event))
 
     def _with_credentials(self, node: str, task: NodeCommand) -> NodeCommand:
         """Ranks that are to be started get their own, with which each can speak only as itself."""
@@ -310,7 +312,7 @@ class Weaver:
 
     def _enqueue(self, waiting: Waiting) -> bool:
         if self._queue.qsize() >= QUEUE:
-            self.health.refuse("too much at once")
+            self.health.refuse(phrase("queue_full"))
             return False
         self._queue.put_nowait(waiting)
         return True
@@ -337,27 +339,23 @@ class Weaver:
         if request in self._in_hand:
             return  # it is being decided on; an answer now could be untrue
         if self.store.refusing:
-            refused = No(why=f"{self.health.trouble}; nothing was changed", hint="is the disk full?")
-            await self.looks.answer(message.reply, refused)
+            why = phrase("log_refuses", trouble=first_trouble(self.health.troubles))
+            await self.looks.answer(message.reply, No(why=why, hint=phrase("disk_may_be_full")))
             return
         if self._enqueue(Waiting(Asked(ask, message.reply), reply=message.reply)) and request:
             self._in_hand.add(request)
 
     def on_link(self, event: LinkOpened | LinkClosed) -> None:
         """The server announced a connect or a disconnect."""
-        watch = self.fabric.watch
-        if isinstance(event, LinkOpened):
-            watch.link_opened((event.rank, event.incarnation), event.link)
-        else:
-            watch.link_closed((event.rank, event.incarnation), event.link)
+        self.engine.hear_link(event)
         if not self._enqueue(Waiting(event)):
-            watch.reunion = True
+            self.fabric.watch.reunion = True
 
     async def on_back(self) -> None:
         """A connection to the server is back after a break: whatever happened meanwhile was not announced."""
         log.info("connected again; the roll is called in %g s", self.settings.reunion_seconds)
         self.hearing.begin_anew()
-        self.fabric.restart_watch(self.clock())
+        self.engine.restart(self.clock())
         self.inbox.ring()
 
     # ── time ──
@@ -369,26 +367,33 @@ class Weaver:
             now = self.clock()
             if now - before > self.settings.nap_seconds:
                 log.warning("asleep for %.1f s; every timer begins anew", now - before)
-                self.fabric.restart_watch(now)
+                self.engine.restart(now)
             before = now
             if not self.hearing.hears():
                 deaf = True
                 continue  # whoever is silent now may only be unheard
             if deaf:
                 log.warning("the server answers again; every timer begins anew")
-                self.fabric.restart_watch(self.clock())
+                self.engine.restart(self.clock())
                 deaf = False
             if self.fabric.watch.reunion and now >= self.fabric.watch.blind_until:
                 await self._call_roll()
             if self._queue.empty():
                 count += 1
-                self.fabric.watch.forget_nodes(now)
-                thorough = count % THOROUGH == 0
-                self._queue.put_nowait(Waiting(Tick(thorough=thorough)))
-                for job in self.fabric.runs.due():
-                    self._queue.put_nowait(Waiting(RunDue(job, hang_of_run(self.fabric, job, now))))
-                for event in look_at_jobs(self.fabric, now) if thorough else ():
+                for event in self.engine.tick(now):
                     self._queue.put_nowait(Waiting(event))
+                if count % THOROUGH == 0:
+                    self._look_due.set()
+
+    async def _look(self) -> None:
+        """Pass after pass over all ranks; between two slices of one, whatever else waits has its turn."""
+        while True:
+            await self._look_due.wait()
+            self._look_due.clear()
+            for events in self.engine.look(self.clock()):
+                for event in events:
+                    self._enqueue(Waiting(event))
+                await asyncio.sleep(0)
 
     async def _call_roll(self) -> None:
         watch = self.fabric.watch
@@ -401,8 +406,7 @@ class Weaver:
         except (nats.errors.Error, msgspec.MsgspecError, OSError) as error:
             log.warning("the roll-call was not answered (%s); once more", error or type(error).__name__)
             return
-        watch.call_roll(present)
-        self._queue.put_nowait(Waiting(RollCalled()))
+        self._queue.put_nowait(Waiting(self.engine.hear_roll(present)))
 
     async def _keep_snapshots(self) -> None:
         while True:
@@ -420,14 +424,24 @@ class Weaver:
 
     # ── how it fares ──
 
-    def _standstill(self) -> str:
+    def _on_log_trouble(self, text: Prose) -> None:
+        if text:
+            self.health.complain("log", text)
+        else:
+            self.health.is_mended("log")
+
+    def _troubles(self) -> dict[Trouble, Prose]:
+        """What is wrong. A weaver that waits for its log decides nothing either, and is not stuck."""
         still = self.clock() - self._turned
-        return f"{STUCK} for {still:.0f} s" if still > STUCK_SECONDS else ""
+        if self.health.troubles or still <= STUCK_SECONDS:
+            return self.health.troubles
+        return {"stuck": phrase("weaver_stuck", seconds=still)}
 
     def plane(self) -> PlaneView:
         url = self.client.connected_url
         version = self.client.connected_server_version
         where = url.netloc.rpartition("@")[2] if url else "(not connected)"
+        troubles = self._troubles()
         return PlaneView(
             weaver=self.name,
             term=self.fabric.term,
@@ -437,7 +451,9 @@ class Weaver:
             version=__version__,
             server=f"nats-server {version.major}.{version.minor}.{version.patch} at {where}",
             advisories=self.ear is not None,
-            refused=dict(self.health.refused),
-            trouble=self.health.trouble or self._standstill(),
-            ingress=self.ingress.where if self.ingress else "",
+            refused=self.health.refused,
+            trouble=render(first_trouble(troubles)),
+            troubles=tuple(troubles),
+            ingress=self.ingress.url if self.ingress else "",
+            ingress_trouble=render(self.ingress.trouble) if self.ingress else "",
         )

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import msgspec
 import nats.errors
@@ -17,13 +18,16 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.js.api import StorageType, StreamConfig
 
-from torchloom.bus.log import extent, read_log
+from torchloom import __version__
+from torchloom.bus.log_reader import Stored, extent, read_log
+from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
-from torchloom.core.fabric import FORMAT, Fabric, State
+from torchloom.core.state.cluster import FORMAT, Fabric, State
 from torchloom.errors import BadState, Fenced, Unreachable
-from torchloom.messages import CurvePoints, Entry, Record, decode_entry, decode_points, encode
-from torchloom.settings import Settings
-from torchloom.subjects import (
+from torchloom.protocol.codec import decode_entry, decode_points, encode
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.records import Entry, Record
+from torchloom.protocol.subjects import (
     ABORT,
     COMMIT,
     CURVES,
@@ -36,10 +40,12 @@ from torchloom.subjects import (
     VERDICT_STREAM,
     Stream,
 )
+from torchloom.protocol.views import CurvePoints
+from torchloom.settings import Settings
+from torchloom.views.wording.phrases import render
 
 log = logging.getLogger("torchloom.weaver")
 
-LOG_TROUBLE = "the log cannot be written"
 ENTRY_BYTES = 256 * 1024
 """Records of one append are split into messages of about this size."""
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -53,15 +59,39 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     state: State
 
 
+class _Format(msgspec.Struct):
+    """All that can be read of what another version wrote."""
+
+    format: int = 1
+
+
+class _SnapshotFormat(msgspec.Struct):
+    state: _Format
+
+
 _decode_snapshot = msgspec.json.Decoder(Snapshot).decode
+_decode_snapshot_format = msgspec.json.Decoder(_SnapshotFormat).decode
+_decode_format = msgspec.json.Decoder(_Format).decode
+
+
+def _check_format(format: int, settings: Settings) -> None:
+    if format == FORMAT:
+        return
+    who = "an earlier" if format < FORMAT else "a newer"
+    folder = StateFolder(settings.state_folder).nats
+    raise BadState(
+        f"the log was written by {who} torchLoom, in format {format}: torchLoom {__version__} reads format {FORMAT}",
+        hint=f"use that version; or begin with an empty log: move {folder} away, or choose another state folder "
+        "(`loom up --state FOLDER`, TORCHLOOM_STATE). Nothing was changed",
+    )
 
 
 class Store:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._js = client.jetstream(timeout=2)
-        self.complain: Callable[[str], None] = log.warning
-        """Told what keeps the log from being written; an empty text when it works again."""
+        self.on_trouble: Callable[[Prose], None] = lambda trouble: log.warning("%s", render(trouble))
+        """Called with what keeps the log from being written; with nothing when it works again."""
         self.refusing = False
         """The server does not take the entry being written: it says so, or says nothing over a link that stands. A link
         that broke in the middle of a write is not that, and what is asked meanwhile only has to wait."""
@@ -107,7 +137,7 @@ class Store:
 
     async def load(self, settings: Settings) -> Fabric:
         """The fabric as it was: the newest snapshot that can be read, and every entry after it."""
-        snapshot = await self._newest_snapshot()
+        snapshot = await self._newest_snapshot(settings)
         fabric = Fabric(settings, snapshot.state)
         first, last = await extent(self._client, LOG_STREAM.name)
         if last > snapshot.seq and first > snapshot.seq + 1:
@@ -118,13 +148,7 @@ class Store:
             )
         self.seq = self.snapshot_seq = snapshot.seq
         async for stored in read_log(self._client, LOG_STREAM.name, snapshot.seq + 1):
-            try:
-                entry = decode_entry(stored.data)
-            except msgspec.MsgspecError as error:
-                raise BadState(
-                    f"log entry {stored.seq} cannot be read: {error}",
-                    hint="was it written by a newer version of torchLoom? nothing was changed",
-                ) from error
+            entry = _decode(stored, settings)
             fabric.fold(entry.records, entry.at)
             self.seq = stored.seq
         self.seq = max(self.seq, last)
@@ -136,25 +160,22 @@ class Store:
         """The log ends before the snapshot: the server dropped a damaged part. The snapshot knows what was in it, so
         only the numbering has to be made up, or entries to come would seem older than the snapshot."""
         log.warning("the log lost its entries %d to %d; a snapshot has what they said", last + 1, seq)
-        filler = encode(Entry(term=0, at=0.0, records=()))
+        filler = encode(Entry(term=0, at=0.0, records=(), format=FORMAT))
         self.seq = last
         while self.seq < seq:
             await self._append(filler)
 
-    async def _newest_snapshot(self) -> Snapshot:
+    async def _newest_snapshot(self, settings: Settings) -> Snapshot:
         found = Snapshot(seq=0, state=State())
         async for stored in read_log(self._client, SNAPSHOT_STREAM.name, 1):
             self._snapshot_stream_seq = stored.seq
             try:
-                snapshot = _decode_snapshot(zlib.decompress(stored.data))
+                data = zlib.decompress(stored.data)
+                _check_format(_decode_snapshot_format(data).state.format, settings)
+                snapshot = _decode_snapshot(data)
             except (zlib.error, msgspec.MsgspecError) as error:
                 log.warning("snapshot %d cannot be read and is passed over: %s", stored.seq, error)
                 continue
-            if snapshot.state.format > FORMAT:
-                raise BadState(
-                    f"the stored state has format {snapshot.state.format}, this version reads up to {FORMAT}",
-                    hint="use the newer torchLoom that wrote it; nothing was changed",
-                )
             if snapshot.seq >= found.seq:
                 found = snapshot
         return found
@@ -164,7 +185,7 @@ class Store:
     async def append(self, term: int, at: float, records: list[Record]) -> None:
         """Store records, durably, in order. Returns when they are on disk; raises Fenced if someone took over."""
         for part in _split(records):
-            await self._append(encode(Entry(term=term, at=at, records=part)))
+            await self._append(encode(Entry(term=term, at=at, records=part, format=FORMAT)))
 
     async def _append(self, data: bytes) -> None:
         headers = {"Nats-Expected-Last-Sequence": str(self.seq)}
@@ -176,7 +197,7 @@ class Store:
                 self.seq = ack.seq
                 self.refusing = False
                 if attempt:
-                    self.complain("")
+                    self.on_trouble("")
                 return
             except nats.js.errors.APIError as error:
                 if error.err_code == WRONG_LAST_SEQUENCE:
@@ -185,16 +206,16 @@ class Store:
                     self.seq += 1
                     self.refusing = False
                     if attempt:
-                        self.complain("")
+                        self.on_trouble("")
                     return
                 self.refusing = True
-                trouble = f"{LOG_TROUBLE}: {error.description}"
+                trouble = str(error.description)
             except nats.errors.ConnectionClosedError as error:
                 raise Unreachable("the server no longer lets this weaver in") from error
             except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
                 self.refusing = self._client.is_connected and link == self._client.stats["reconnects"]
-                trouble = f"{LOG_TROUBLE}: {error or type(error).__name__}"
-            self.complain(trouble)
+                trouble = str(error) or type(error).__name__
+            self.on_trouble(phrase("log_unwritable", why=trouble))
             await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
             attempt += 1
 
@@ -250,6 +271,21 @@ class Store:
                 yield decode_points(stored.data)
             except msgspec.MsgspecError as error:
                 log.warning("curve points %d cannot be read and are passed over: %s", stored.seq, error)
+
+
+def _decode(stored: Stored, settings: Settings) -> Entry:
+    """An entry of the log; BadState if it is of another format, or damaged."""
+    try:
+        entry = decode_entry(stored.data)
+    except msgspec.MsgspecError as error:
+        with suppress(msgspec.MsgspecError):
+            _check_format(_decode_format(stored.data).format, settings)
+        raise BadState(
+            f"log entry {stored.seq} cannot be read: {error}",
+            hint="restore the nats folder of the state folder from a backup, or use a new --state; nothing was changed",
+        ) from error
+    _check_format(entry.format, settings)
+    return entry
 
 
 def _split(records: list[Record]) -> list[tuple[Record, ...]]:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable, Iterator
 
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.senses import Senses
-from torchloom.messages import Beat, StepTimes
+from torchloom.core.detect.rank_detectors import Senses
+from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings
 
 SETTINGS = Settings()

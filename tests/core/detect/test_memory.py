@@ -9,13 +9,15 @@ import pytest
 
 from tests.core.detect.beats import SETTINGS, beat, findings
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.senses import Senses
+from torchloom.core.detect.rank_detectors import Senses
+from torchloom.protocol.phrase import Phrase, phrase
 
 LIMIT = 64_000.0
 
 
 def told(sizes: list[float], limit: float = LIMIT) -> list[tuple[int, Finding]]:
-    return findings(Senses(SETTINGS, limit_mb=limit), [beat(n, rss_mb=size) for n, size in enumerate(sizes)])
+    beats = [beat(n, rss_mb=size, free_mb=limit - size) for n, size in enumerate(sizes)]
+    return findings(Senses(SETTINGS), beats)
 
 
 def level(count: int, seed: int = 1, size: float = 20_000.0, stray: float = 50.0) -> list[float]:
@@ -28,8 +30,10 @@ def test_a_leak_is_told_with_the_time_that_is_left() -> None:
     ((begun, found),) = told(leak)
     assert found.kind == "memory"
     assert 100 < begun <= 150
-    assert "MB a minute" in found.what
-    assert "full in" in found.what
+    assert isinstance(found.what, Phrase)
+    assert (found.what.code, found.what.args["what"]) == ("memory_grows", phrase("memory_of_process"))
+    assert found.what.args["rate"] == pytest.approx(60 * 100.0, rel=0.2)
+    assert found.what.args["left"] == pytest.approx((LIMIT - leak[begun]) / 100.0, rel=0.2)
 
 
 def test_a_leak_that_ends_is_over() -> None:
@@ -61,15 +65,19 @@ def test_growth_that_would_take_days_gives_none() -> None:
 
 
 def test_without_a_limit_nothing_can_run_full() -> None:
-    assert told([1000.0 + 500 * n for n in range(300)], limit=math.inf) == []
+    sizes = [1000.0 + 500 * n for n in range(300)]
+    assert told(sizes, limit=math.inf) == []
+    assert findings(Senses(SETTINGS), [beat(n, rss_mb=size) for n, size in enumerate(sizes)]) == []
 
 
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_the_memory_of_a_device_is_watched_too(share: float) -> None:
-    senses = Senses(SETTINGS, device_limit_mb=80_000.0)
     sizes = [80_000.0 * share + max(0, n - 60) * 60.0 for n in range(500)]
-    found = findings(senses, [beat(n, device_mb=size) for n, size in enumerate(sizes)])
-    assert "device" in found[0][1].what
+    beats = [beat(n, device_mb=size, device_free_mb=80_000.0 - size) for n, size in enumerate(sizes)]
+    found = findings(Senses(SETTINGS), beats)
+    what = found[0][1].what
+    assert isinstance(what, Phrase)
+    assert what.args["what"] == phrase("memory_of_device")
 
 
 def test_what_the_machine_has_left_is_taken_from_the_beat() -> None:
@@ -77,4 +85,6 @@ def test_what_the_machine_has_left_is_taken_from_the_beat() -> None:
     beats = [beat(n, rss_mb=size, free_mb=LIMIT - size) for n, size in enumerate(leak)]
     ((_, found),) = findings(Senses(SETTINGS), beats)
     assert found.kind == "memory"
-    assert f"{LIMIT:,.0f} MB" in found.evidence[0]
+    (limit,) = found.evidence
+    assert isinstance(limit, Phrase)
+    assert (limit.code, limit.args["limit"]) == ("memory_limit", LIMIT)

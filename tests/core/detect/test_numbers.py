@@ -7,9 +7,10 @@ import random
 import pytest
 
 from tests.core.detect.beats import SETTINGS, beat, findings, noise
-from torchloom.core.detect.numbers import is_gradient
-from torchloom.core.detect.senses import Senses
-from torchloom.messages import Beat
+from torchloom.core.detect.bad_numbers import is_gradient
+from torchloom.core.detect.rank_detectors import Senses
+from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.protocol.rank import Beat
 
 
 def of_losses(values: list[float], start: int = 0) -> list[Beat]:
@@ -27,7 +28,7 @@ def test_a_loss_that_is_nan_is_told_at_that_beat_once_and_ends_when_it_is_finite
     beats += [beat(n, loss=1.0) for n in range(9, 20)]
     (begun, first), (ended, last) = findings(senses, beats)
     assert (begun, first.kind, first.over, first.step) == (5, "not_finite", False, 50)
-    assert "loss is NaN" in first.what
+    assert first.what == phrase("value_not_finite_at", names=["loss"], step=50)
     assert last.over
     assert ended == 13
 
@@ -36,7 +37,7 @@ def test_where_a_rank_knows_that_its_loss_went_bad_is_where_it_did() -> None:
     beats = [beat(1, loss=1.0), beat(2, not_finite=("loss",), bad_steps=(13, 14))]
     ((_, found),) = findings(Senses(SETTINGS), beats)
     assert (found.since, found.step) == (13, 14)
-    assert found.what == "loss is NaN or infinite since step 14"
+    assert found.what == phrase("value_not_finite_since", names=["loss"], step=14)
 
 
 def test_a_loss_that_follows_a_metric_is_told_anew() -> None:
@@ -73,7 +74,7 @@ def test_a_spike_is_told_after_a_few_beats_and_over_when_it_is_gone() -> None:
 def test_a_huge_jump_needs_no_second_beat() -> None:
     ((begun, first),) = findings(Senses(SETTINGS), of_losses([*noisy(60), 2000.0]))
     assert begun == 60
-    assert "from about 2" in first.what
+    assert first.what == phrase("value_jumped", name="loss", usual=pytest.approx(2.0, rel=0.01), value=2000.0, step=600)
 
 
 def test_one_stray_value_is_no_spike() -> None:
@@ -85,7 +86,9 @@ def test_one_stray_value_is_no_spike() -> None:
 def test_a_new_level_that_stays_is_accepted() -> None:
     told = findings(Senses(SETTINGS), of_losses(noisy(60) + noisy(400, level=20.0)))
     assert [one.over for _, one in told] == [False, True]
-    assert "new level" in told[1][1].what
+    what = told[1][1].what
+    assert isinstance(what, Phrase)
+    assert (what.code, what.args["value"]) == ("value_stays", pytest.approx(20.0, rel=0.1))
 
 
 def test_a_loss_that_is_told_again_between_steps_is_one_value() -> None:
@@ -101,7 +104,8 @@ def test_an_exploding_gradient_is_told_by_whatever_name_it_has(name: str) -> Non
     beats += [beat(n, metrics={"lr": 0.1, name: 1000.0 * 2**n}) for n in range(5)]
     ((begun, first),) = findings(Senses(SETTINGS), beats)
     assert (begun, first.kind) == (80, "gradient")
-    assert name in first.what
+    assert isinstance(first.what, Phrase)
+    assert first.what.args["name"] == name
 
 
 def test_other_metrics_may_jump_as_they_like() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.core.detect.odd import group, story
+from torchloom.core.detect.rank_spans import spans
+from torchloom.core.detect.stack_groups import group, story
+from torchloom.protocol.codec import encode
+from torchloom.protocol.phrase import phrase
+from torchloom.views.wording.phrases import render_all
 
 WAITING = """\
 Thread 0x00007f11 (most recent call first):
@@ -44,14 +48,18 @@ Thread 4720 (idle): "torchloom"
 def test_ranks_at_the_same_place_stand_together_and_the_other_one_is_named() -> None:
     groups = group({**dict.fromkeys(range(7), WAITING), 7: COMPUTING})
     assert [(found.ranks, found.waits) for found in groups] == [((0, 1, 2, 3, 4, 5, 6), True), ((7,), False)]
-    assert story(groups) == (
-        "ranks 0-6 wait in all_reduce (distributed_c10d.py:2810), called from main (train.py:40)",
-        "rank 7 is in forward (model.py:88)  <- the odd one out",
+    waits = phrase(
+        "ranks_wait_in",
+        ranks=spans(range(7)),
+        frame="all_reduce (distributed_c10d.py:2810)",
+        caller="main (train.py:40)",
     )
+    odd = phrase("rank_is_in", ranks=spans([7]), frame="forward (model.py:88)", caller="")
+    assert story(groups) == (waits, phrase("odd_one_out", line=odd))
 
 
 def test_what_measures_the_waiting_is_not_named() -> None:
-    ours = '  File "/env/site-packages/torchloom/threadlet/waiting.py", line 129 in timed\n'
+    ours = '  File "/env/site-packages/torchloom/threadlet/metrics/wait_times.py", line 129 in timed\n'
     first = '  File "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"'
     measured = WAITING.replace(first, ours + first)
     assert measured != WAITING
@@ -61,7 +69,8 @@ def test_what_measures_the_waiting_is_not_named() -> None:
 def test_what_py_spy_writes_is_read_too() -> None:
     (found,) = group({3: PY_SPY})
     assert [str(frame) for frame in found.frames[:2]] == ["linear (functional.py:125)", "forward (model.py:88)"]
-    assert story([found]) == ("rank 3 is in linear (functional.py:125), called from forward (model.py:88)",)
+    where = phrase("rank_is_in", ranks=spans([3]), frame="linear (functional.py:125)", caller="forward (model.py:88)")
+    assert story([found]) == (where,)
 
 
 def test_the_thread_that_is_called_main_is_read_wherever_it_stands() -> None:
@@ -78,15 +87,14 @@ def test_without_names_it_is_the_one_that_was_not_started_by_another() -> None:
 
 def test_the_culprits_that_are_known_are_the_odd_ones() -> None:
     groups = group({0: WAITING, 1: WAITING, 2: COMPUTING, 3: ""})
-    assert [line for line in story(groups, culprits=(3,)) if "odd" in line] == [
-        "rank 3: no stack could be read  <- the odd one out"
-    ]
+    odd = [line for line in story(groups, culprits=(3,)) if line.code == "odd_one_out"]
+    assert odd == [phrase("odd_one_out", line=phrase("stack_unread", ranks=spans([3])))]
 
 
 def test_without_anyone_waiting_the_few_are_odd_among_the_many() -> None:
     other = COMPUTING.replace("line 88", "line 77")
-    assert "odd" in story(group({0: COMPUTING, 1: COMPUTING, 2: COMPUTING, 3: other}))[-1]
-    assert not any("odd" in line for line in story(group({0: COMPUTING, 1: other})))
+    assert story(group({0: COMPUTING, 1: COMPUTING, 2: COMPUTING, 3: other}))[-1].code == "odd_one_out"
+    assert not any(line.code == "odd_one_out" for line in story(group({0: COMPUTING, 1: other})))
 
 
 def test_what_is_told_is_bounded_however_much_there_is() -> None:
@@ -95,8 +103,9 @@ def test_what_is_told_is_bounded_however_much_there_is() -> None:
         for rank in range(0, 4000, 2)
     }
     lines = story(group(many), culprits=range(0, 4000, 3))
-    assert len("\n".join(lines).encode()) <= 6000
-    assert "more ranks" in lines[-1]
+    assert len("\n".join(render_all(lines)).encode()) <= 6000
+    assert len(encode(lines)) <= 8000
+    assert lines[-1].code == "more_ranks_elsewhere"
 
 
 pieces = st.sampled_from(
@@ -111,4 +120,4 @@ pieces = st.sampled_from(
 def test_garbage_does_no_harm(stacks: dict[int, str], culprits: set[int]) -> None:
     groups = group(stacks)
     assert sorted(rank for found in groups for rank in found.ranks) == sorted(stacks)
-    assert len("\n".join(story(groups, culprits)).encode()) <= 6000
+    assert len("\n".join(render_all(story(groups, culprits))).encode()) <= 6000

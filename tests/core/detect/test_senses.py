@@ -7,12 +7,12 @@ import random
 import pytest
 
 from tests.core.detect.beats import SETTINGS, beat, findings, times
-from torchloom.core.detect.case import Case
 from torchloom.core.detect.hang import Stand
-from torchloom.core.detect.senses import Senses
+from torchloom.core.detect.hang_tracker import Case
+from torchloom.core.detect.rank_detectors import Senses
+from torchloom.core.detect.rank_spans import spans
 from torchloom.core.detect.straggler import Race
-from torchloom.core.detect.words import ranks
-from torchloom.messages import Beat
+from torchloom.protocol.rank import Beat
 
 SECONDS = 600
 RANKS = 4
@@ -46,7 +46,8 @@ class Trainer:
             middle, slow = steps[len(steps) // 2], steps[int(0.99 * (len(steps) - 1))]
             of_steps = times(middle, slow, steps[-1], own=0.9 * middle, data=0.05 * middle, count=len(steps))
         return beat(0, step=self.step, times=of_steps, still=now - self.ended, loss=2.0 * self._noise(0.1),
-                    metrics={"grad_norm": self._noise(0.5)}, rss_mb=self.memory)  # fmt: skip
+                    metrics={"grad_norm": self._noise(0.5)}, rss_mb=self.memory,
+                    free_mb=64_000.0 - self.memory)  # fmt: skip
 
     def _noise(self, share: float) -> float:
         return self.chance.lognormvariate(0.0, share)
@@ -64,7 +65,7 @@ class Trainer:
 @pytest.mark.parametrize("seed", range(5))
 def test_ten_minutes_of_noise_end_no_rank(seed: int) -> None:
     trainers = [Trainer(rank, seed) for rank in range(RANKS)]
-    senses = [Senses(SETTINGS, limit_mb=64_000.0) for _ in trainers]
+    senses = [Senses(SETTINGS) for _ in trainers]
     case, race = Case(), Race[int]()
     told: list[tuple[str, int]] = []
     hangs = set()
@@ -100,10 +101,10 @@ def test_nothing_is_found_in_beats_that_say_nothing() -> None:
 
 
 def test_what_a_paused_or_evaluating_rank_says_is_no_measure() -> None:
-    usual = [beat(n, loss=2.0, times=times(data=0.0)) for n in range(60)]
+    usual = [beat(n, loss=2.0, times=times(data=0.0), free_mb=64_000.0) for n in range(60)]
     for told in ({"paused": True}, {"phase": "eval"}):
-        other = [beat(n, loss=900.0, times=times(5.0, data=5.0), rss_mb=9e9, **told) for n in range(60)]
-        assert findings(Senses(SETTINGS, limit_mb=64_000.0), usual + other + usual) == []
+        other = [beat(n, loss=900.0, times=times(5.0, data=5.0), rss_mb=9e9, free_mb=1.0, **told) for n in range(60)]
+        assert findings(Senses(SETTINGS), usual + other + usual) == []
 
 
 def test_several_things_can_begin_with_one_beat() -> None:
@@ -112,8 +113,49 @@ def test_several_things_can_begin_with_one_beat() -> None:
     assert [one.kind for _, one in told] == ["not_finite", "loss_spike", "gradient"]
 
 
-def test_ranks_are_named_in_few_words() -> None:
-    assert ranks([3]) == "rank 3"
-    assert ranks([2, 0, 1, 9, 9]) == "ranks 0-2, 9"
-    assert ranks([]) == "no rank"
-    assert ranks(range(0, 2000, 2)).endswith("and others, 1000 in all")
+def eventful(seed: int) -> list[Beat]:
+    """Something of each kind, one after the other, in beats that are ordinary otherwise."""
+    chance = random.Random(seed)
+    beats = []
+    for n in range(500):
+        p50 = 0.1 * chance.lognormvariate(0.0, 0.03) * (2.0 if 100 <= n < 130 else 1.0)
+        share = 0.8 if 170 <= n < 200 else 0.05
+        loss = 2.0 * chance.lognormvariate(0.0, 0.05) * (9.0 if 240 <= n < 244 else 1.0)
+        norm = chance.lognormvariate(0.0, 0.2) * (99.0 if 280 <= n < 285 else 1.0)
+        rss = 20_000.0 + chance.gauss(0.0, 20.0) + 200.0 * max(0, min(n, 400) - 320)
+        beats.append(
+            beat(n, times=times(p50, data=share * p50), loss=loss, metrics={"grad_norm": norm}, rss_mb=rss,
+                 free_mb=64_000.0 - rss, not_finite=("accuracy",) if n == 450 else ())
+        )  # fmt: skip
+    return beats
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_beats_that_are_put_aside_are_learnt_from_as_if_each_were_examined(seed: int) -> None:
+    aside, each = Senses(SETTINGS), Senses(SETTINGS)
+    together = [(n, one) for n, said in enumerate(eventful(seed)) for one in aside.hear(said, float(n))]
+    singly = []
+    for n, said in enumerate(eventful(seed)):
+        each.excuse()  # the next beat is examined
+        singly += [(n, one) for one in each.hear(said, float(n))]
+    kinds = ("slowdown", "starved", "loss_spike", "gradient", "memory", "not_finite")
+    assert [(one.kind, one.over) for _, one in together] == [(kind, over) for kind in kinds for over in (False, True)]
+    assert [(one.kind, one.over) for _, one in singly] == [(one.kind, one.over) for _, one in together]
+    assert all(abs(a - b) <= 4 for (a, _), (b, _) in zip(together, singly, strict=True))
+
+
+def test_a_stop_by_hand_after_ordinary_beats_teaches_nothing() -> None:
+    senses = Senses(SETTINGS)
+    findings(senses, [beat(n) for n in range(100)])
+    senses.excuse()
+    senses.hear(beat(100, times=times(longest=500.0)), 600.0)
+    assert senses.pace.pause < 1.0
+    senses.hear(beat(101, times=times(longest=50.0)), 651.0)
+    assert senses.pace.pause == 50.0
+
+
+def test_ranks_that_follow_one_another_are_one_span_and_very_many_are_counted() -> None:
+    assert spans([3]) == ((3, 3),)
+    assert spans([2, 0, 1, 9, 9]) == ((0, 2), (9, 9))
+    assert spans([]) == ()
+    assert spans(range(0, 2000, 2)) == (*((n, n) for n in range(0, 24, 2)), 1000)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torchloom.messages import EventKind
+from torchloom.protocol.job import EventKind
+from torchloom.protocol.phrase import Prose
 
 
 class Finding(NamedTuple):
     kind: EventKind
-    what: str
+    what: Prose
     """One line for people, without the name of the rank: "loss is NaN at step 1204"."""
-    evidence: tuple[str, ...] = ()
+    evidence: tuple[Prose, ...] = ()
     over: bool = False
     """The condition is gone; `what` says how it ended."""
     step: int = 0

@@ -20,9 +20,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from torchloom.core.detect.data import DATA
-from torchloom.core.detect.words import ranks as name
-from torchloom.core.detect.words import seconds
+from torchloom.core.detect.rank_spans import spans
+from torchloom.core.detect.starvation import DATA
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.settings import Settings
 
 AHEAD = 1
@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
     """Empty: nobody can be singled out."""
     waiting: tuple[int, ...]
     """Those that make no progress because of them."""
-    why: tuple[str, ...]
+    why: tuple[Prose, ...]
     certain: bool
     """Seen, or left over when all else is explained; otherwise it may be a very long step."""
     act_after: float
@@ -91,6 +91,15 @@ def verdict(stands: Sequence[Stand], settings: Settings) -> Verdict | None:
     dead = [stand for stand in stands if stand.dead]
     unexplained = late if dead else _unexplained(alive, late)
     return _hang(stands, dead, unexplained, settings) if unexplained else None
+
+
+def is_suspect(stand: Stand, settings: Settings) -> bool:
+    """Whether there can be a verdict at all because of this rank."""
+    return (
+        stand.still >= allowance(stand, settings)
+        or stand.frozen >= settings.frozen_seconds
+        or stand.held >= _held_from(stand, settings)
+    )
 
 
 def allowance(stand: Stand, settings: Settings) -> float:
@@ -122,22 +131,22 @@ def _explains(other: Stand, late: Stand) -> bool:
 
 def _frozen(frozen: list[Stand], late: list[Stand], all_of: bool, settings: Settings) -> Verdict:
     culprits, waiting, lasted = _numbers(frozen), _others(late, frozen), min(stand.frozen for stand in frozen)
-    why = [f"the process of {name(culprits)} has been stopped for {seconds(lasted)}"]
+    why = [phrase("process_stopped", ranks=spans(culprits), lasted=lasted)]
     if all_of:
-        why.append("no rank is left that is not stopped: somebody may have suspended the job")
+        why.append(phrase("all_ranks_stopped"))
     act_after = settings.hang_act_seconds if all_of else settings.frozen_act_seconds
     return Verdict("frozen", culprits, waiting, (*why, *_waits(waiting)), True, act_after, lasted)
 
 
 def _held(held: list[Stand], late: list[Stand], all_of: bool, settings: Settings) -> Verdict:
     culprits, waiting, lasted = _numbers(held), _others(late, held), min(stand.held for stand in held)
-    why = [f"one thread of {name(culprits)} has kept the interpreter for {seconds(lasted)}"]
+    why = [phrase("interpreter_kept", ranks=spans(culprits), lasted=lasted)]
     busy = [stand for stand in held if stand.computes]
     if busy:
-        why.append(f"{name(_numbers(busy))} computed meanwhile: it may end by itself")
+        why.append(phrase("computes_meanwhile", ranks=spans(_numbers(busy))))
     act_after = max(_held_act(stand, settings) for stand in held)
     if all_of:
-        why.append("all ranks at once: somebody may have suspended the job")
+        why.append(phrase("all_ranks_held"))
         act_after = max(act_after, settings.hang_act_seconds)
     return Verdict("held", culprits, waiting, (*why, *_waits(waiting)), not busy, act_after, lasted)
 
@@ -153,36 +162,36 @@ def _hang(stands: Sequence[Stand], dead: list[Stand], late: list[Stand], setting
     lasted = min(stand.still for stand in late)
     lone = not dead and len(late) < alive
     if dead:
-        culprits, why = dead, [f"{name(_numbers(dead))} died"]
+        culprits, why = dead, [phrase("peers_died", ranks=spans(_numbers(dead)))]
     else:
         culprits, why = _behind(late)
         if not culprits and (lone or len(late) == 1):
             culprits = late
     act_after, waiting = max(_act_after(stand, settings) for stand in late), _others(late, culprits)
     most = max(allowance(stand, settings) for stand in late)
-    why.append(f"{name(_numbers(late))} made no step for {seconds(lasted)}; at most {seconds(most)} was to be expected")
+    why.append(phrase("no_step_for", ranks=spans(_numbers(late)), lasted=lasted, most=most))
     if lone:
-        why.append("the other ranks go on")
+        why.append(phrase("others_go_on"))
     elif not culprits:
-        why.append(f"all ranks stand at the same place, step {late[0].step}: none can be singled out")
+        why.append(phrase("all_at_one_step", step=late[0].step))
     certain = bool(culprits) and (bool(waiting) or bool(dead))
     if not certain:  # it may well be an evaluation that nobody announced
         act_after = max(act_after, settings.phase_seconds)
     return Verdict("hang", _numbers(culprits), waiting, (*why, *_waits(waiting)), certain, act_after, lasted, lone)
 
 
-def _behind(late: list[Stand]) -> tuple[list[Stand], list[str]]:
+def _behind(late: list[Stand]) -> tuple[list[Stand], list[Phrase]]:
     """Those that did not come as far as the others, and how that is known."""
     first, last = min(stand.step for stand in late), max(stand.step for stand in late)
     if first < last:
         behind = [stand for stand in late if stand.step == first]
-        return behind, [f"{name(_numbers(behind))} finished step {first}, others step {last}"]
+        return behind, [phrase("behind_in_steps", ranks=spans(_numbers(behind)), first=first, last=last)]
     counts = [stand.collectives for stand in late if stand.collectives is not None]
     if len(counts) < 2 or min(counts) == max(counts):
         return [], []
     behind = [stand for stand in late if stand.collectives == min(counts)]
-    began = f"{name(_numbers(behind))} began {min(counts)} collectives, others {max(counts)}"
-    return behind, [f"{began}: they wait in one that it did not reach"]
+    began = phrase("behind_in_collectives", ranks=spans(_numbers(behind)), fewest=min(counts), most=max(counts))
+    return behind, [began]
 
 
 def _act_after(stand: Stand, settings: Settings) -> float:
@@ -199,5 +208,6 @@ def _others(late: list[Stand], culprits: list[Stand]) -> tuple[int, ...]:
     return tuple(sorted(stand.rank for stand in late if stand.rank not in blamed)) if culprits else ()
 
 
-def _waits(waiting: tuple[int, ...]) -> tuple[str, ...]:
-    return (f"{name(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it",) if waiting else ()
+def _waits(waiting: tuple[int, ...]) -> tuple[Phrase, ...]:
+    waits = phrase("rank_waits_for_it" if len(waiting) == 1 else "ranks_wait_for_it", ranks=spans(waiting))
+    return (waits,) if waiting else ()

@@ -11,19 +11,21 @@ two values, so that every rank looks slow for a while. Hence a rank is a straggl
 
 Means and errors are those of logarithms: what is slow is slow by a factor, and one odd beat moves them little. Three
 quarters, so that a burst of something else, which not all ranks feel, makes no straggler. The error is why the slow one
-of quiet ranks is told after a few beats, and of noisy ones after more. With two ranks the other one is the measure.
+of quiet ranks is told after a few beats, and of noisy ones after more. With two ranks the other one is the measure. In
+jobs of more than 767 ranks, a sample of at least 256 of them stands for the peers of each.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from statistics import fmean
 from typing import Generic, NamedTuple, TypeVar
 
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.words import seconds
+from torchloom.protocol.phrase import phrase
 from torchloom.settings import Settings
 
 CLEAR = 4.5
@@ -35,6 +37,8 @@ MEDIAN = 1.5
 ODD = math.log(3)
 """A beat further from the rank's median than this factor counts as if it were so far: it may hold an evaluation."""
 LEAST = 1e-9
+PEERS = 256
+"""Ranks at least, evenly spread over a large job, that tell what is usual: their median is as good as that of all."""
 Who = TypeVar("Who", bound=Hashable)
 
 
@@ -46,11 +50,9 @@ def kept(settings: Settings) -> int:
 class Race(Generic[Who]):
     """The ranks of one job side by side, by whatever names them."""
 
-    __slots__ = ("_looks", "scores", "slow")
+    __slots__ = ("_looks", "slow")
 
     def __init__(self) -> None:
-        self.scores: dict[Who, float] = {}
-        """Of each rank that can be compared: how many times its peers' time it needs."""
         self.slow: set[Who] = set()
         self._looks: dict[Who, int] = {}
         """In how many looks on end a rank was found slow that is not called so yet."""
@@ -59,33 +61,31 @@ class Race(Generic[Who]):
         """Compare the latest own times of all ranks; who became a straggler, and who no longer is one."""
         factor, latest = settings.straggler_factor, 2 * settings.straggler_beats
         most, noticeable = (3 * latest + 3) // 4, (1 + factor) / 2
-        runners = {rank: _latest(times, latest) for rank, times in own.items() if len(times) >= most}
-        middles = sorted(_middle(times) for times in runners.values())
-        lowers = sorted(times[-most] for times in runners.values())
-        pasts: _Pasts[Who] | None = None
-        self.scores = {}
+        runners = {rank: times for rank, times in own.items() if len(times) >= most}
+        peers = _Peers(runners, latest, most)
+        bound = max(LEAST, noticeable * _middle_of_others(peers.lowers, math.inf))
+        few = latest - most + 1  # where most of the latest beats were slow, one of the last few was
+        self.slow &= own.keys()
+        looks, self._looks = self._looks, {}
         found: list[tuple[Who, Finding]] = []
         for rank, times in runners.items():
-            middle = _middle(times)
-            peers = _middle_without(middles, middle)
-            if peers <= 0:
+            if max(islice(reversed(times), few)) < bound and not (self.slow and rank in self.slow):
+                continue  # as mostly
+            ordered = _latest(times, latest)
+            middle = _middle(ordered)
+            usual = _middle_of_others(peers.middles, middle)
+            if usual <= 0:
                 continue
-            score = self.scores[rank] = middle / peers
-            if rank not in self.slow:
-                if times[-most] < noticeable * _middle_without(lowers, times[-most]):
-                    if self._looks:
-                        self._looks.pop(rank, None)
-                    continue  # as mostly
-                pasts = pasts or _Pasts({rank: own[rank] for rank in runners})
-                is_slow = score >= factor and pasts.slow(rank, factor)
-                looks = self._looks[rank] = self._looks.get(rank, 0) + 1 if is_slow else 0
-                if looks >= SURE:
+            score = middle / usual
+            if rank in self.slow:
+                if score < noticeable:
+                    self.slow.discard(rank)
+                    found.append((rank, Finding("straggler", phrase("as_fast_as_peers", times=score), over=True)))
+            elif ordered[-most] >= bound and score >= factor and peers.exceeded(rank, times, factor):
+                self._looks[rank] = looks.get(rank, 0) + 1
+                if self._looks[rank] >= SURE:
                     self.slow.add(rank)
-                    found.append((rank, _slow(score, middle, peers, len(runners))))
-            elif score < noticeable:
-                self.slow.discard(rank)
-                found.append((rank, Finding("straggler", f"as fast as its peers again ({score:.2g} times)", over=True)))
-        self.slow &= own.keys()
+                    found.append((rank, _slow(score, middle, usual, len(runners))))
         return tuple(found)
 
 
@@ -97,20 +97,35 @@ class _Past(NamedTuple):
     beats: int
 
 
-class _Pasts(Generic[Who]):
-    """What is needed to tell slow from noisy. Made only where somebody looks slow."""
+class _Peers(Generic[Who]):
+    """What ranks usually need, told by all of them, or by a sample of very many."""
 
-    def __init__(self, own: Mapping[Who, Sequence[float]]) -> None:
-        self._of = {rank: _past(times) for rank, times in own.items()}
-        self._means = sorted(past.mean for past in self._of.values())
-        self._variances = sorted(past.variance for past in self._of.values())
+    def __init__(self, runners: Mapping[Who, Sequence[float]], latest: int, most: int) -> None:
+        stride = max(0, len(runners) // PEERS - 1) | 1  # odd: ranks of a node are even in number, and differ by place
+        self._own = dict(islice(runners.items(), 0, None, stride))
+        ordered = [_latest(times, latest) for times in self._own.values()]
+        self.middles = sorted([_middle(times) for times in ordered])
+        self.lowers = sorted([times[-most] for times in ordered])
 
-    def slow(self, rank: Who, factor: float) -> bool:
+    @cached_property
+    def _pasts(self) -> dict[Who, _Past]:
+        """Needed only where somebody looks slow."""
+        return {rank: _past(times) for rank, times in self._own.items()}
+
+    @cached_property
+    def _means(self) -> list[float]:
+        return sorted([past.mean for past in self._pasts.values()])
+
+    @cached_property
+    def _variances(self) -> list[float]:
+        return sorted([past.variance for past in self._pasts.values()])
+
+    def exceeded(self, rank: Who, times: Sequence[float], factor: float) -> bool:
         """Whether a rank is slower than its peers by this factor, and by more than noise."""
-        past = self._of[rank]
-        excess = past.mean - _middle_without(self._means, past.mean)
-        variance = _middle_without(self._variances, past.variance)
-        error = math.sqrt(variance / past.beats * (1 + MEDIAN / (len(self._of) - 1)))
+        past = self._pasts.get(rank) or _past(times)
+        excess = past.mean - _middle_of_others(self._means, past.mean)
+        variance = _middle_of_others(self._variances, past.variance)
+        error = math.sqrt(variance / past.beats * (1 + MEDIAN / (len(self._pasts) - 1)))
         return excess >= max(math.log(factor), CLEAR * error)
 
 
@@ -123,12 +138,10 @@ def _past(times: Sequence[float]) -> _Past:
 
 
 def _slow(score: float, own: float, peers: float, count: int) -> Finding:
-    measure = "the other needs" if count == 2 else f"the median of the {count - 1} others is"
-    return Finding(
-        "straggler",
-        f"needs {score:.2g} times as long as its peer{'s' if count > 2 else ''}",
-        (f"{seconds(own)} of its own work a step; {measure} {seconds(peers)}",),
-    )
+    one = count == 2
+    what = phrase("slower_than_peer" if one else "slower_than_peers", times=score)
+    evidence = phrase("own_work_of_two" if one else "own_work_of_many", own=own, peers=peers, others=count - 1)
+    return Finding("straggler", what, (evidence,))
 
 
 def _latest(times: Sequence[float], count: int) -> list[float]:
@@ -140,7 +153,7 @@ def _middle(ordered: Sequence[float]) -> float:
     return ordered[len(ordered) // 2]
 
 
-def _middle_without(ordered: list[float], one: float) -> float:
+def _middle_of_others(ordered: list[float], one: float) -> float:
     """The median of all but one of them; 0 if there is no other. Between two it is the lesser: peers that are slow too
     must not excuse a rank."""
     others = len(ordered) - 1

@@ -1,0 +1,168 @@
+"""`loom agent`: serve the control plane on this node until told to leave. Ranks outlive it; the next one adopts them.
+Where the node itself is only lent, as by Slurm, they end with it.
+
+Only one agent may speak for a node: a lock on the folder tells on one machine, and beats of the same name tell that
+another machine has taken it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from nats.aio.msg import Msg
+
+from torchloom.agent.adoption import adopt
+from torchloom.agent.agent import BEAT_SECONDS, Agent
+from torchloom.agent.attempt import Attempt
+from torchloom.agent.environment import RankPaths
+from torchloom.agent.log_files import find as find_lines
+from torchloom.agent.log_files import read
+from torchloom.agent.monitor.gpu_health import Limits
+from torchloom.agent.node import Node
+from torchloom.agent.supervisor.spare import remove_left
+from torchloom.bus.connection import connect, find
+from torchloom.errors import AlreadyUp, BadState, TorchLoomError
+from torchloom.protocol.codec import decode_look_lines, decode_node_beat, encode
+from torchloom.protocol.operator import No
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.subjects import LINES, NODE, Role
+from torchloom.protocol.views import LinesView
+from torchloom.settings import Settings
+from torchloom.views.answers import rendered
+
+LOCK = "agent.lock"
+
+
+async def serve(
+    settings: Settings, node: Node, folder: Path, say: Callable[[str], None], tied: bool = False, spare: bool = True
+) -> None:
+    """Until SIGTERM or Ctrl-C, or until someone else speaks for this node (AlreadyUp)."""
+    with alone(folder, node.name):
+        address = find(settings, Role.AGENT)
+        client = await connect(address, name=f"agent {node.name}", keep_trying=True)
+        try:
+            ways = RankPaths(
+                "", addr=settings.addr, state=str(settings.state_folder), interface=node.interface, node=node.name
+            )
+            limits = Limits.of(settings)
+            agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, ways=ways, say=say, limits=limits)
+            agent.launched = lambda attempt: say(f"{attempt.job}: starting {_ranks_of(attempt)}")
+            agent.folder.mkdir(exist_ok=True, mode=0o700)
+            taken = await _listen(agent)
+            await asyncio.sleep(1.5 * BEAT_SECONDS)  # another may have this name, here or elsewhere
+            _refuse(taken, node)
+            await remove_left(folder)
+            if ranks := await adopt(agent):
+                say(f"found {ranks} rank{'s' if ranks != 1 else ''} that went on without an agent")
+            say(f"{node.name} ({node.host}): {what_it_has(node)}; waiting for work")
+            if spare:
+                agent.keep_spare()
+            left = await _until_told(agent, taken, node)
+            await agent.close(kill=tied)
+            if left and tied:
+                say(f"{left} rank{'s' if left != 1 else ''} ended with it")
+            elif left:
+                many = left != 1
+                say(f"{left} rank{'s go' if many else ' goes'} on; `loom agent` finds {'them' if many else 'it'} again")
+        finally:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(client.close(), 1)
+
+
+def what_it_has(node: Node) -> str:
+    gpus = f"{len(node.devices)} GPU{'s' if len(node.devices) != 1 else ''}" if node.devices else "no GPUs"
+    return f"{node.cores} core{'s' if node.cores != 1 else ''}, {node.memory_mb / 1024:.1f} GB, {gpus}"
+
+
+@contextlib.contextmanager
+def alone(folder: Path, node: str) -> Iterator[None]:
+    """Hold the folder."""
+    try:
+        for parent in reversed((folder, *folder.parents)):
+            parent.mkdir(exist_ok=True, mode=0o700)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BadState(f"{folder} cannot be used: {error.strerror}", hint="--folder names another") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise AlreadyUp(f"an agent for {node} runs already, with {folder}", hint="--name gives another name") from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+async def _listen(agent: Agent) -> asyncio.Future[str]:
+    """Answer those who want to read; and hear whether someone else speaks for this node."""
+    taken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def on_beat(message: Msg) -> None:
+        with contextlib.suppress(msgspec.MsgspecError):
+            beat = decode_node_beat(message.data)
+            if beat.incarnation < agent.incarnation and not beat.leaving and not taken.done():  # who was first stays
+                taken.set_result(f"{beat.host}, process {beat.pid}")
+
+    async def on_lines(message: Msg) -> None:
+        await _answer(agent, message)
+
+    await agent.client.subscribe(NODE.to(node=agent.node.name), cb=on_beat)
+    await agent.client.subscribe(LINES.to(node=agent.node.name), cb=on_lines)
+    await agent.client.flush()
+    return taken
+
+
+async def _answer(agent: Agent, message: Msg) -> None:
+    answer: LinesView | No
+    try:
+        look = decode_look_lines(message.data)
+        answer = read(find_lines(agent.folder, look, agent.node.name), look)
+    except msgspec.MsgspecError as error:
+        answer = rendered(No(why=phrase("not_understood", why=str(error))))
+    except TorchLoomError as error:
+        answer = No(why=error.message, hint=error.hint)
+    await agent.client.publish(message.reply, encode(answer))
+
+
+def _refuse(taken: asyncio.Future[str], node: Node) -> None:
+    if taken.done():
+        raise AlreadyUp(
+            f"another agent speaks for {node.name} already ({taken.result()})", hint="--name gives this one its own"
+        )
+
+
+async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> int:
+    """Returns how many ranks ran at the end."""
+    loop = asyncio.get_running_loop()
+    leave: asyncio.Future[None] = loop.create_future()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: None if leave.done() else leave.set_result(None))
+    running = asyncio.create_task(agent.run())
+    try:
+        await asyncio.wait((running, leave, taken), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        if not leave.done():
+            _refuse(taken, node)
+        left = sum(status.state == "running" for attempt in agent.attempts for status in attempt.ranks.values())
+        if agent.tied:
+            await agent.depart()
+        if agent.tied or not left:
+            await agent.say_goodbye()
+        return left
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def _ranks_of(attempt: Attempt) -> str:
+    ranks = sorted(attempt.ranks)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "nothing"

@@ -1,0 +1,125 @@
+"""What tells how a rank ended: the last it wrote, the error torch recorded, the kernel's count of processes it killed.
+
+Nothing here fails: evidence that is missing or damaged is no evidence.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torchloom.agent.supervisor.protocol import Ended
+
+LINES = 20
+MAX_BYTES = 16 * 1024
+MAX_LINE = 500
+TRACEBACK = "Traceback (most recent call last):"
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
+
+
+def last_lines(path: str | Path, lines: int = LINES, max_bytes: int = MAX_BYTES) -> tuple[str, ...]:
+    """The end of a text, oldest line first; a last line without its end counts. Other bytes than UTF-8 become �."""
+    try:
+        with Path(path).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - max_bytes))
+            data = file.read(max_bytes)
+    except OSError:
+        return ()
+    found = data.decode(errors="replace").replace("\r\n", "\n").split("\n")
+    if size > max_bytes and len(found) > 1:
+        found = found[1:]  # cut in two
+    if found[-1] == "":
+        found.pop()
+    # A progress bar rewrites its line over and over; what it last said is what stood there.
+    return tuple(line.rstrip("\r").rpartition("\r")[2][:MAX_LINE] for line in found[-lines:])
+
+
+def recorded_error(path: str | Path) -> str:
+    """What torch wrote to TORCHELASTIC_ERROR_FILE: "ValueError: ..."; empty if there is nothing."""
+    try:
+        data: Any = msgspec.json.decode(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return ""
+    message = data.get("message") if isinstance(data, dict) else None
+    if isinstance(message, dict):
+        message = message.get("message")
+    return message.strip()[:MAX_LINE] if isinstance(message, str) else ""
+
+
+def raised(lines: Sequence[str]) -> str:
+    """The exception that a traceback in these lines ends with; empty if there is none."""
+    starts = [place for place, line in enumerate(lines) if line.strip() == TRACEBACK]
+    for line in lines[starts[-1] + 1 :] if starts else ():
+        if line and not line[0].isspace() and _RAISED.fullmatch(line):
+            return line
+    # A syntax error has no frames, and what is above a long traceback may be cut off.
+    last = lines[-1] if lines else ""
+    return last if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b", last) else ""
+
+
+def oom_kills(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many processes of this one's memory cgroup the kernel has killed so far; 0 where it does not tell.
+
+    The kernel counts there also when the whole machine, not the cgroup, was out of memory.
+    """
+    try:
+        groups = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+    except OSError:
+        return 0
+    for _, controllers, path in groups:
+        if controllers == "memory":
+            where = [root / "memory" / path.lstrip("/") / "memory.oom_control", root / "memory" / "memory.oom_control"]
+        elif controllers == "":
+            where = [root / path.lstrip("/") / "memory.events", root / "memory.events"]
+        else:
+            continue
+        for file in where:  # in a container its own cgroup may be mounted as the root
+            try:
+                fields = dict(line.split(" ", 1) for line in file.read_text().splitlines())
+                return int(fields["oom_kill"])
+            except (OSError, ValueError, KeyError):
+                continue
+    return 0
+
+
+def out_of_memory(ended: Ended) -> str:
+    """A sentence if this looks like the kernel's OOM killer at work, otherwise nothing."""
+    if ended.signal != signal.SIGKILL or not ended.oom_kills:
+        return ""
+    many = "a process" if ended.oom_kills == 1 else f"{ended.oom_kills} processes"
+    return f"out of memory: the kernel killed {many} of its cgroup while it ran"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def cause_of(ended: Ended, error: str) -> str:
+    """Why it ended, as far as is known. `error` is the exception, as torch recorded it or from the end of stderr."""
+    if ended.lost:
+        return ""
+    if ended.signal is not None:
+        return out_of_memory(ended)
+    return error if ended.code else ""
+
+
+def summary(ended: Ended, cause: str = "") -> str:
+    """One line: how it ended, and why."""
+    if ended.lost:
+        return "killed with its keeper"
+    if ended.signal is not None:
+        dumped = ", core dumped" if ended.core_dumped else ""
+        what = f"killed by {signal_name(ended.signal)}{dumped}"
+    else:
+        what = "ended well" if ended.code == 0 else f"exit code {ended.code}"
+    return f"{what}: {cause}" if cause else what

@@ -1,0 +1,227 @@
+"""From what GPUs say to what the weaver is told: a device failed, is not well, or is well again.
+
+`judge` compares what is seen now with what was known and says what is news: a failure when it happens, a condition when
+it begins and once more when it ends. It is pure; the loop around it looks twice a second, and at once when the driver
+tells of an event. Facts are kept until the server has them on disk, each under its own id, so that none is lost and
+saying one twice does no harm.
+
+An agent begins with no memory. What an agent before it said of a device may not hold any more, so the first thing that
+is said of each device is that nothing does; what still does is news then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import nats.errors
+from nats.aio.client import Client
+
+from torchloom.agent.monitor.gpus import HARDWARE, Gpus, Happened, Seen
+from torchloom.agent.monitor.xids import explain, told
+from torchloom.agent.node import Node
+from torchloom.protocol.codec import encode
+from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceWarned
+from torchloom.protocol.node import Reading
+from torchloom.protocol.subjects import FACT
+from torchloom.settings import Settings
+
+LOOK_SECONDS = 0.5
+ACK_SECONDS = 2.0
+MOST_UNTOLD = 1000
+"""Facts that are kept while the server is away; past it the oldest is dropped."""
+COOLER = 5.0
+"""Degrees below the limit at which a hot device is no longer hot."""
+UNTHROTTLED_SECONDS = 30.0
+"""So long it must run freely before it is no longer throttled: those that come and go are one condition."""
+XID_SECONDS = 600.0
+"""An error that does not come again for so long is over."""
+
+HealthFact = DeviceFailed | DeviceWarned
+
+
+@dataclass(frozen=True)
+class Limits:
+    temperature: float = Settings.device_temperature_celsius
+    """Degrees Celsius from which on a device is hot."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        return cls(settings.device_temperature_celsius)
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A condition that was told of and has not ended."""
+
+    at: float
+    """When it last held."""
+    xid: int | None = None
+    """The driver's error, where it is one."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What has been seen of a device so far."""
+
+    ecc_errors: int | None = None
+    lost: str = ""
+    warned: Mapping[str, Warned] = field(default_factory=dict)
+
+
+class Judgement(NamedTuple):
+    known: dict[str, Known]
+    facts: tuple[HealthFact, ...]
+
+
+def judge(
+    before: Mapping[str, Known],
+    seen: Sequence[Seen],
+    events: Sequence[Happened],
+    limits: Limits,
+    now: float,
+    source: str = "agent",
+) -> Judgement:
+    after, facts = dict(before), list[HealthFact]()
+    looks = {look.device: look for look in seen}
+    for device in dict.fromkeys([*looks, *(event.device for event in events)]):
+        look = looks.get(device) or Seen(device)
+        known = before.get(device)
+        if known is None:
+            known = Known()
+            facts.append(DeviceWarned(device=device, what=ALL_OVER, source=source, over=True))
+        happened = [event for event in events if event.device == device]
+        if causes := _causes(known, look, happened):
+            facts.append(DeviceFailed(device=device, cause="; ".join(causes)[:2000], source=source))
+        warned = dict(known.warned)
+        for what, detail in _holding(known, look, happened, limits).items():
+            xid = _mild(happened) if what == "xid" else None
+            if what not in warned or xid != warned[what].xid:
+                facts.append(DeviceWarned(device=device, what=what, detail=detail[:2000], source=source))
+            warned[what] = Warned(now, xid)
+        for what in [what for what, warning in warned.items() if _ended(what, warning, look, limits, now)]:
+            facts.append(DeviceWarned(device=device, what=what, source=source, over=True))
+            del warned[what]
+        errors = look.reading.ecc_errors if look.reading is not None else None
+        after[device] = Known(
+            ecc_errors=known.ecc_errors if errors is None else errors,
+            lost="" if look.reading is not None else look.lost or known.lost,
+            warned=warned,
+        )
+    return Judgement(after, tuple(facts))
+
+
+def _causes(known: Known, look: Seen, events: Sequence[Happened]) -> list[str]:
+    """Why the device has failed, if it has, as far as that is new."""
+    causes = [told(event.xid) for event in events if event.xid is not None and explain(event.xid).fatal]
+    causes += ["uncorrected ECC error" for event in events if event.xid is None]
+    if look.lost and not known.lost:
+        causes.append(look.lost)
+    errors = look.reading.ecc_errors if look.reading is not None else None
+    if errors is not None and known.ecc_errors is not None and errors > known.ecc_errors:
+        causes.append(f"uncorrected ECC errors: {errors}, {errors - known.ecc_errors} more than before")
+    return list(dict.fromkeys(causes))
+
+
+def _holding(known: Known, look: Seen, events: Sequence[Happened], limits: Limits) -> dict[str, str]:
+    """The conditions in which the device is not well, each with its detail."""
+    found = {}
+    reading = look.reading or Reading(device=look.device)
+    if reading.temperature is not None:
+        edge = limits.temperature - (COOLER if "hot" in known.warned else 0.0)
+        if reading.temperature > edge or reading.temperature == limits.temperature:
+            found["hot"] = f"{reading.temperature:.0f} °C, limit {limits.temperature:.0f} °C"
+    if slow := [reason for reason in reading.throttled if reason in HARDWARE.values()]:
+        found["throttled"] = ", ".join(slow)
+    if look.silent:
+        found["silent"] = f"the driver has not answered for {look.silent:.0f} s"
+    if (xid := _mild(events)) is not None:
+        found["xid"] = told(xid)
+    return found
+
+
+def _mild(events: Sequence[Happened]) -> int | None:
+    """The last error of the driver that is not fatal."""
+    return next((e.xid for e in reversed(events) if e.xid is not None and not explain(e.xid).fatal), None)
+
+
+def _ended(what: str, warning: Warned, look: Seen, limits: Limits, now: float) -> bool:
+    reading = look.reading
+    match what:
+        case "hot":
+            cool = limits.temperature - COOLER
+            return reading is not None and reading.temperature is not None and reading.temperature <= cool
+        case "throttled":
+            return reading is not None and now - warning.at > UNTHROTTLED_SECONDS
+        case "silent":
+            return reading is not None
+    return now - warning.at > XID_SECONDS
+
+
+class GpuHealth:
+    """The GPUs of a node, watched. Says nothing where there are none."""
+
+    def __init__(self, client: Client, node: Node, incarnation: str, limits: Limits | None = None) -> None:
+        self._client = client
+        self._node = node
+        self._incarnation = incarnation
+        self._limits = limits or Limits()
+        self._gpus = Gpus(node.devices, self._ring)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._bell = asyncio.Event()
+        self._known: dict[str, Known] = {}
+        self._untold: deque[tuple[int, HealthFact]] = deque(maxlen=MOST_UNTOLD)
+        self._count = itertools.count(1)
+
+    def look(self) -> tuple[Seen, ...]:
+        """What is known of the GPUs now."""
+        return self._gpus.look()
+
+    def readings(self) -> tuple[Reading, ...]:
+        """The fresh ones, for a beat."""
+        return tuple(seen.reading for seen in self._gpus.look() if seen.reading is not None)
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        if not self._node.devices:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._gpus.start()
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._bell.wait()
+                self._bell.clear()
+                seen, events = self._gpus.look(), self._gpus.events()
+                source = f"agent {self._node.name}"
+                self._known, facts = judge(self._known, seen, events, self._limits, time.monotonic(), source)
+                self._untold.extend((next(self._count), fact) for fact in facts)
+                await self._tell()
+        finally:
+            self._gpus.close()
+
+    def _ring(self) -> None:
+        """There is an event; told by a thread of the GPUs'."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed: the agent has left
+                loop.call_soon_threadsafe(self._bell.set)
+
+    async def _tell(self) -> None:
+        """What waits, in order, until the server has it; what it does not take now is said again later."""
+        subject = FACT.to(source=self._node.name)
+        while self._untold:
+            number, fact = self._untold[0]
+            headers = {"Nats-Msg-Id": f"{self._incarnation}-health-{number}"}
+            try:
+                await self._client.jetstream().publish(subject, encode(fact), timeout=ACK_SECONDS, headers=headers)
+            except (nats.errors.Error, OSError):
+                return
+            self._untold.popleft()

@@ -1,0 +1,280 @@
+"""What the GPUs of a machine say of themselves, through NVML: readings, and events as they happen.
+
+A driver in trouble answers late or never, so nothing here is called from the agent's own loop. One thread reads all
+GPUs in turn; another waits for events, so that an error is heard of also while a reading hangs because of it. Both are
+daemons: an agent that leaves does not wait for a driver. What they found is looked at from outside under a lock that
+is never held during a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import pynvml
+
+from torchloom.protocol.node import Reading, ThrottleReason
+from torchloom.threadlet.process.identity import sanitised
+
+logger = logging.getLogger("torchloom.agent")
+T = TypeVar("T")
+
+READ_SECONDS = 1.0
+"""Between two rounds of readings."""
+STALE_SECONDS = 10.0
+"""A reading older than this says nothing any more."""
+WAIT_MS = 1000
+"""A wait for events is begun anew after this, to see whether it is still wanted."""
+MOST_EVENTS = 1000
+_MB = 1024 * 1024
+
+HARDWARE: Final[dict[int, ThrottleReason]] = {
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
+}
+"""Reasons to run slower that the hardware has; a GPU at work should have none of them."""
+SOFTWARE: Final[dict[int, ThrottleReason]] = {
+    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "thermal slowdown",
+    pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
+}
+"""Those of the driver, which are part of ordinary life under load."""
+LOST: Final = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "GPU has fallen off the bus",
+    pynvml.NVML_ERROR_NOT_FOUND: "the driver does not know it any more",
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: "the driver does not find it any more",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "the driver says that it has to be reset",
+}
+"""Answers after which a device cannot be used."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of one GPU at a moment."""
+
+    device: str
+    reading: Reading | None = None
+    """Absent where there is none, or none that is fresh."""
+    lost: str = ""
+    """Why it cannot be used at all, as the driver says."""
+    silent: float = 0.0
+    """Seconds for which the driver has not answered what it was asked about this device."""
+
+
+@dataclass(frozen=True)
+class Happened:
+    """An event that the driver told of."""
+
+    device: str
+    xid: int | None = None
+    """Absent: an uncorrected ECC error."""
+
+
+class _Lost(Exception):
+    """The device that is being read cannot be used."""
+
+
+class Gpus:
+    """Those of the machine that are named. Without a driver there is nothing to see, and nothing fails."""
+
+    def __init__(self, devices: Collection[str], news: Callable[[], None] = lambda: None) -> None:
+        self._devices = frozenset(devices)
+        self._news = news
+        """Called, in a thread of ours, when there is an event."""
+        self.listening = threading.Event()
+        """Set once no event is missed any more."""
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[float, Seen]] = {}
+        self._asked: tuple[str, float] | None = None
+        """What the reading thread wants to know just now, and since when."""
+        self._events: deque[Happened] = deque(maxlen=MOST_EVENTS)
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, args=(work,), name=name, daemon=True)
+            for name, work in (("torchloom gpus", self._read_on), ("torchloom gpu events", self._listen))
+        ]
+
+    # ── from outside ──
+
+    def start(self) -> None:
+        if self._devices:
+            for thread in self._threads:
+                thread.start()
+
+    def close(self, patience: float = 0.0) -> None:
+        """Begin nothing more. Who hangs in the driver is left there."""
+        self._over.set()
+        for thread in self._threads:
+            if thread.is_alive() and patience:
+                thread.join(patience)
+
+    def look(self) -> tuple[Seen, ...]:
+        """What is known now, of each device that was ever found."""
+        now = time.monotonic()
+        with self._lock:
+            known, asked = dict(self._seen), self._asked
+        found = []
+        for device, (at, seen) in sorted(known.items()):
+            if asked is not None and asked[0] == device and now - asked[1] > STALE_SECONDS:
+                found.append(Seen(device, silent=now - asked[1]))
+            else:
+                found.append(seen if now - at <= STALE_SECONDS else Seen(device))
+        return tuple(found)
+
+    def events(self) -> tuple[Happened, ...]:
+        """What happened since this was last asked."""
+        found = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._events.popleft())
+        return tuple(found)
+
+    # ── threads ──
+
+    def _work(self, work: Callable[[], None]) -> None:
+        try:
+            pynvml.nvmlInit()
+        except (pynvml.NVMLError, OSError) as error:
+            logger.debug("no GPUs can be read: %s", error)
+            return
+        try:
+            work()
+        except (pynvml.NVMLError, OSError) as error:
+            logger.warning("%s ends: %s", threading.current_thread().name, error)
+        finally:
+            with suppress(pynvml.NVMLError, OSError):
+                pynvml.nvmlShutdown()
+
+    def _read_on(self) -> None:
+        names = self._names()
+        with self._lock:
+            self._seen = {device: (time.monotonic(), Seen(device)) for device in names}
+        while not self._over.is_set():
+            for device, uuid in names.items():
+                with self._lock:
+                    self._asked = (device, time.monotonic())
+                seen = _read(device, uuid)
+                with self._lock:
+                    self._seen[device] = (time.monotonic(), seen)
+            with self._lock:
+                self._asked = None
+            self._over.wait(READ_SECONDS)
+
+    def _listen(self) -> None:
+        events = pynvml.nvmlEventSetCreate()
+        names = {_address(handle): device for device, handle in self._registered(events)}
+        self.listening.set()
+        while names and not self._over.is_set():
+            try:
+                event = pynvml.nvmlEventSetWait_v2(events, WAIT_MS)
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                    raise  # a driver that cannot
+                if error.value != pynvml.NVML_ERROR_TIMEOUT:
+                    logger.warning("waiting for GPU events: %s", error)
+                    self._over.wait(WAIT_MS / 1000)  # a device is lost; who reads it will see
+                continue
+            # The driver may use another handle here than it gave us, and of a lost device it does not tell the name.
+            device = names.get(_address(event.device)) or _name(event.device)
+            if device not in self._devices:
+                logger.warning("an event of a GPU that is not ours: %s", event)
+            elif event.eventType & pynvml.nvmlEventTypeXidCriticalError:
+                self._tell(Happened(device, int(event.eventData)))
+            elif event.eventType & pynvml.nvmlEventTypeDoubleBitEccError:
+                self._tell(Happened(device))
+
+    def _registered(self, events: Any) -> list[tuple[str, Any]]:
+        """Those of our devices that can tell of events, with their handles. The driver keeps a handle for ever."""
+        wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
+        found = []
+        for device, uuid in self._names().items():
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                types = wanted & pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+                if types:
+                    pynvml.nvmlDeviceRegisterEvents(handle, types, events)
+                    found.append((device, handle))
+            except pynvml.NVMLError as error:
+                logger.info("%s tells of no events: %s", device, error)
+        return found
+
+    def _tell(self, event: Happened) -> None:
+        self._events.append(event)
+        self._news()
+
+    def _names(self) -> dict[str, str]:
+        """Our devices, and what the driver calls them."""
+        found = {}
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with suppress(pynvml.NVMLError):  # lost already
+                uuid = _uuid(pynvml.nvmlDeviceGetHandleByIndex(index))
+                if sanitised(uuid) in self._devices:
+                    found[sanitised(uuid)] = uuid
+        return found
+
+
+def _read(device: str, uuid: str) -> Seen:
+    try:
+        handle = _known(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        if handle is None:
+            return Seen(device)
+        use = _known(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = _known(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        temperature = _known(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+        power = _known(pynvml.nvmlDeviceGetPowerUsage, handle)
+        uncorrected = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+        errors = _known(pynvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected)
+        name = _known(pynvml.nvmlDeviceGetName, handle) or ""
+        reasons = _known(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+    except _Lost as lost:
+        return Seen(device, lost=str(lost))
+    reading = Reading(
+        device=device,
+        name=(name.decode(errors="replace") if isinstance(name, bytes) else name)[:100],
+        utilisation=None if use is None else float(use.gpu),
+        memory_mb=None if memory is None else round(memory.used / _MB, 1),
+        memory_total_mb=None if memory is None else round(memory.total / _MB, 1),
+        temperature=None if temperature is None else float(temperature),
+        power_watts=None if power is None else power / 1000,
+        ecc_errors=errors,
+        throttled=throttling(reasons),
+    )
+    return Seen(device, reading)
+
+
+def throttling(reasons: int) -> tuple[ThrottleReason, ...]:
+    """The reasons to run slower, those of the hardware first."""
+    return tuple(reason for bit, reason in {**HARDWARE, **SOFTWARE}.items() if reasons & bit)
+
+
+def _known(ask: Callable[..., T], *about: Any) -> T | None:
+    """The answer; None where this device, or this driver, has none."""
+    try:
+        return ask(*about)
+    except pynvml.NVMLError as error:
+        if error.value in LOST:
+            raise _Lost(LOST[error.value]) from error
+        return None
+
+
+def _uuid(handle: Any) -> str:
+    uuid: str | bytes = pynvml.nvmlDeviceGetUUID(handle)
+    return uuid.decode(errors="replace") if isinstance(uuid, bytes) else uuid
+
+
+def _name(handle: Any) -> str:
+    try:
+        return sanitised(_uuid(handle))
+    except pynvml.NVMLError:
+        return ""
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

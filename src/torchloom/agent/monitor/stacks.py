@@ -1,0 +1,146 @@
+"""Where a rank is, line by line: asked of itself, forced out of it, or read from outside, whichever works first.
+
+A rank whose interpreter is free shows its stacks itself, which is safe at any time. One that is stopped, or whose
+interpreter is held, cannot: py-spy reads its memory, without stopping it. Where that is not allowed, a signal makes
+an interpreter that is held write them all the same: the last way, because it wakes a system call that was not to be
+woken. It is sent only to a process that is known to catch it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from torchloom.agent.monitor.rank_probe import NOT_RUNNING, RankProbe, process_state
+from torchloom.protocol.facts import RankStacks
+from torchloom.shared.liveness_page import SHOWN, SIGNAL, WANTED, View
+
+ITSELF_SECONDS = 0.25
+SIGNAL_SECONDS = 0.3
+SPY_SECONDS = 2.0
+POLL_SECONDS = 0.01
+SPIES = 4
+"""At once: each reads another process's memory for a while."""
+TEXT = 19_000
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk or a device, not to be interrupted",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "ended, not yet reaped",
+}
+
+
+async def take(rank: int, sight: RankProbe, spies: asyncio.Semaphore) -> RankStacks:
+    """The stacks of one rank, however they can be had."""
+    state, _ = process_state(sight.pid, sight.proc)
+    known = STATES.get(state, state) or "gone"
+    if state in NOT_RUNNING or sight.page is None:
+        return await _spied(rank, sight.pid, known, spies)
+    page = sight.page
+    text = await _asked(page)
+    if text:
+        return RankStacks(rank=rank, how="itself", text=text[:TEXT], state=known)
+    spied = await _spied(rank, sight.pid, known, spies)
+    if spied.how == "none" and (text := await forced(page)):
+        return RankStacks(rank=rank, how="signal", text=text[:TEXT], state=known)
+    return spied
+
+
+async def _asked(page: View) -> str:
+    """By its link thread, if that gets the interpreter."""
+    stacks = page.open_stacks()
+    if stacks is None:
+        return ""
+    try:
+        os.ftruncate(stacks, 0)
+        wanted = page.marks[WANTED] + 1
+        page.marks[WANTED] = wanted
+        for _ in range(int(ITSELF_SECONDS / POLL_SECONDS)):
+            await asyncio.sleep(POLL_SECONDS)
+            if page.marks[SHOWN] >= wanted:
+                return _read(stacks)
+        return ""
+    except OSError:
+        return ""
+    finally:
+        os.close(stacks)
+
+
+async def forced(page: View) -> str:
+    """By the interpreter's own signal handler, which needs no interpreter lock."""
+    number = page.marks[SIGNAL]
+    stacks = page.open_stacks()
+    if stacks is None:
+        return ""
+    try:
+        if not number or not catches(page.pid, number):
+            return ""
+        os.ftruncate(stacks, 0)
+        os.kill(page.pid, number)
+        before = -1
+        for _ in range(int(SIGNAL_SECONDS / POLL_SECONDS)):
+            await asyncio.sleep(POLL_SECONDS)
+            size = os.fstat(stacks).st_size
+            if size and size == before:  # it is written without a pause
+                break
+            before = size
+        return _read(stacks)
+    except OSError:
+        return ""
+    finally:
+        os.close(stacks)
+
+
+def catches(pid: int, number: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process has a handler for this signal; one that has none would be ended by it."""
+    try:
+        for line in (proc / str(pid) / "status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        pass
+    return False
+
+
+async def _spied(rank: int, pid: int, state: str, spies: asyncio.Semaphore) -> RankStacks:
+    program = spy()
+    if program is None:
+        why = "its stacks cannot be read from outside: py-spy is not installed"
+        return RankStacks(rank=rank, how="none", state=f"{state}; {why}"[:200])
+    async with spies:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program, "dump", "--nonblocking", "--pid", str(pid),
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as error:
+            return RankStacks(rank=rank, how="none", state=f"{state}; py-spy: {error}"[:200])
+        try:
+            async with asyncio.timeout(SPY_SECONDS):
+                out, trouble = await process.communicate()
+        except TimeoutError:
+            out, trouble = b"", b"py-spy took too long"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    text = out.decode(errors="replace")
+    if process.returncode == 0 and "Thread" in text:
+        return RankStacks(rank=rank, how="py-spy", text=text[:TEXT], state=state)
+    lines = trouble.decode(errors="replace").strip().splitlines() or ["py-spy read nothing"]
+    return RankStacks(rank=rank, how="none", state=f"{state}; {lines[0]}"[:200])
+
+
+def spy() -> str | None:
+    """py-spy's program: beside this interpreter, or on the path."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _read(fd: int) -> str:
+    return os.pread(fd, 4 * TEXT, 0).decode(errors="replace").replace("\0", "")

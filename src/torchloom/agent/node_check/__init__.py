@@ -1,0 +1,1 @@
+"""Checks whether a node is fit to run ranks."""

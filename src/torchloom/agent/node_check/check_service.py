@@ -1,0 +1,135 @@
+"""An agent asked whether its node is fit: by the weaver, which reads the answer in beats, or by a person who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from torchloom.agent.monitor.gpus import Seen
+from torchloom.agent.node import Node
+from torchloom.agent.node_check import trials
+from torchloom.agent.node_check.checks import Subject, examine, reasons
+from torchloom.protocol.codec import decode_answer, decode_node_look, encode
+from torchloom.protocol.node import Fitness
+from torchloom.protocol.operator import No
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.queries import LookExchange, LookFitness
+from torchloom.protocol.subjects import CHECK, CLOCK
+from torchloom.protocol.views import Answer, ClockView, ExchangeView, FitnessView
+from torchloom.views.answers import rendered
+
+CLOCK_SECONDS = 2.0
+PAUSE_SECONDS = 15.0
+"""Between two looks for the weaver: jobs that save elsewhere, and are not fit here, would take turns without end."""
+
+
+class NodeCheckService:
+    def __init__(
+        self,
+        client: Client,
+        node: Node,
+        state: Path,
+        look: Callable[[], Sequence[Seen]],
+        news: Callable[[], None],
+    ) -> None:
+        self.fitness: Fitness | None = None
+        """For beats; absent until the weaver has asked."""
+        self._client = client
+        self._node = node
+        self._state = state
+        self._look = look
+        self._news = news
+        self._ended = float("-inf")
+        self._one = asyncio.Lock()
+        """Two at a time would make each other slow."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        """Answer people."""
+        await self._client.subscribe(CHECK.to(node=self._node.name), cb=self._on_look)
+
+    def begin(self, folder: str) -> None:
+        """For the weaver; asked again while it goes on, or right after it, nothing more happens."""
+        known = self.fitness or Fitness(number=0)
+        if known.running or time.monotonic() - self._ended < PAUSE_SECONDS:
+            return
+        self.fitness = msgspec.structs.replace(known, running=True)
+        self._news()
+        self._spawn(self._answer_weaver(folder))
+
+    async def _answer_weaver(self, folder: str) -> None:
+        number = self.fitness.number if self.fitness is not None else 0
+        try:
+            found = await self.look(folder)
+            fitness = Fitness(number=number + 1, unfit=reasons(found), pace=found.pace, on=found.on, folder=folder)
+        except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear that the look is over
+            why = f"it could not be checked: {error}"[:2000]
+            fitness = Fitness(number=number + 1, unfit=(why,), folder=folder)
+        self.fitness, self._ended = fitness, time.monotonic()
+        self._news()
+
+    async def look(self, folder: str) -> FitnessView:
+        async with self._one:
+            subject = Subject(
+                devices=self._node.devices, state=self._state, checkpoints=Path(folder) if folder else None
+            )
+            subject = replace(subject, skew=await self.skew())
+            return await asyncio.to_thread(examine, subject, self._look)
+
+    async def skew(self) -> float | str:
+        """How far this clock is ahead of the weaver's: its answer was given half way between asking and hearing."""
+        asked, began = time.time(), time.monotonic()
+        try:
+            reply = await self._client.request(CLOCK.to(), b"", timeout=CLOCK_SECONDS)
+            answer = decode_answer(reply.data)
+        except (nats.errors.Error, OSError, msgspec.MsgspecError) as error:
+            return f"the weaver did not tell the time ({type(error).__name__})"
+        if not isinstance(answer, ClockView):
+            return "the weaver did not tell the time"
+        return asked + (time.monotonic() - began) / 2 - answer.now
+
+    async def _on_look(self, message: Msg) -> None:
+        self._spawn(self._answer(message))  # it takes its time, and others ask too
+
+    async def _answer(self, message: Msg) -> None:
+        answer: Answer
+        try:
+            match decode_node_look(message.data):
+                case LookFitness(folder=folder):
+                    answer = await self.look(folder)
+                case LookExchange() as look:
+                    answer = await self._exchange(look)
+        except msgspec.MsgspecError as error:
+            answer = rendered(No(why=phrase("not_understood", why=str(error))))
+        except Exception as error:  # noqa: BLE001  whoever waits is to know
+            answer = rendered(No(why=phrase("node_unchecked", why=str(error))))
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self._client.publish(message.reply, encode(answer))
+
+    async def _exchange(self, look: LookExchange) -> ExchangeView:
+        words = ("exchange", look.host, str(look.port), str(look.rank))
+        env = {"GLOO_SOCKET_IFNAME": self._node.interface} if self._node.interface else {}
+        found = await asyncio.to_thread(trials.run, words, trials.EXCHANGE_SECONDS, env)
+        if found.get("trouble") or not found.get("right"):
+            return ExchangeView(trouble=str(found.get("trouble") or "what arrived was wrong")[:2000])
+        return ExchangeView(mb_per_second=float(found["mb_per_second"]))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,99 @@
+"""Before an attempt: where its ranks will meet, and what they go on from."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchloom.checkpoints.store import search
+from torchloom.checkpoints.store.rollback import roll_back
+from torchloom.errors import BadState, NoValidCheckpoint, TorchLoomError
+from torchloom.protocol.node import Prepare, Rollback
+
+NO_FOLDER = "a rollback was asked for, and it is not known where the job's checkpoints are"
+HINT = "mend or move them away; an empty folder is a new beginning"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    port: int = 0
+    resume: str = ""
+    resume_step: int | None = None
+    rejected: dict[str, str] = field(default_factory=dict)
+    trouble: str = ""
+    """Why there is nothing to start."""
+    code: int = 1
+    """The exit code that goes with it."""
+
+
+def prepare(order: Prepare, host: str) -> Prepared:
+    """A free port, and the checkpoint to go on from. May take as long as reading one does."""
+    try:
+        port = free_port(host)
+        if order.rollback is not None:
+            return _gone_back(order, order.rollback, port)
+        return _with_checkpoint(order, port) if order.task.checkpoint_dir else Prepared(port)
+    except TorchLoomError as error:
+        return Prepared(
+            trouble=f"{error.message} → {error.hint}" if error.hint else error.message, code=error.exit_code
+        )
+    except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear of it
+        return Prepared(trouble=str(error) or type(error).__name__)
+
+
+def _with_checkpoint(order: Prepare, port: int) -> Prepared:
+    """The newest that is whole."""
+    task = order.task
+    folder = Path(task.cwd, task.checkpoint_dir)
+    if not _exists(folder):
+        return Prepared(port)  # the first start: the script makes it
+    try:
+        found, rejected = search.latest(folder, task.checkpoint_pattern or None)
+    except NoValidCheckpoint as none:
+        if none.rejected:
+            none.hint = HINT
+            raise
+        return Prepared(port)
+    return Prepared(port, str(found.path), found.step, _told(rejected))
+
+
+def _gone_back(order: Prepare, back: Rollback, port: int) -> Prepared:
+    """One from before the step that something went wrong at. Where there was none yet, from the beginning."""
+    task = order.task
+    folder = Path(task.cwd, task.checkpoint_dir or back.folder)
+    if not task.checkpoint_dir and not back.folder:
+        raise BadState(NO_FOLDER, hint="name their folder: --checkpoint-dir")
+    if not _exists(folder):
+        if back.saved:
+            raise BadState(f"the folder {folder} with the job's checkpoints is gone")
+        return Prepared(port)
+    of = f"{order.job} {order.submitted} {back.incident or order.attempt}"
+    pattern = task.checkpoint_pattern or None
+    try:
+        done = roll_back(folder, of, back.before, back.back, pattern, job=order.job, saved=back.saved)
+    except NoValidCheckpoint as none:
+        none.hint = HINT
+        raise
+    if done.found is None:
+        return Prepared(port)
+    return Prepared(port, str(done.found.path), done.found.step, _told(done.rejected))
+
+
+def _exists(folder: Path) -> bool:
+    if folder.exists() and not folder.is_dir():
+        raise BadState(f"{folder} is not a folder")
+    return folder.exists()
+
+
+def _told(rejected: dict[str, str]) -> dict[str, str]:
+    return {name[:255]: why[:2000] for name, why in list(rejected.items())[:100]}
+
+
+def free_port(host: str) -> int:
+    """One that is free now; a port another program takes meanwhile is found by the rank that binds it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,143 @@
+"""The ranks a keeper has in its care: how they begin, what they are sent, how they end, until they are forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from torchloom.agent.monitor.exit_evidence import oom_kills
+from torchloom.agent.supervisor.exit_records import ExitRecordStore
+from torchloom.agent.supervisor.fork import Child, StartFailed, fork_rank, read_complaint
+from torchloom.agent.supervisor.poll_loop import PollLoop
+from torchloom.agent.supervisor.protocol import Begin, Begun, Ended, NotBegun, RankRecord, Signal
+
+Become = Callable[[int], NoReturn]
+"""What a forked child does to become the rank; gets the pipe to complain into."""
+
+
+@dataclass
+class ChildRank:
+    begun: Begun
+    child: Child
+    sweep: bool
+    oom_kills: int
+    """The kernel's count before it began."""
+    starting: bool = True
+
+
+class ChildProcesses:
+    def __init__(self, folder: Path, loop: PollLoop, tell: Callable[[Begun | NotBegun | Ended], None]) -> None:
+        self._shelf = ExitRecordStore(folder)
+        self._loop = loop
+        self._tell = tell
+        self._running: dict[str, ChildRank] = {}
+        self._kept = self._shelf.read()
+        for key, kept in self._kept.items():
+            if kept.ended is None:  # its keeper was killed, it died with it, and nobody could write down how
+                self._keep_end(Ended(key=key, at=time.time(), signal=int(signal.SIGKILL), lost=True))
+
+    def kept(self) -> tuple[RankRecord, ...]:
+        return tuple(self._kept.values())
+
+    def begin(self, begin: Begin, become: Become, why_cold: str | None) -> None:
+        """Start it; `why_cold` is None if `become` makes a warm one."""
+        key = begin.key
+        if key in self._kept or key in self._running:
+            self._tell(NotBegun(key=key, why="it was started before"))
+            return
+        kills = oom_kills()
+        try:
+            child = fork_rank(begin, become)
+        except StartFailed as error:
+            self._tell(NotBegun(key=key, why=str(error)))
+            return
+        begun = Begun(key=key, pid=child.pid, at=time.time(), warm=why_cold is None, why_cold=why_cold or "")
+        rank = self._running[key] = ChildRank(begun, child, begin.sweep, kills)
+        self._loop.watch(child.complaint, lambda: self._settle(rank))
+
+    def signal(self, order: Signal) -> None:
+        rank = self._running.get(order.key)
+        if rank is None:
+            return
+        # Unreaped, so its number is nobody else's; before it runs it may not lead a group yet.
+        send = os.killpg if order.whole and not rank.starting else os.kill
+        with contextlib.suppress(OSError):
+            send(rank.begun.pid, order.number)
+
+    def forget(self, key: str) -> None:
+        if key in self._kept and key not in self._running:
+            del self._kept[key]
+            self._shelf.forget(key)
+
+    def reap(self) -> None:
+        """Take note of those that have ended."""
+        for rank in list(self._running.values()):
+            self._reap(rank, os.WNOHANG)
+
+    def kill_all(self) -> None:
+        for rank in self._running.values():
+            self.signal(Signal(key=rank.begun.key, number=int(signal.SIGKILL)))
+        for rank in list(self._running.values()):
+            self._reap(rank, 0)
+
+    def close_in_child(self) -> None:
+        for rank in self._running.values():
+            if rank.starting:
+                os.close(rank.child.complaint)
+
+    def _settle(self, rank: ChildRank) -> None:
+        """It runs now, or could not."""
+        complaint = read_complaint(rank.child)
+        if complaint is None:
+            return
+        self._loop.unwatch(rank.child.complaint)
+        os.close(rank.child.complaint)
+        rank.starting = False
+        key = rank.begun.key
+        if complaint:
+            os.waitpid(rank.begun.pid, 0)
+            del self._running[key]
+            self._tell(NotBegun(key=key, why=complaint))
+            return
+        self._kept[key] = RankRecord(begun=rank.begun)
+        self._shelf.began(rank.begun)
+        self._tell(rank.begun)
+
+    def _reap(self, rank: ChildRank, wait: int) -> None:
+        pid = rank.begun.pid
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | wait)
+        if found is None:
+            return
+        if rank.starting:
+            self._settle(rank)
+            if rank.begun.key not in self._running:
+                return
+        if rank.sweep:
+            # Before it is reaped: until then the number of its group cannot become anyone else's.
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        del self._running[rank.begun.key]
+        exited = found.si_code == os.CLD_EXITED
+        ended = Ended(
+            key=rank.begun.key,
+            at=time.time(),
+            code=found.si_status if exited else None,
+            signal=None if exited else found.si_status,
+            core_dumped=found.si_code == os.CLD_DUMPED,
+            oom_kills=max(0, oom_kills() - rank.oom_kills),
+        )
+        self._keep_end(ended)
+        self._tell(ended)
+
+    def _keep_end(self, ended: Ended) -> None:
+        self._shelf.ended(ended)
+        self._kept[ended.key] = msgspec.structs.replace(self._kept[ended.key], ended=ended)

@@ -1,0 +1,158 @@
+"""Forking a rank: what a process must be before it runs anything, and how a failed start is told.
+
+The child leads a session of its own, so that one signal reaches it and its loaders; it dies with the keeper; its
+output goes to files, which survive whoever reads them. Until the rank runs, a pipe is open that exec closes: what is
+written into it is a complaint, its end without one means that the rank runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from torchloom.agent.supervisor.protocol import Begin
+
+PR_SET_PDEATHSIG = 1
+STARTUP = str(Path(__file__).parent / "startup")
+FAILED = 127
+"""Exit code of a child that could not become a rank; nobody sees it, they see the complaint."""
+
+
+class StartFailed(Exception):
+    pass
+
+
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """This signal for this process as soon as that parent is dead; also if it died just before. Linux alone can do it.
+
+    The kernel watches the *thread* that forked, so a parent must fork where its life is: in its main thread.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+@dataclass(frozen=True)
+class Child:
+    pid: int
+    complaint: int
+    """Where to read why it could not start: nothing at all if it could."""
+
+
+def fork_rank(begin: Begin, become: Callable[[int], NoReturn]) -> Child:
+    """Fork; the child goes into `become`, in place already, with the pipe to complain into, and signals blocked."""
+    keeper = os.getpid()
+    out, err = _open_outputs(begin)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    # A signal that comes while the child still has the keeper's handlers must not be taken for the keeper's.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    failure: OSError | None = None
+    pid = -1
+    try:
+        pid = os.fork()
+    except OSError as error:
+        failure = error
+    if pid == 0:  # outside of the try: nothing below may happen in the child
+        _in_child(begin, keeper, (out, err, reading), writing, become)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for fd in (out, err, writing):
+        os.close(fd)
+    if failure:
+        os.close(reading)
+        raise StartFailed(f"cannot fork: {failure.strerror}")
+    return Child(pid, reading)
+
+
+def exec_rank(begin: Begin, complaint: int) -> NoReturn:
+    """A fresh interpreter: nothing of the keeper is left but the process number."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):  # libc keeps some for itself
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for fd in _open_fds():
+        if fd > 2 and fd != complaint:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    try:
+        os.execvpe(begin.argv[0], begin.argv, with_startup(begin.env))
+    except OSError as error:
+        raise StartFailed(f"cannot run {begin.argv[0]}: {error.strerror}") from None
+
+
+def with_startup(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which a fresh interpreter of a rank runs startup/sitecustomize.py before its script."""
+    if "TORCHLOOM_LAUNCHER" not in env:
+        return dict(env)
+    given = env.get("PYTHONPATH")
+    return {**env, "PYTHONPATH": f"{STARTUP}{os.pathsep}{given}" if given else STARTUP}
+
+
+def read_complaint(child: Child) -> str | None:
+    """Why it could not start; empty if it runs; None if that is not yet known."""
+    try:
+        data = os.read(child.complaint, 65536)
+    except BlockingIOError:
+        return None
+    return data.decode(errors="replace")
+
+
+def _in_child(
+    begin: Begin, keeper: int, spare: tuple[int, ...], complaint: int, become: Callable[[int], NoReturn]
+) -> NoReturn:
+    try:
+        os.setsid()
+        die_with(keeper)
+        out, err = spare[:2]
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (out, 1), (err, 2)):
+            os.dup2(source, target)
+        for fd in (null, *spare):
+            os.close(fd)
+        try:
+            os.chdir(begin.cwd)
+        except OSError as error:
+            raise StartFailed(f"cannot enter {begin.cwd}: {error.strerror}") from None
+        become(complaint)
+    except Exception as error:  # noqa: BLE001  whatever it is, a half-made rank must not go on as a second keeper
+        os.write(complaint, (str(error) or repr(error)).encode(errors="replace")[:4000])
+        os._exit(FAILED)
+
+
+def _open_outputs(begin: Begin) -> tuple[int, int]:
+    for path in (begin.stdout, begin.stderr):
+        if not path.startswith("/"):
+            raise StartFailed(f"the path of an output must be absolute: {path}")
+    out = _open_output(begin.stdout)
+    try:
+        return out, _open_output(begin.stderr)
+    except StartFailed:
+        os.close(out)
+        raise
+
+
+def _open_output(path: str) -> int:
+    how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        fd = os.open(path, how | os.O_NONBLOCK, 0o600)  # a pipe that nobody reads must not stop the keeper
+    except OSError as error:
+        raise StartFailed(f"cannot write to {path}: {error.strerror}") from None
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _open_fds() -> list[int]:
+    for listing in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            return [int(name) for name in os.listdir(listing)]  # noqa: PTH208
+    return list(range(3, os.sysconf("SC_OPEN_MAX")))

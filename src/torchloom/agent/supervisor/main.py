@@ -1,0 +1,237 @@
+"""The keeper: the one process that starts, watches and reaps the ranks of one job on one node.
+
+    python -P -m torchloom.agent.supervisor.main FOLDER [--tied PID] [--preload torch,torch._dynamo] [--client FD]
+
+Ranks are its children, so their exit status reaches it whatever becomes of the agent; and they die with it. It does so
+little that there is little it could die of: one thread, one poll, no network. An agent talks to it over
+FOLDER/keeper.sock; a new one takes the place of the old. With --tied it dies with its parent, the process PID.
+
+With --preload it imports modules ahead and forks ranks that have them already. In such a child Reborn is raised, the
+stack unwinds, and `main` runs the rank's script where a fresh interpreter would have run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from torchloom.agent.supervisor import framing, preload, warm_start
+from torchloom.agent.supervisor.children import ChildProcesses
+from torchloom.agent.supervisor.client_connection import ClientConnection
+from torchloom.agent.supervisor.fork import die_with, exec_rank
+from torchloom.agent.supervisor.fork_check import ColdStart, ParentEnvironment, Target, fit
+from torchloom.agent.supervisor.poll_loop import PollLoop
+from torchloom.agent.supervisor.protocol import (
+    Begin,
+    Forget,
+    FromAgent,
+    FromKeeper,
+    Leave,
+    Look,
+    Replaced,
+    Signal,
+    State,
+    from_agent,
+)
+
+ALREADY = 5
+"""Exit code where another keeper has the folder."""
+START = "import sys; sys.flags.safe_path or sys.path.pop(0); from torchloom.agent.supervisor.main import main; main()"
+"""For `python -c`: with it, the interpreter's flags can be the ranks' own, without -P, and still nothing in the working
+folder is imported by mistake."""
+
+
+class Reborn(BaseException):
+    """Raised in a forked child: it is no keeper any more, and must unwind and run this."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+
+class Supervisor:
+    def __init__(self, birth: ParentEnvironment, modules: list[str], lock: int) -> None:
+        self.birth = birth
+        self.lock = lock
+        self.loop = PollLoop()
+        self.ward = ChildProcesses(Path.cwd(), self.loop, self._tell)
+        self.listener = framing.listen_here()
+        self.visitor: ClientConnection | None = None
+        self.modules = tuple(modules)
+        self.to_load = modules
+        self.why_cold = "" if modules else "nothing is preloaded"
+        self.waiting: list[Begin] = []
+        """Warm starts that were asked for before everything was loaded."""
+        self.leaving = False
+
+    def serve(self, client: socket.socket | None) -> None:
+        self.loop.hear_signals(self.ward.reap)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "leaving", True))
+        for number in (signal.SIGINT, signal.SIGHUP):  # the agent hears Ctrl-C, and decides
+            signal.signal(number, signal.SIG_IGN)
+        self.loop.watch(self.listener.fileno(), self._welcome)
+        if client:
+            self._meet(client)
+        while not self.leaving:
+            self.loop.turn(wait=not self.to_load)
+            if self.to_load and not self.leaving:
+                self._load_next()
+        self.ward.kill_all()
+        Path(framing.NAME).unlink(missing_ok=True)
+
+    def _load_next(self) -> None:
+        if trouble := preload.load(self.to_load.pop(0)):
+            self.why_cold = trouble
+            self.to_load.clear()
+        if self.to_load:
+            return
+        preload.settle()
+        self.why_cold = self.why_cold or preload.why_not_fork()
+        self._tell(self._state())
+        while self.waiting:
+            self._begin(self.waiting.pop(0))
+
+    # ── talking ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _welcome(self) -> None:
+        with contextlib.suppress(OSError):  # gone before it was let in
+            self._meet(self.listener.accept()[0])
+
+    def _meet(self, connection: socket.socket) -> None:
+        self._tell(Replaced())
+        self._part()
+        self.visitor = ClientConnection(connection)
+        self.loop.watch(self.visitor.fd, partial(self._talk, self.visitor))
+        self._tell(self._state())
+
+    def _part(self) -> None:
+        if self.visitor:
+            self.loop.unwatch(self.visitor.fd)
+            self.visitor.close()
+            self.visitor = None
+
+    def _talk(self, visitor: ClientConnection) -> None:
+        said, there = visitor.listen()
+        for data in said:
+            try:
+                self._obey(from_agent(data))
+            except msgspec.MsgspecError as error:
+                print(f"not understood: {error}", file=sys.stderr, flush=True)
+        if self.visitor is visitor:
+            if there and visitor.flush():
+                self.loop.change(visitor.fd, visitor.interest())
+            else:
+                self._part()
+
+    def _tell(self, word: FromKeeper) -> None:
+        """What cannot be told is in State, for whoever comes next."""
+        if self.visitor and self.visitor.tell(word):
+            self.loop.change(self.visitor.fd, self.visitor.interest())
+        else:
+            self._part()
+
+    def _obey(self, word: FromAgent) -> None:
+        match word:
+            case Begin() if word.warm and self.to_load:
+                self.waiting.append(word)
+            case Begin():
+                self._begin(word)
+            case Signal():
+                self.ward.signal(word)
+            case Forget(key=key):
+                self.ward.forget(key)
+            case Look():
+                self._tell(self._state())
+            case Leave():
+                self.leaving = True
+
+    def _state(self) -> State:
+        return State(
+            pid=os.getpid(),
+            kept=self.ward.kept(),
+            preloading=bool(self.to_load),
+            preloaded=() if self.to_load or self.why_cold else self.modules,
+            why_cold=self.why_cold,
+            memory_mb=preload.memory_mb(),
+        )
+
+    # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, begin: Begin) -> None:
+        try:
+            if not begin.warm:
+                raise ColdStart("")
+            if why := self.why_cold or preload.why_threads():
+                raise ColdStart(why)
+            target = fit(begin, self.birth)
+        except ColdStart as cold:
+            self.ward.begin(begin, partial(exec_rank, begin), str(cold))
+        else:
+            self.ward.begin(begin, partial(self._reborn, begin, target), None)
+
+    def _reborn(self, begin: Begin, target: Target, complaint: int) -> NoReturn:
+        """In the child. Nothing of the keeper's may stay open: the agent would not see the keeper's end."""
+        self.loop.close_in_child()
+        self.ward.close_in_child()
+        self.listener.close()
+        if self.visitor:
+            self.visitor.close()
+        os.close(self.lock)
+        warm_start.prepare(begin, target, self.birth)
+        os.close(complaint)
+        raise Reborn(target)
+
+
+def main() -> None:
+    birth = ParentEnvironment.of_this_process()
+    parser = argparse.ArgumentParser(prog="torchloom.agent.supervisor.main")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tied", type=int, metavar="PID", help="die with this process, the parent")
+    parser.add_argument("--preload", default="", metavar="MODULE,MODULE")
+    parser.add_argument("--client", type=int, metavar="FD", help="an inherited socket: the first agent to talk to")
+    options = parser.parse_args()
+    client = None
+    if options.client is not None:
+        os.set_inheritable(options.client, False)
+        client = socket.socket(fileno=options.client)
+    if options.tied is not None:
+        die_with(options.tied, signal.SIGTERM)  # there is time to take along what ranks have started
+    options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    options.folder.chmod(0o700)  # whoever reaches the socket can run anything as this user
+    os.chdir(options.folder)  # so that the socket's path is short, and no file system is held that may be unmounted
+    keeper = Supervisor(birth, [name for name in options.preload.split(",") if name], _lock())
+    try:
+        keeper.serve(client)
+        return
+    except Reborn as reborn:
+        target = reborn.target
+    warm_start.run(target)  # outside of the except, or every error of the script would be shown as caused by Reborn
+
+
+def _lock() -> int:
+    """One keeper per folder. A record lock, because a fork does not inherit it."""
+    lock = os.open("keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        print(f"another keeper has {Path.cwd()}", file=sys.stderr)
+        sys.exit(ALREADY)
+    return lock
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        sys.path.pop(0)
+    from torchloom.agent.supervisor.main import main as start
+
+    start()  # of the module, not of this copy of it: a rank will empty __main__

@@ -1,0 +1,145 @@
+"""What an agent and a keeper say to each other: frozen, tagged, one JSON datagram each.
+
+agent  → keeper   Begin Signal Forget Look Leave
+keeper → agent    State            at once when an agent connects, when preloading is over, and when asked
+                  Begun NotBegun   the answer to Begin
+                  Ended            by itself, once, after it has been written to the folder
+                  Replaced         another agent has connected; this connection closes
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_:-]{1,200}$")]
+"""Names one life of one rank; a new life takes a new key. It is a file name too."""
+Word = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
+"""What execve can carry."""
+Command = Annotated[tuple[Word, ...], Meta(min_length=1)]
+
+
+class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True, tag_field="is"):
+    """Base of everything said; the class name is its tag."""
+
+
+# ── agent → keeper ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Begin(SupervisorMessage, frozen=True):
+    """Start a rank. A key is started once: asked again, the answer is NotBegun."""
+
+    key: Key
+    argv: Command
+    """The whole command. Only `PYTHON [FLAGS] SCRIPT ...` and `PYTHON [FLAGS] -m MODULE ...` can be warm."""
+    env: dict[Annotated[str, Meta(pattern=r"^[^=\x00]+$")], Word]
+    """All of it: nothing of the keeper's own environment is added."""
+    cwd: Word
+    stdout: Word
+    """Absolute path; appended to. It may be the same as stderr."""
+    stderr: Word
+    warm: bool = True
+    """Fork it from the keeper if that gives what a fresh interpreter would. False: always a fresh one."""
+    sweep: bool = True
+    """When the rank has ended, kill what it left behind in its process group, such as loaders."""
+
+
+class Signal(SupervisorMessage, frozen=True):
+    """Nothing happens, and nothing is answered, where the rank has ended or was never started."""
+
+    key: Key
+    number: Annotated[int, Meta(ge=1, le=64)]
+    whole: bool = True
+    """The rank and all of its process group, or the rank alone."""
+
+
+class Forget(SupervisorMessage, frozen=True):
+    """The end of this rank has been taken note of. One that still runs is not forgotten."""
+
+    key: Key
+
+
+class Look(SupervisorMessage, frozen=True):
+    """Answered with State."""
+
+
+class Leave(SupervisorMessage, frozen=True):
+    """Kill all ranks, and end."""
+
+
+# ── keeper → agent ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Begun(SupervisorMessage, frozen=True):
+    key: Key
+    pid: int
+    """Of the rank; the number of its session and process group as well."""
+    at: float
+    warm: bool = False
+    why_cold: str = ""
+    """Why it is a fresh interpreter although a warm start was asked for."""
+
+
+class NotBegun(SupervisorMessage, frozen=True):
+    key: Key
+    why: str
+
+
+class Ended(SupervisorMessage, frozen=True):
+    key: Key
+    at: float
+    code: int | None = None
+    """Exit code; None if a signal ended it."""
+    signal: int | None = None
+    core_dumped: bool = False
+    oom_kills: int = 0
+    """Processes that the kernel killed for want of memory, in the rank's cgroup, while the rank lived."""
+    lost: bool = False
+    """The keeper was killed, and the rank with it: how it ended is not known from the kernel."""
+
+
+class RankRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rank that was started and not yet forgotten."""
+
+    begun: Begun
+    ended: Ended | None = None
+
+
+class State(SupervisorMessage, frozen=True):
+    pid: int
+    """Of the keeper."""
+    kept: tuple[RankRecord, ...] = ()
+    preloading: bool = False
+    """Warm starts asked for now will wait until it is over."""
+    preloaded: tuple[str, ...] = ()
+    why_cold: str = ""
+    """Why every start will be cold; empty if they can be warm."""
+    memory_mb: float = 0.0
+    """Proportional share: what is shared with living ranks is divided among them."""
+
+
+class Replaced(SupervisorMessage, frozen=True):
+    pass
+
+
+FromAgent = Begin | Signal | Forget | Look | Leave
+FromKeeper = State | Begun | NotBegun | Ended | Replaced
+
+encode = msgspec.json.Encoder().encode
+_from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
+_from_keeper: msgspec.json.Decoder[FromKeeper] = msgspec.json.Decoder(FromKeeper)
+
+
+def from_agent(data: bytes) -> FromAgent:
+    return _from_agent.decode(data)
+
+
+def from_keeper(data: bytes) -> FromKeeper:
+    return _from_keeper.decode(data)
+
+
+def check(said: SupervisorMessage) -> Any:
+    """The same word again if its reader would take it, otherwise msgspec.ValidationError or UnicodeEncodeError."""
+    return msgspec.json.decode(encode(said), type=type(said))

@@ -1,0 +1,144 @@
+"""The join token: everything a second machine needs to reach this control plane, in one line of text.
+
+base64url of JSON {v, url, ca, account, creds: {role: text}}. It holds secrets, so it is handed over like a password:
+`loom token | ssh other loom join -` keeps it out of the process list and the shell's history.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from pathlib import Path
+
+import msgspec
+
+from torchloom.bus.authority import ensure_authority
+from torchloom.bus.nats_server import is_loopback
+from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
+from torchloom.errors import BadInput, BadState
+from torchloom.protocol.subjects import Role
+
+MAX_BYTES = 256 * 1024
+_ANY = {"0.0.0.0", "::"}
+
+
+class JoinToken(msgspec.Struct, frozen=True, kw_only=True):
+    v: int = 1
+    url: str
+    account: str
+    creds: dict[Role, str]
+    ca: str = ""
+
+
+def make_token(folder: StateFolder, roles: list[Role], lifetime: float | None, host: str | None = None) -> str:
+    """A token for these roles, valid for `lifetime` seconds. `host` is the name by which others reach this machine."""
+    endpoint = folder.read_endpoint()
+    if endpoint is None or not folder.authority.exists():
+        raise BadState(
+            f"no control plane was started from {folder.path}, so there is nothing to join",
+            hint="run this where `loom up --listen ADDR` runs",
+        )
+    url = _reachable_url(folder, endpoint, host)
+    authority = ensure_authority(folder)
+    own_ca = folder.tls / "ca.pem"
+    token = JoinToken(
+        url=url,
+        account=authority.account_key,
+        creds={role: authority.mint(role, lifetime=lifetime).decode() for role in roles},
+        ca=own_ca.read_text() if listens(folder)[1] == folder.tls / "server.pem" else "",
+    )
+    return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode()
+
+
+def read_token(text: str) -> JoinToken:
+    text = "".join(text.split())  # a mail program may have broken the line
+    if not text or len(text) > MAX_BYTES:
+        raise _not_a_token("it is empty" if not text else "it is too long")
+    try:
+        token = msgspec.json.decode(base64.b64decode(text, altchars=b"-_", validate=True), type=JoinToken)
+    except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
+        raise _not_a_token(str(error)) from error
+    if token.v != 1:
+        raise BadInput(f"this join token is of version {token.v}", hint="install the same torchLoom on both machines")
+    if not re.fullmatch(r"(nats|tls)://[^\s/@]+:\d{1,5}", token.url):
+        raise _not_a_token(f"{token.url!r} is not the address of a server")
+    if token.url.startswith("nats://") and not is_loopback(_host(token.url)):
+        raise BadInput("this join token leads to a server beyond this machine without TLS", hint="ask for a new one")
+    return token
+
+
+def join(folder: StateFolder, token: JoinToken) -> None:
+    """Write the token's contents: from then on every command with this state folder reaches that control plane."""
+    if folder.authority.exists():
+        raise BadState(
+            f"the state folder {folder.path} has a control plane of its own",
+            hint="choose another folder for the joined one with --state or TORCHLOOM_STATE",
+        )
+    folder.make()
+    folder.endpoint.unlink(missing_ok=True)  # written last, so that an interrupted join is not taken for a complete one
+    for old in (folder.path / "creds").glob("*.creds"):
+        old.unlink()  # of a control plane joined before
+    for role, creds in token.creds.items():
+        write_private(folder.creds(role), creds.encode())
+    if token.ca:
+        write_private(folder.tls / "ca.pem", token.ca.encode())
+    else:
+        (folder.tls / "ca.pem").unlink(missing_ok=True)
+    endpoint = Endpoint(url=token.url, account=token.account, tls=token.url.startswith("tls://"))
+    write_private(folder.endpoint, msgspec.json.encode(endpoint))
+
+
+def listens(folder: StateFolder) -> tuple[str, Path | None]:
+    """Host and certificate of a folder's embedded server; its endpoint names loopback if it listens everywhere."""
+    try:
+        text = (folder.nats / "nats.conf").read_text()
+    except OSError:
+        return "", None
+    host = re.search(r'^host: "(.*)"$', text, re.MULTILINE)
+    cert = re.search(r'cert_file: "(.*?)"', text)
+    return host[1] if host else "", Path(cert[1]) if cert else None
+
+
+def _reachable_url(folder: StateFolder, endpoint: Endpoint, host: str | None) -> str:
+    scheme, port = endpoint.url.partition("://")[0], endpoint.url.rpartition(":")[2]
+    bound, cert = listens(folder)
+    if host is None:
+        listening = bound or _host(endpoint.url)
+        if listening in _ANY:
+            raise BadInput(
+                "the server listens on all addresses of this machine; which one can the other machine reach?",
+                hint="name it with --host",
+            )
+        if is_loopback(listening):
+            raise BadInput(
+                "the server listens on this machine only, so no other can join",
+                hint="start it with `loom up --listen ADDR`; or name with --host where you forward its port to",
+            )
+        host = listening
+    if cert == folder.tls / "server.pem":  # torchLoom's own; certificates of users are not checked
+        _require_covered(cert, host)
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    if scheme != "tls" and not is_loopback(host):
+        raise BadInput(
+            f"the server has no TLS, so it cannot be joined at {host}", hint="start it with `loom up --listen ADDR`"
+        )
+    return url
+
+
+def _require_covered(cert: Path, host: str) -> None:
+    """The certificate must name the host, or the other machine would reject it."""
+    from torchloom.bus.tls import covers
+
+    if not covers(cert, host):
+        raise BadInput(
+            f"the server's certificate does not name {host}", hint=f"start it with `loom up --listen {host}`"
+        )
+
+
+def _host(url: str) -> str:
+    return url.partition("://")[2].rpartition(":")[0].strip("[]")
+
+
+def _not_a_token(why: str) -> BadInput:
+    return BadInput(f"this is not a join token: {why}", hint="`loom token` on the first machine prints one")

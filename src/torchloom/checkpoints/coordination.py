@@ -1,0 +1,145 @@
+"""How the ranks of one checkpoint agree: all ranks of torch.distributed, or a single process.
+
+The first rank decides, and all ranks get the same answer or the same error. Only save() and resume() communicate; the
+writing threads never do, so they cannot interfere with the training's collectives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from torchloom.errors import BadInput, BadState, TorchLoomError
+
+Answer = TypeVar("Answer")
+TALK_SECONDS = 600.0
+"""Longest wait for a rank to take part in a save; then the save fails and training continues."""
+
+
+class Coordinator(Protocol):
+    rank: int
+    size: int
+
+    def next_id(self) -> str:
+        """An id that is the same on all ranks and never used again."""
+
+    def broadcast_from_zero(self, work: Callable[[], Answer]) -> Answer:
+        """Run `work` on the first rank; returns its result on all ranks, or raises its error."""
+
+    def gather(self, mine: Any) -> list[Any]:
+        """The values of all ranks, on every rank."""
+
+    def scatter(self, mine: Any, share: Callable[[list[Any]], list[Any]]) -> Any:
+        """The first rank gets the values of all ranks and computes a share for each; returns this rank's share."""
+
+
+class LocalCoordinator:
+    rank = 0
+    size = 1
+
+    def next_id(self) -> str:
+        return secrets.token_hex(4)
+
+    def broadcast_from_zero(self, work: Callable[[], Answer]) -> Answer:
+        return work()
+
+    def gather(self, mine: Any) -> list[Any]:
+        return [mine]
+
+    def scatter(self, mine: Any, share: Callable[[list[Any]], list[Any]]) -> Any:
+        return share([mine])[0]
+
+
+class GlooCoordinator:
+    """Uses a gloo group of its own, separate from the training's collectives."""
+
+    def __init__(self) -> None:
+        self.world = dist.group.WORLD
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TALK_SECONDS))
+        self._token = self.broadcast_from_zero(lambda: secrets.token_hex(16))
+        self._count = 0
+
+    def next_id(self) -> str:
+        self._count += 1
+        return f"{zlib.crc32(f'{self._token} {self._count}'.encode()):08x}"
+
+    def broadcast_from_zero(self, work: Callable[[], Answer]) -> Answer:
+        outcome: list[Any] = [None]
+        if self.rank == 0:
+            outcome = [_attempt(work)]
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
+        answer: Answer = _unpack(outcome[0])
+        return answer
+
+    def gather(self, mine: Any) -> list[Any]:
+        values = [None] * self.size
+        dist.all_gather_object(values, mine, group=self.group)
+        return values
+
+    def scatter(self, mine: Any, share: Callable[[list[Any]], list[Any]]) -> Any:
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(mine, values, dst=0, group=self.group)
+        shares: list[Any] = [None] * self.size
+        if values is not None:
+            outcome = _attempt(lambda: share(values))
+            shares = [(True, part) for part in outcome[1]] if outcome[0] else [outcome] * self.size
+        own: list[Any] = [None]
+        dist.scatter_object_list(own, shares, src=0, group=self.group)
+        return _unpack(own[0])
+
+
+def is_distributed() -> bool:
+    return bool(dist.is_available() and dist.is_initialized())
+
+
+def find_coordinator() -> Coordinator:
+    """A coordinator of all ranks, if torch.distributed is initialised. Every rank must call it at the same point."""
+    return GlooCoordinator() if is_distributed() else LocalCoordinator()
+
+
+def _attempt(work: Callable[[], Any]) -> tuple[bool, Any]:
+    try:
+        return True, work()
+    except TorchLoomError as error:
+        return False, error
+    except Exception as error:  # noqa: BLE001  raised on every rank
+        return False, TorchLoomError(f"{type(error).__name__}: {error}")
+
+
+def _unpack(outcome: tuple[bool, Any]) -> Any:
+    succeeded, answer = outcome
+    if succeeded:
+        return answer
+    assert isinstance(answer, Exception)
+    raise answer
+
+
+@contextlib.contextmanager
+def all_or_none(coordinator: Coordinator) -> Iterator[None]:
+    """The block succeeds on all ranks, or raises on all ranks."""
+    problem: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  raised once the others know
+        problem = error
+    problems = coordinator.gather(None if problem is None else as_sendable(problem))
+    if problem is not None:
+        raise problem
+    for rank, other in enumerate(problems):
+        if other is not None:
+            kind, why = other
+            raise kind(f"rank {rank}: {why}")
+
+
+def as_sendable(problem: Exception) -> tuple[type[TorchLoomError], str]:
+    """An error as it is sent to the other ranks."""
+    kind = BadInput if isinstance(problem, BadInput) else BadState
+    return kind, str(getattr(problem, "message", "") or repr(problem))[:500]

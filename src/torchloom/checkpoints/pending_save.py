@@ -1,0 +1,126 @@
+"""One save: what is known when it starts, how far it is, and how it ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from torchloom.checkpoints.store.manifest import FileEntry, Manifest
+from torchloom.errors import TorchLoomError
+from torchloom.protocol.knob_values import Value
+
+
+@dataclass(frozen=True)
+class SaveInfo:
+    """What the manifest says about a save besides its files."""
+
+    step: int
+    layout: Literal["single", "sharded"]
+    parts: tuple[str, ...]
+    world_size: int
+    job: str
+    knobs: dict[str, Value]
+    began: float
+    """When the copy began, on the monotonic clock."""
+
+    def make_manifest(self, files: tuple[FileEntry, ...], id: str) -> Manifest:
+        """The manifest of these files, once they are all written."""
+        return Manifest(
+            step=self.step,
+            files=files,
+            layout=self.layout,
+            id=id,
+            parts=self.parts,
+            created=time.time(),
+            seconds=time.monotonic() - self.began,
+            world_size=self.world_size,
+            torch=str(torch.__version__),
+            job=self.job,
+            knobs=self.knobs,
+        )
+
+
+class PreparedSave(Protocol):
+    """A state that was copied out of training and can be written on any thread."""
+
+    layout: Literal["single", "sharded"]
+    size: int
+
+    def write(self, grown: Callable[[int], None], info: SaveInfo) -> None:
+        """Write until it is durable and in its place; `grown` gets the number of bytes as they are written."""
+
+    def release(self) -> None:
+        """Its buffers may be used again."""
+
+
+class PendingSave:
+    """A checkpoint that a thread writes while training continues."""
+
+    def __init__(self, step: int, path: Path, began: float) -> None:
+        self.step = step
+        self.path = path
+        """Where it will be."""
+        self.began = began
+        """When the copy began, on the monotonic clock."""
+        self.stall = 0.0
+        """Seconds for which training stood still."""
+        self.total = 0
+        """Bytes that this process has to write."""
+        self.written = 0
+        self.seconds = 0.0
+        """Until it was durable."""
+        self.error = ""
+        """Why it failed; empty if it did not."""
+        self._done = threading.Event()
+        self._pid = os.getpid()
+
+    def grow(self, size: int) -> None:
+        self.written += size
+
+    def end(self, error: str = "") -> None:
+        self.error = error
+        self.seconds = time.monotonic() - self.began
+        self._done.set()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def progress(self) -> float:
+        """From 0 to 1. Reaches 1 only when the checkpoint is durable."""
+        if self.done:
+            return 1.0
+        return min(0.99, self.written / self.total) if self.total else 0.0
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it has ended, at most this long; False if it has not. A forked child does not wait."""
+        return self._done.wait(seconds) if self._pid == os.getpid() else self.done
+
+    def __repr__(self) -> str:
+        how = f"failed: {self.error}" if self.error else "done" if self.done else f"{self.progress:.0%}"
+        return f"<PendingSave {self.path.name} {how}>"
+
+
+def describe_error(error: Exception) -> str:
+    """Why a save failed, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if isinstance(error, TorchLoomError):
+        return error.message
+    return f"{type(error).__name__}: {error}"
+
+
+def error_class(error: Exception) -> str:
+    """What errors of one kind have in common, whichever file or step they name."""
+    cause = error.__cause__ if isinstance(error, TorchLoomError) else error
+    code = errno.errorcode.get(cause.errno or 0, "") if isinstance(cause, OSError) else ""
+    return f"OSError {code}" if code else type(error).__name__

@@ -1,0 +1,70 @@
+"""The state of one process in one file, as torch.save writes it: torch can read it without torchLoom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+
+from torchloom.checkpoints.pending_save import SaveInfo
+from torchloom.checkpoints.staging import StagedState, StagingBuffers
+from torchloom.checkpoints.store import commit
+from torchloom.checkpoints.store.checksums import ChecksummedFile
+from torchloom.checkpoints.store.manifest import FileEntry
+from torchloom.errors import Damaged
+
+FILE: Final = "state.pt"
+
+
+class SingleFileSave:
+    layout: Literal["single", "sharded"] = "single"
+
+    def __init__(self, folder: Path, step: int, tree: Any, copier: StagingBuffers) -> None:
+        self._folder = folder
+        self._step = step
+        self._copier = copier
+        self._copied: StagedState | None = copier.copy(tree)
+        self.size = self._copied.size
+
+    def write(self, grown: Callable[[int], None], info: SaveInfo) -> None:
+        id = commit.new_id()
+        folder = commit.begin(self._folder, self._step, id)
+        try:
+            assert self._copied is not None
+            entry = write(folder / FILE, self._copied.tree, grown)
+            commit.commit(folder, info.make_manifest((entry,), id))
+        except BaseException:
+            commit.discard(folder)
+            raise
+
+    def release(self) -> None:
+        self._copied = None
+        self._copier.release()
+
+
+def write(path: Path, tree: Any, grown: Callable[[int], None] = lambda _: None) -> FileEntry:
+    """Write a tree with torch.save, and make it durable."""
+    with ChecksummedFile(path, grown) as sink:
+        try:
+            torch.save(tree, sink)
+        except Exception:
+            if sink.error is not None:
+                raise sink.error from None  # torch reports it as an unexpected position in the file
+            raise
+        return sink.finish()
+
+
+def read(path: Path) -> Any:
+    """The contents of a torch.save file, without running any code in it."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=False)
+    except OSError as error:
+        raise Damaged(path, f"it cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # whatever a damaged or hostile pickle leads to
+        raise Damaged(path, f"torch.load refuses it: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:300]

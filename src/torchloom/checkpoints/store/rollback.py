@@ -1,0 +1,146 @@
+"""Rolls back to before a step: later checkpoints are put aside, so that no later start resumes from them.
+
+    step-90                      training continues from here
+    rolled-back-1/step-100       no search finds it, retention neither counts nor deletes it
+    rolled-back-1/rollback.json  why it was put aside
+
+Names stay the same, also of foreign checkpoints, one folder deeper, so that users can move them back. The note is
+written before anything is moved. If the same rollback is requested again, by an agent that was killed in between, the
+one in the note is completed, and training does not go back any further.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from torchloom.checkpoints.store.commit import sync_folder, write_durably
+from torchloom.checkpoints.store.locks import WriterLock, pruning
+from torchloom.checkpoints.store.search import ASIDE, Candidate, Found, candidates
+from torchloom.errors import Damaged, NoValidCheckpoint, TorchLoomError
+
+NOTE: Final = "rollback.json"
+_here = threading.Lock()
+"""One rollback at a time in this process: the writer's lock excludes other processes, not threads."""
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """The note in a folder of checkpoints that were put aside."""
+
+    of: str
+    """Identifies the rollback."""
+    before: int
+    chosen: str = ""
+    """The checkpoint that training continued from; empty: from the start."""
+    rejected: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    found: Found | None
+    """The checkpoint to continue from; None: from the start."""
+    rejected: dict[str, str] = field(default_factory=dict)
+    """Checkpoints before the step that are not valid, and why."""
+    aside: tuple[str, ...] = ()
+    """Where the later checkpoints are now."""
+
+
+class NothingBefore(TorchLoomError):
+    """There was a checkpoint before the step once; starting over would lose more than requested."""
+
+    exit_code = 8
+
+    def __init__(self, folder: Path, before: int) -> None:
+        super().__init__(
+            f"a checkpoint before step {before} was saved into {folder}, and there is none any more",
+            hint="keep more of them; to begin anew, move what is there away and start the job again",
+        )
+
+
+def roll_back(
+    folder: Path, of: str, before: int, back: int = 1, pattern: str | None = None, *, job: str = "", saved: bool = False
+) -> RolledBack:
+    """Take the `back`-th newest valid checkpoint before a step, or the oldest if there are fewer.
+
+    `of` identifies the rollback. `saved` says that there must be a checkpoint; without it, if there is none, training
+    starts from the beginning. Raises NoValidCheckpoint if there are some but none is valid.
+    """
+    ours = any(candidate.ours for candidate in candidates(folder, pattern))
+    with _here, _alone(folder, job) if ours else contextlib.nullcontext():
+        known = candidates(folder, pattern)
+        note = next((note for _, note in notes(folder) if note.of == of), None)
+        if note is None:
+            note = _choose(folder, known, Note(of=of, before=before), back, saved)
+        chosen = next((candidate for candidate in known if candidate.path.name == note.chosen), None)
+        if note.chosen and chosen is None:
+            raise NothingBefore(folder, before)
+        found = chosen.check() if chosen is not None else None
+        newer = [c for c in known if c.step > (-1 if chosen is None else chosen.step)]
+        aside = _put_aside(folder, newer, note) if newer else ()
+        return RolledBack(found, note.rejected, aside)
+
+
+def _choose(folder: Path, known: list[Candidate], note: Note, back: int, saved: bool) -> Note:
+    rejected: dict[str, str] = {}
+    chosen, left = "", back
+    for candidate in known:
+        if candidate.step < note.before and left:
+            try:
+                chosen, left = candidate.check().path.name, left - 1
+            except Damaged as damage:
+                rejected[candidate.path.name] = damage.why
+    if not chosen and rejected:
+        raise NoValidCheckpoint(folder, rejected)
+    if not chosen and saved:
+        raise NothingBefore(folder, note.before)
+    return msgspec.structs.replace(note, chosen=chosen, rejected=rejected)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, job: str) -> Iterator[None]:
+    """Exclude writers and retention. Raises AlreadyUp if another job writes there."""
+    lock = WriterLock(folder, job)
+    try:
+        with pruning(folder):
+            yield
+    finally:
+        lock.release()
+
+
+def _put_aside(folder: Path, newer: list[Candidate], note: Note) -> tuple[str, ...]:
+    place = next((path for path, known in notes(folder) if known.of == note.of), None)
+    if place is None:
+        numbers = [int(named[1]) for entry in os.scandir(folder) if (named := ASIDE.fullmatch(entry.name))]
+        place = folder / f"rolled-back-{max(numbers, default=0) + 1}"
+        place.mkdir()
+        write_durably(place / NOTE, msgspec.json.encode(note))
+        sync_folder(place)
+    moved = []
+    for candidate in newer:
+        target = place / candidate.path.name
+        while os.path.lexists(target):  # the same step, saved again since
+            target = target.with_name(f"{target.name}-again")
+        candidate.path.rename(target)
+        moved.append(f"{place.name}/{target.name}")
+    sync_folder(place)
+    sync_folder(folder)
+    return tuple(moved)
+
+
+def notes(folder: Path) -> list[tuple[Path, Note]]:
+    """The folders of checkpoints that were put aside, latest first, with their notes; those without are left out."""
+    found = []
+    for entry in os.scandir(folder):
+        named = ASIDE.fullmatch(entry.name)
+        if named and entry.is_dir(follow_symlinks=False):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                note = msgspec.json.decode((Path(entry.path) / NOTE).read_bytes(), type=Note)
+                found.append((int(named[1]), Path(entry.path), note))
+    return [(path, note) for _, path, note in sorted(found, key=lambda one: -one[0])]

@@ -1,0 +1,115 @@
+"""Finds the newest valid checkpoint. An invalid one is reported with the reason and left in place."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchloom.checkpoints.store import foreign_formats
+from torchloom.checkpoints.store.manifest import FOLDER, Manifest
+from torchloom.checkpoints.store.verification import Signature, signature, verify
+from torchloom.errors import BadState, Damaged, NoValidCheckpoint
+
+ASIDE = re.compile(r"rolled-back-(\d{1,9})")
+"""A folder of checkpoints that a rollback has put aside: not candidates for a resume."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A valid checkpoint."""
+
+    step: int
+    path: Path
+    kind: str
+    """`torchloom`, or the kind of a foreign checkpoint."""
+    manifest: Manifest | None = None
+    signature: Signature = ()
+    """The signature of its files before they were verified, to detect later changes."""
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    """Newer checkpoints that are not valid, and why."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that looks like a checkpoint."""
+
+    step: int
+    path: Path
+    ours: bool
+
+    def check(self) -> Found:
+        if self.path.is_symlink() and (self.ours or not leads_inside(self.path)):
+            raise Damaged(self.path, "it is a link; a checkpoint is what lies in its folder")
+        if self.ours:
+            before = signature(self.path)
+            return Found(self.step, self.path, "torchloom", verify(self.path), before)
+        return Found(self.step, self.path, foreign_formats.check(self.path))
+
+
+def leads_inside(link: Path) -> bool:
+    """Whether a link (`last.ckpt`) points at a neighbour."""
+    return link.resolve().parent == link.parent.resolve()
+
+
+def candidates(folder: Path, pattern: str | None = None) -> list[Candidate]:
+    """Everything that looks like a checkpoint, newest first. The number in the name decides, not the clock."""
+    wanted = _compile(pattern)
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        raise BadState(f"the folder {folder} does not exist", hint="is the path right?") from None
+    except OSError as error:
+        raise BadState(f"the folder {folder} cannot be read: {error.strerror}") from error
+    found = sorted(_looks(entries, wanted), key=lambda c: (c.step, c.ours, c.path.name), reverse=True)
+    ours = [candidate for candidate in found if candidate.ours]
+    return ours if ours and wanted is None else found  # files beside torchLoom's checkpoints are not checkpoints
+
+
+def _looks(entries: list[os.DirEntry[str]], wanted: re.Pattern[str] | None) -> Iterator[Candidate]:
+    for entry in entries:
+        path = Path(entry.path)
+        ours = FOLDER.fullmatch(entry.name)
+        if ASIDE.fullmatch(entry.name):
+            continue
+        if ours and entry.is_dir():
+            yield Candidate(int(ours[1]), path, ours=True)
+        elif wanted is not None:
+            match = wanted.fullmatch(entry.name)
+            if match:
+                yield Candidate(int(match[1]), path, ours=False)
+        elif (step := foreign_formats.step_of(path)) is not None:
+            yield Candidate(step, path, ours=False)
+
+
+def _compile(pattern: str | None) -> re.Pattern[str] | None:
+    """`checkpoint_step_{step}.pt` as a regular expression."""
+    if pattern is None:
+        return None
+    before, brace, after = pattern.partition("{step}")
+    if not brace:
+        raise BadState(f"the pattern {pattern!r} does not say where the step stands", hint="checkpoint_step_{step}.pt")
+    return re.compile(re.escape(before) + r"(\d{1,18})" + re.escape(after))
+
+
+def latest(folder: Path, pattern: str | None = None) -> tuple[Found, dict[str, str]]:
+    """The newest valid checkpoint, and why each newer one was rejected. Raises NoValidCheckpoint if there is none."""
+    rejected: dict[str, str] = {}
+    for candidate in candidates(folder, pattern):
+        try:
+            return candidate.check(), rejected
+        except Damaged as damage:
+            rejected[candidate.path.name] = damage.why
+    raise NoValidCheckpoint(folder, rejected)
+
+
+def at_step(folder: Path, step: int, pattern: str | None = None) -> Found:
+    """The checkpoint of one step. Raises Damaged if it is not valid, BadState if there is none."""
+    known = candidates(folder, pattern)
+    for candidate in known:
+        if candidate.step == step:
+            return candidate.check()
+    steps = ", ".join(str(candidate.step) for candidate in known[:5])
+    raise BadState(f"there is no checkpoint of step {step} in {folder}", hint=f"there are {steps}" if steps else "")

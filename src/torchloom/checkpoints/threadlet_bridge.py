@@ -1,0 +1,127 @@
+"""Connects the threadlet and the checkpoints of a process, whichever of the two is made first.
+
+The threadlet offers `loom checkpoint` and the checkpoint interval as a knob, and reports to the weaver what was saved.
+The checkpoints save the values of the threadlet's knobs. Each works without the other: training without a control plane
+is saved too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchloom.protocol.knob_values import Value
+from torchloom.protocol.rank import Resumed, Saved, SaveFailed
+
+MAX_TEXT = 2000
+
+
+class ThreadletPort(Protocol):
+    """What checkpoints need from a threadlet."""
+
+    job: str
+    rank: int
+
+    @property
+    def incarnation(self) -> str: ...
+    def keep(self, checkpoints: CheckpointPort) -> None:
+        """Offer these checkpoints to operators."""
+
+    def tell(self, news: Saved | SaveFailed | Resumed) -> None:
+        """Report to the weaver. Never blocks, never raises."""
+
+    def values(self) -> dict[str, Value]:
+        """The current value of each knob."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Mark what is done inside as something other than training."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class CheckpointPort(Protocol):
+    """What a threadlet needs from checkpoints."""
+
+    every: int | None
+    """Steps between two checkpoints; None if the script decides."""
+
+    def wanted(self, step: int) -> str:
+        """Save at this step boundary, because an operator asked for it on all ranks; returns the path."""
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until nothing is being written; False if that takes longer than this."""
+
+
+_threadlets: list[ThreadletPort] = []
+_checkpoints: weakref.WeakSet[CheckpointPort] = weakref.WeakSet()
+
+
+def register_threadlet(threadlet: ThreadletPort) -> None:
+    _threadlets.append(threadlet)
+    for checkpoints in list(_checkpoints):
+        threadlet.keep(checkpoints)
+
+
+def unregister_threadlet(threadlet: ThreadletPort) -> None:
+    """At its goodbye, or in a forked child, which is not the rank."""
+    if threadlet in _threadlets:
+        _threadlets.remove(threadlet)
+
+
+def register_checkpoints(checkpoints: CheckpointPort) -> None:
+    _checkpoints.add(checkpoints)
+    for threadlet in list(_threadlets):
+        threadlet.keep(checkpoints)
+
+
+def current_threadlet() -> ThreadletPort | None:
+    """The threadlet of this process, if there is one; the first, where a process plays several ranks."""
+    return _threadlets[0] if _threadlets else None
+
+
+def checkpoint_phase() -> AbstractContextManager[None]:
+    """Mark what is done inside as checkpointing: training stands still."""
+    threadlet = current_threadlet()
+    return nullcontext() if threadlet is None else threadlet.phase("checkpoint")
+
+
+def wait_for_checkpoints(seconds: float) -> None:
+    """Before a goodbye: wait until nothing is being written, at most this long for each folder."""
+    for checkpoints in list(_checkpoints):
+        checkpoints.wait(seconds)
+
+
+def report_saved(step: int, folder: Path, size: int, seconds: float, stall: float) -> None:
+    threadlet = current_threadlet()
+    if threadlet is not None:
+        path = str(folder)[:MAX_TEXT]
+        threadlet.tell(
+            Saved(incarnation=threadlet.incarnation, step=step, folder=path, size=size, seconds=seconds, stall=stall)
+        )
+
+
+def report_save_failed(step: int, folder: Path, why: str, error: str) -> None:
+    threadlet = current_threadlet()
+    if threadlet is not None:
+        threadlet.tell(
+            SaveFailed(
+                incarnation=threadlet.incarnation,
+                step=step,
+                folder=str(folder)[:MAX_TEXT],
+                why=why[:MAX_TEXT],
+                error=error[:100],
+            )
+        )
+
+
+def report_resumed(step: int, path: Path, rejected: Mapping[str, str]) -> None:
+    threadlet = current_threadlet()
+    if threadlet is not None:
+        reasons = {name[:255]: why[:MAX_TEXT] for name, why in list(rejected.items())[:100]}
+        threadlet.tell(
+            Resumed(incarnation=threadlet.incarnation, step=step, path=str(path)[:MAX_TEXT], rejected=reasons)
+        )

@@ -1,0 +1,198 @@
+"""Names as people type them: resolved against what the weaver knows, with a guess where one is unknown."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from torchloom.errors import BadInput, Refused
+from torchloom.shared.suggestions import unknown
+
+if TYPE_CHECKING:
+    from argparse import Action, Namespace
+
+    from torchloom.bus.weaver_client import WeaverClient
+    from torchloom.protocol.ids import RankId, ReplicaId
+    from torchloom.protocol.views import FabricView
+
+MANUAL_JOB = "manual"
+"""The job of a replica registered by hand that no job has."""
+_COMPLETION_SECONDS = 0.7
+_LISTED = 5
+"""Devices named where several could be meant."""
+
+
+def known_job(view: FabricView, name: str) -> str:
+    jobs = [job.job for job in view.jobs]
+    if name not in jobs:
+        raise unknown("job", name, jobs)
+    return name
+
+
+def known_device(view: FabricView, name: str) -> str:
+    if name not in devices(view):
+        raise unknown("device", name, devices(view))
+    return name
+
+
+def meant_device(view: FabricView, text: str) -> str:
+    """The device of this name, or the only one whose name begins so. What is not known the weaver refuses."""
+    known = devices(view)
+    found = [text] if text in known else [name for name in known if name.startswith(text)]
+    if len(found) > 1:
+        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        hint = f"say which: {', '.join(found[:_LISTED])}{more}"
+        raise Refused(f"{len(found)} devices begin with {text!r}", hint=hint)
+    return found[0] if found else text
+
+
+def known_node(view: FabricView, name: str) -> str:
+    nodes = sorted({seat.node for seat in view.seats} | {d.node for d in view.devices} | {r.node for r in view.ranks})
+    if name not in nodes:
+        raise unknown("node", name, [node for node in nodes if node])
+    return name
+
+
+def devices(view: FabricView) -> list[str]:
+    return sorted({device.device for device in view.devices} | {seat.device for seat in view.seats})
+
+
+def replicas(view: FabricView) -> list[ReplicaId]:
+    return sorted({rank.rank.of for rank in view.ranks} | {seat.replica for seat in view.seats})
+
+
+def known_replica(view: FabricView, text: str) -> ReplicaId:
+    """`replica`, or `job/replica` where several jobs have one of that name."""
+    found = find_replica(view, text)
+    if found is None:
+        known = replicas(view)
+        raise unknown("replica", text, [str(r) if "/" in text else r.replica for r in known])
+    return found
+
+
+def find_replica(view: FabricView, text: str) -> ReplicaId | None:
+    job, slash, name = text.rpartition("/")
+    matching = [r for r in replicas(view) if r.replica == name and (not slash or r.job == job)]
+    if len(matching) > 1:
+        raise Refused(
+            f"replica {name!r} exists in {len(matching)} jobs",
+            hint=f"say which: {' or '.join(map(str, matching))}",
+        )
+    return matching[0] if matching else None
+
+
+def known_rank(view: FabricView, rank: RankId) -> RankId:
+    ranks = [str(r.rank) for r in view.ranks]
+    if str(rank) not in ranks:
+        raise unknown("rank", str(rank), ranks)
+    return rank
+
+
+def parse_rank(text: str) -> RankId:
+    from torchloom.protocol.ids import RankId, check_name
+
+    job, _, rest = text.partition("/")
+    replica, _, number = rest.partition("/")
+    if not number.isdecimal():
+        raise BadInput(f"{text!r} is not a rank", hint="a rank is written JOB/REPLICA/RANK, such as mnist/hi/0")
+    return RankId(check_name("job", job), check_name("replica", replica), int(number))
+
+
+Finder = Callable[["WeaverClient", "Namespace"], Awaitable[Iterable[object]]]
+
+
+def completer(find: Finder) -> Callable[..., list[str]]:
+    """For argcomplete: names asked from the live weaver, or nothing if it does not answer at once."""
+
+    def complete(prefix: str, parsed_args: Namespace, **_: Any) -> list[str]:
+        with contextlib.suppress(Exception):
+            return [name for name in map(str, _find(find, parsed_args)) if name.startswith(prefix)]
+        return []
+
+    return complete
+
+
+def _seen(what: Callable[[FabricView], Iterable[object]]) -> Callable[..., list[str]]:
+    """A completer of what is on the picture."""
+
+    async def find(weaver: WeaverClient, _typed: Namespace) -> Iterable[object]:
+        return what(await weaver.fabric(most=1000))
+
+    return completer(find)
+
+
+async def _knobs(weaver: WeaverClient, typed: Namespace) -> Iterable[object]:
+    job = typed.target.partition("/")[0]
+    return [f"{knob.spec.name}=" for knob in (await weaver.knobs(job)).knobs]
+
+
+async def _changes(weaver: WeaverClient, typed: Namespace) -> Iterable[object]:
+    return [change.id for change in (await weaver.knobs(typed.job)).changes]
+
+
+async def _agents(weaver: WeaverClient, _typed: Namespace) -> Iterable[object]:
+    return [node.node for node in await weaver.nodes()]
+
+
+async def _agents_and_replicas(weaver: WeaverClient, typed: Namespace) -> Iterable[object]:
+    return [*await _agents(weaver, typed), *replicas(await weaver.fabric(most=1000))]
+
+
+async def _runs(weaver: WeaverClient, _typed: Namespace) -> Iterable[object]:
+    runs = (await weaver.runs()).runs
+    return dict.fromkeys([*(run.task.part_of or run.job for run in runs), *(run.job for run in runs)])
+
+
+async def _jobs_and_incidents(weaver: WeaverClient, _typed: Namespace) -> Iterable[object]:
+    view = await weaver.fabric(most=0)
+    return [*(job.job for job in view.jobs), *(incident.id for incident in view.incidents)]
+
+
+def complete_rule(prefix: str, **_: Any) -> list[str]:
+    """A rule of a policy as far as it is typed: its event, then its responses."""
+    from torchloom.job.policy_syntax import EVENTS, RESPONSES
+
+    event, equals, responses = prefix.partition("=")
+    if not equals:
+        return [f"{name}=" for name in EVENTS if name.startswith(event)]
+    done, plus, typed = responses.rpartition("+")
+    return [f"{event}={done}{plus}{name}" for name in RESPONSES if name.startswith(typed)]
+
+
+def targets(view: FabricView) -> list[object]:
+    """Whatever a command can be given to: jobs, their replicas, their ranks."""
+    return [*(job.job for job in view.jobs), *replicas(view), *(rank.rank for rank in view.ranks)]
+
+
+complete_device = _seen(devices)
+complete_job = _seen(lambda view: [job.job for job in view.jobs])
+complete_replica = _seen(lambda view: [r.replica for r in replicas(view)] + [str(r) for r in replicas(view)])
+complete_rank = _seen(lambda view: [rank.rank for rank in view.ranks])
+complete_node = _seen(lambda view: sorted({rank.node for rank in view.ranks}))
+complete_target = _seen(targets)
+complete_agent = completer(_agents)
+complete_drained = completer(_agents_and_replicas)
+complete_run = completer(_runs)
+complete_knob = completer(_knobs)
+complete_why = completer(_jobs_and_incidents)
+complete_change = completer(_changes)
+
+
+def with_names(action: Action, complete: Callable[..., list[str]]) -> None:
+    action.completer = complete  # type: ignore[attr-defined]  # where argcomplete looks
+
+
+def _find(find: Finder, typed: Namespace) -> Iterable[object]:
+    import asyncio
+
+    from torchloom.bus.weaver_client import WeaverClient
+    from torchloom.protocol.subjects import Role
+    from torchloom.settings import Settings
+
+    async def look() -> Iterable[object]:
+        settings = Settings.from_env().with_state(getattr(typed, "state", None))
+        async with WeaverClient(settings, Role.VIEWER, timeout=_COMPLETION_SECONDS, connect_timeout=0.5) as weaver:
+            return await find(weaver, typed)
+
+    return asyncio.run(asyncio.wait_for(look(), _COMPLETION_SECONDS))

@@ -1,0 +1,1 @@
+"""What `loom doctor` checks."""

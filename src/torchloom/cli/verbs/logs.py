@@ -1,0 +1,178 @@
+"""`loom logs`: what the ranks of a job printed, from this machine's files or from the agents on their nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from torchloom.cli import completion_names
+from torchloom.errors import BadInput, Refused, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torchloom.bus.weaver_client import WeaverClient
+    from torchloom.cli.call import Call
+    from torchloom.cli.verb_registry import Verbs
+    from torchloom.launcher.rank_output import Output
+    from torchloom.protocol.views import RunView
+
+
+def add(verbs: Verbs) -> None:
+    verb = verbs.add(
+        "logs", logs, "show what the ranks of a job that torchLoom started have printed",
+        "Each line with its rank in front, of a job of several replicas with replica and rank; stdout to stdout,\n"
+        "stderr to stderr.\n\n"
+        "  loom logs mnist\n  loom logs mnist --rank 3 -f\n  loom logs train_ddp:0",
+    )  # fmt: skip
+    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_run)
+    verb.add_argument("--rank", type=int, default=None, metavar="N", help="Show only this rank, without a prefix")
+    verb.add_argument("--attempt", type=int, default=None, metavar="N", help="Attempt to show; default: the last")
+    verb.add_argument("-f", "--follow", action="store_true", help="Follow the output until the job has ended")
+
+
+def logs(call: Call) -> int:
+    from torchloom.bus.weaver_client import WeaverClient
+    from torchloom.protocol.subjects import Role
+
+    args = call.args
+    for name in ("rank", "attempt"):
+        if (getattr(args, name) or 0) < 0:
+            raise BadInput(f"--{name} {getattr(args, name)}", hint="ranks count from 0, attempts from 1")
+
+    async def work() -> int:
+        async with WeaverClient(call.settings, Role.VIEWER, patience=5.0 if args.follow else 0.0) as weaver:
+            return await _show(call, weaver)
+
+    try:
+        return call.wait(work())
+    except (Unreachable, Refused) as error:
+        folders = _newest(call.settings.state_folder / "runs", args.job)
+        if not folders:
+            raise
+        if isinstance(error, Unreachable):
+            call.note(f"loom: no control plane answers; this is the last run of {args.job} on this machine")
+        return _show_files(call, folders)
+
+
+async def _show(call: Call, weaver: WeaverClient) -> int:
+    import asyncio
+
+    from torchloom.cli.verbs.jobs import runs_of
+    from torchloom.launcher.rank_output import Output
+    from torchloom.launcher.remote_output import RemoteOutput
+    from torchloom.views.replica_runs import are_over, replicas
+
+    args = call.args
+    runs = replicas(await runs_of(weaver, args.job))
+    _check(runs, args.rank, args.attempt)
+    output = Output(call.screen.colour, alone=args.rank is not None and len(runs) == 1)
+    here = all(_is_here(run) for run in runs if run.attempt) and any(run.attempt for run in runs)
+    source: Source = Files(output, args.rank) if here else RemoteOutput(weaver.client, output, args.rank)
+    while True:
+        over = are_over(runs)
+        new = [await source.show(run, args.attempt) for run in runs]
+        if not any(new):
+            if over or not args.follow:
+                break
+            await asyncio.sleep(0.2)
+            runs = replicas(await runs_of(weaver, args.job))
+    output.finish()
+    if source.trouble:
+        raise Unreachable(source.trouble, hint="`loom nodes` shows which agents answer")
+    return 0
+
+
+class Source(Protocol):
+    """Where what ranks printed is read."""
+
+    trouble: str
+    """Why something could not be read, the last time."""
+
+    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
+        """Print what is new of an attempt, the last one if none is named; whether there was anything."""
+
+
+class Files:
+    """Those of this machine."""
+
+    trouble = ""
+
+    def __init__(self, output: Output, rank: int | None) -> None:
+        self._output = output
+        self._rank = rank
+
+    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
+        from pathlib import Path
+
+        from torchloom.views.replica_runs import label
+
+        folder = Path(run.task.log_dir) / f"attempt-{ordinal or run.attempt}"
+        self._output.follow(folder, _ranks(folder, self._rank), replica=label(run))
+        return self._output.show()
+
+
+def _check(runs: Sequence[RunView], rank: int | None, attempt: int | None) -> None:
+    """That at least one of them has what is asked for."""
+    name = runs[0].job if len(runs) == 1 else runs[0].task.part_of or runs[0].job
+    ranks = {place.rank for run in runs for place in run.places}
+    if rank is not None and ranks and rank not in ranks:
+        raise Refused(f"{name} has no rank {rank}", hint=f"it has {len(ranks)}, from 0")
+    most = max(run.attempt for run in runs)
+    if attempt is not None and not 1 <= attempt <= most:
+        raise Refused(f"{name} had no attempt {attempt}", hint=f"it had {most}")
+
+
+def _is_here(run: RunView) -> bool:
+    """Whether the files are on this machine: of a `loom run`, or in a folder that nodes share."""
+    from pathlib import Path
+
+    log_dir = run.task.log_dir
+    return bool(log_dir) and any(Path(log_dir).glob("attempt-*"))
+
+
+def _show_files(call: Call, folders: dict[str, Path]) -> int:
+    """What is in the folders of its replicas, or of the job."""
+    from torchloom.launcher.rank_output import Output
+
+    output = Output(call.screen.colour, alone=call.args.rank is not None and len(folders) == 1)
+    for replica, folder in folders.items():
+        _follow_files(call, folder, output, replica)
+    output.finish()
+    return 0
+
+
+def _follow_files(call: Call, folder: Path, output: Output, replica: str) -> None:
+    args = call.args
+    found = [path for path in folder.glob("attempt-*") if path.name.rpartition("-")[2].isdecimal()]
+    attempts = sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+    wanted = [path for path in attempts if args.attempt in {None, int(path.name.rpartition("-")[2])}]
+    if not wanted:
+        raise Refused(f"{args.job} had no attempt {args.attempt}", hint=f"there are {len(attempts)}")
+    ranks = _ranks(wanted[-1], args.rank)
+    if not ranks:
+        raise Refused(f"{args.job} has no rank {args.rank}")
+    output.follow(wanted[-1], ranks, replica=replica)
+
+
+def _ranks(folder: Path, rank: int | None) -> list[int]:
+    numbers = [path.stem.rpartition("-")[2] for path in folder.glob("rank-*.out")]
+    found = {int(number) for number in numbers if number.isdecimal()}
+    return sorted(found if rank is None else found & {rank})
+
+
+def _newest(runs: Path, name: str) -> dict[str, Path]:
+    """The folders of the last run of this name, each with the replica it is of, where there are several."""
+    from torchloom.core.state.runs import LIGHTHOUSE
+
+    job, colon, part = (name, "", "") if (runs / name).is_dir() else name.rpartition(":")
+    under = part if not colon or part == LIGHTHOUSE else f"replica-{part}"
+    for stamped in sorted((runs / job).glob("*"), reverse=True) if job else ():
+        if any((stamped / under).glob("attempt-*")):
+            return {part: stamped / under}
+        replicas = [path for path in stamped.glob("replica-*") if not colon and any(path.glob("attempt-*"))]
+        if replicas:
+            return {
+                path.name.rpartition("-")[2]: path for path in sorted(replicas, key=lambda p: (len(p.name), p.name))
+            }
+    return {}

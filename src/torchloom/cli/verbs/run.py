@@ -1,0 +1,185 @@
+"""`loom run`: start a script on this machine, watch it, and start it again from its last checkpoint when it fails."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchloom.cli.policy_options import add_rules, with_rules
+from torchloom.cli.torchft_options import add_replicas, silent_lighthouse, with_replicas
+from torchloom.errors import BadInput
+
+if TYPE_CHECKING:
+    from torchloom.cli.call import Call
+    from torchloom.cli.verb_registry import Verbs
+    from torchloom.protocol.job import Task
+
+_TORCHRUN = {
+    "--rdzv-backend": "ranks find each other without it",
+    "--rdzv-endpoint": "ranks find each other without it",
+    "--rdzv-id": "--job names the run",
+    "--node-rank": "ranks are numbered by torchLoom; `loom agent` runs on each node, and `loom run` once",
+    "--master-addr": "ranks find each other without it",
+    "--master-port": "a free port is chosen for each attempt",
+    "--monitor-interval": "leave it out: nothing is polled",
+    "--role": "leave it out",
+    "--redirects": "output is kept in files, and shown",
+    "--tee": "output is kept in files, and shown",
+}
+
+
+def add(verbs: Verbs) -> None:
+    verb = verbs.add(
+        "run", run, "run a script, watch it, and restart it from its last valid checkpoint when it fails",
+        "Options of `loom run` come before the script, its own arguments after it. A script that runs under torchrun\n"
+        "runs here unchanged. Without a control plane it starts its own. Ctrl-C ends the job cleanly, a second one\n"
+        "kills it.\n\n"
+        "  loom run --nproc-per-node 2 --checkpoint-dir runs/a train.py --epochs 20\n"
+        "  loom run -m package.train\n"
+        "  loom run --torchft --replicas 2 train_ddp.py",
+    )  # fmt: skip
+    verb.set_defaults(words=[])
+    verb.usage = "loom run [options] SCRIPT [ARGS ...]\n       loom run [options] -m MODULE [ARGS ...]"
+    if verbs.wants("run"):
+        _add_options(verb)
+
+
+def _add_options(verb: argparse.ArgumentParser) -> None:
+    from torchloom.job.option_fields import add_options
+    from torchloom.protocol.job import JobSettings
+
+    verb.add_argument(
+        "--nproc-per-node", default="auto", metavar="N",
+        help="Ranks on each node; auto: one for each GPU, else 1; MIN:MAX: a restart takes what is there, at least MIN",
+    )  # fmt: skip
+    verb.add_argument(
+        "--nnodes", default="1", metavar="N",
+        help="Nodes; more than 1: on machines that run `loom agent`; MIN:MAX as above; default: 1",
+    )  # fmt: skip
+    verb.add_argument("--job", metavar="NAME", help="Name of the job; default: the name of the script")
+    add_options(verb, JobSettings)
+    add_replicas(verb)
+    add_rules(verb)
+    verb.add_argument("-m", dest="module", metavar="MODULE", help="Run a module, as `python -m` does")
+
+
+def split(verb: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is for `loom`, and what is for the script: from the first word that is no option of ours."""
+    takes = {option: action for action in verb._actions for option in action.option_strings}
+    at = list(words).index("run") + 1
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            return list(words[:at]), list(words[at + 1 :])
+        name, equals, value = word.partition("=")
+        dashed = name.replace("_", "-")  # torchrun takes both spellings
+        if name not in takes and dashed in takes:
+            name = dashed
+            words = [*words[:at], f"{name}{equals}{value}", *words[at + 1 :]]
+        if name == "--standalone":  # what this always is
+            words = [*words[:at], *words[at + 1 :]]
+            continue
+        if not name.startswith("-") or len(name) == 1:
+            return list(words[:at]), list(words[at:])
+        if dashed in _TORCHRUN:
+            raise BadInput(f"`loom run` has no option {name}", hint=_TORCHRUN[dashed])
+        action = takes.get(name)
+        if action is None:
+            return list(words), []  # the parser says what is wrong with it
+        needs = action.nargs != 0 and not equals
+        if name == "-m":
+            return list(words[: at + 2]), list(words[at + 2 :])
+        at += 2 if needs else 1
+    return list(words), []
+
+
+def run(call: Call) -> int:
+    import time
+
+    from msgspec.structs import replace
+
+    from torchloom.client import operator
+    from torchloom.launcher import local_run, remote_run
+    from torchloom.launcher.run_control import LaunchRequest
+    from torchloom.protocol.ids import check_name
+    from torchloom.threadlet.process.identity import sanitised, script_name
+
+    args = call.args
+    task = with_rules(_task(call), args)
+    name = args.job or (sanitised(args.module) if args.module else script_name(args.words[0]))
+    check_name("job", name)
+    if where := silent_lighthouse(task):
+        call.note(f"no lighthouse answers at {where}: replicas wait for it, and end if it does not come")
+    if task.nodes > 1:
+        return call.wait(
+            remote_run.run(call.settings, LaunchRequest(name, task, operator(), colour=call.screen.colour))
+        )
+    logs = task.log_dir or str(local_run.output_folder(call.settings, name, time.time()))
+    wish = LaunchRequest(name, replace(task, log_dir=logs), operator(), colour=call.screen.colour)
+    return call.wait(local_run.run(call.settings, wish))
+
+
+def _task(call: Call) -> Task:
+    import os
+    from pathlib import Path
+
+    from torchloom.agent.node import this_node
+    from torchloom.job.job_file import make_task, span
+    from torchloom.job.option_fields import read_options
+    from torchloom.protocol.job import JobSettings
+
+    args = call.args
+    if args.module:
+        argv = ("-m", args.module, *args.words)
+    elif args.words:
+        script = Path(args.words[0])
+        if not script.is_file():
+            raise BadInput(f"there is no script {script}", hint="`loom run [options] script.py [arguments]`")
+        argv = tuple(args.words)
+    else:
+        raise BadInput("nothing to run", hint="`loom run [options] script.py [arguments]`")
+    node = this_node()
+    least, count = _counts(args.nproc_per_node, len(node.devices))
+    min_nodes, nodes = span("--nnodes", args.nnodes)
+    settings = read_options(args, JobSettings)
+    if settings.get("log_dir"):
+        settings["log_dir"] = str(Path(settings["log_dir"]).absolute())
+    task = make_task(
+        {"node": f"{node.name[:100]}-run-{os.getpid()}" if nodes == 1 else None, **settings},
+        argv=argv,
+        cwd=os.getcwd(),  # noqa: PTH109
+        per_node=count,
+        least=least,
+        nodes=nodes,
+        min_nodes=min_nodes,
+        attended=nodes == 1,
+    )
+    return with_replicas(task, args, len(node.devices))
+
+
+def _counts(text: str, gpus: int) -> tuple[int | None, int]:
+    """How many ranks at least, if fewer will do, and how many."""
+    least, colon, most = text.partition(":")
+    if not colon:
+        return None, _count(text, gpus)
+    count = _count(most, gpus)
+    from torchloom.job.job_file import span
+
+    return span("--nproc-per-node", f"{least}:{count}")
+
+
+def _count(text: str, gpus: int) -> int:
+    if text == "gpu" and not gpus:
+        raise BadInput("--nproc-per-node gpu, and there is no GPU", hint="a number, or auto: one for each GPU, else 1")
+    if text in {"auto", "gpu"}:
+        return gpus or 1
+    if text == "cpu":
+        import os
+
+        return os.cpu_count() or 1
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise BadInput(f"--nproc-per-node {text!r}", hint="a number from 1 to 1024, or auto")
+    if gpus and int(text) > gpus:
+        raise BadInput(f"{text} ranks and {gpus} GPUs", hint=f"--nproc-per-node {gpus}, or hide the GPUs from it")
+    return int(text)

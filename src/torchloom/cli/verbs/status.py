@@ -1,0 +1,248 @@
+"""Verbs that show what is: status, jobs, devices, map, incidents, curves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchloom.cli import completion_names
+from torchloom.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchloom.cli.call import Call
+    from torchloom.cli.verb_registry import Verbs
+    from torchloom.protocol.views import CurvesView, FabricView, IncidentView, RunView
+
+_SCREEN_RANKS = 1000
+"""Ranks fetched for a screen, unless all are asked for."""
+_SCREEN_CURVES = 20
+
+
+def add(verbs: Verbs) -> None:
+    verb = verbs.add(
+        "status", status, "show everything, or one job, on one screen",
+        "Control plane, jobs, ranks with step, loss and samples/s, and the last incident. Of one job also where its "
+        "time went.\n\n"
+        "  loom status -o json | jq .jobs\n  loom status mnist -o json | jq .run.goodput", listing=True,
+    )  # fmt: skip
+    completion_names.with_names(
+        verb.add_argument("job", metavar="JOB", nargs="?", help="Show only this job"), completion_names.complete_job
+    )
+    verb.add_argument("--all", action="store_true", help="Show every rank")
+
+    verbs.add("jobs", jobs, "list the jobs", "  loom jobs", listing=True)
+    verbs.add(
+        "devices", devices, "list the devices, their health, how busy and how hot they are, and the replicas on them",
+        "  loom devices", listing=True,
+    )  # fmt: skip
+
+    verb = verbs.add(
+        "map", drmap, "show which replicas are on which devices, and which devices each replica has",
+        "  loom map --device GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28\n  loom map --rank mnist/hi/0", listing=True,
+    )  # fmt: skip
+    completion_names.with_names(
+        verb.add_argument("--device", metavar="DEVICE", help="Show only this device"), completion_names.complete_device
+    )
+    completion_names.with_names(
+        verb.add_argument("--replica", metavar="REPLICA", help="Show only this replica: its name, or JOB/REPLICA"),
+        completion_names.complete_replica,
+    )
+    completion_names.with_names(
+        verb.add_argument("--node", metavar="NODE", help="Show only this node"), completion_names.complete_node
+    )
+    completion_names.with_names(
+        verb.add_argument("--rank", metavar="JOB/REPLICA/RANK", help="Show only this rank"),
+        completion_names.complete_rank,
+    )
+
+    verb = verbs.add(
+        "incidents", incidents, "list what went wrong, newest first",
+        "`loom why` explains one of them.\n\n  loom incidents --open", listing=True,
+    )  # fmt: skip
+    completion_names.with_names(
+        verb.add_argument("--job", metavar="JOB", help="Show only this job"), completion_names.complete_job
+    )
+    verb.add_argument("--open", action="store_true", help="Show only open incidents")
+
+    verb = verbs.add(
+        "curves", curves, "draw the history of a job: step, loss and samples/s of each rank",
+        "  loom curves mnist", listing=True,
+    )  # fmt: skip
+    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_job)
+    completion_names.with_names(
+        verb.add_argument("--replica", metavar="REPLICA", help="Show only this replica"),
+        completion_names.complete_replica,
+    )
+
+
+def see(call: Call, most: int | None = None, readings: bool = False) -> FabricView:
+    async def look() -> FabricView:
+        from torchloom.bus.weaver_client import WeaverClient
+        from torchloom.protocol.subjects import Role
+
+        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
+            return await weaver.fabric(most=most, readings=readings)
+
+    return call.wait(look())
+
+
+def see_job(call: Call, name: str | None, most: int | None) -> tuple[FabricView, list[RunView]]:
+    """The picture, of one job alone if one is named, and its runs if torchLoom started it."""
+
+    async def look() -> tuple[FabricView, list[RunView]]:
+        from torchloom.bus.weaver_client import WeaverClient
+        from torchloom.protocol.subjects import Role
+
+        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
+            runs = (await weaver.runs(name)).runs if name is not None else ()
+            view = await weaver.fabric(whole(name, runs), most=most)
+            if name is None:
+                return view, []
+            if not view.jobs and not runs:
+                completion_names.known_job(await weaver.fabric(most=0), name)
+            return view, own_runs(view, runs)
+
+    return call.wait(look())
+
+
+def whole(name: str | None, runs: Sequence[RunView]) -> str | None:
+    """The job that is meant, or of which one replica is."""
+    return next((run.task.part_of for run in runs if run.task.part_of is not None), name)
+
+
+def own_runs(view: FabricView, runs: Sequence[RunView]) -> list[RunView]:
+    """The runs of a job, unless they were over before somebody else began the job that is there now."""
+    from torchloom.views.job_runs import OVER
+    from torchloom.views.replica_runs import replicas
+
+    began = {known.job: known.began for known in view.jobs}
+    return [
+        run
+        for run in replicas(runs)
+        if run.phase not in OVER or began.get(run.task.part_of or run.job, run.since) <= run.since
+    ]
+
+
+def concerns(incident: IncidentView, name: str, runs: Sequence[RunView]) -> bool:
+    """Whether it is about this job, or about one of its replicas if that is named."""
+    named = next((run for run in runs if run.job == name and run.task.part_of is not None), None)
+    if incident.stopped in {name, *(run.job for run in runs)}:
+        return True
+    if named is None:
+        return incident.job == name or any(replica.job == name for replica in incident.affected)
+    replica = (named.task.part_of, named.task.replica)
+    if replica in incident.affected:
+        return True
+    about = incident.about
+    return about.run == name if about.rank is None else about.rank.of == replica
+
+
+def status(call: Call) -> int:
+    from torchloom.views import status as view_status
+    from torchloom.views.format.json_document import plain
+    from torchloom.views.format.tables import Screen, wrapped
+    from torchloom.views.goodput import goodput, together
+
+    job = call.args.job
+    view, runs = see_job(call, job, None if call.json or call.args.all else _SCREEN_RANKS)
+    if call.json:
+        one = next((run for run in runs if run.job == job), None)  # a job of several replicas has none of its name
+        call.print_json(view if job is None else plain(view) | {"run": one, "runs": runs})
+        return 0
+    screen = call.screen
+    if call.args.all:
+        screen = Screen(screen.width, None, screen.colour)
+    waits = "; ".join(f"{run.job} waits for {run.waiting}" for run in runs if run.waiting)
+    call.print(view_status.status(view, screen, waits))
+    spent = together(run.goodput for run in runs if run.goodput is not None)
+    if spent is not None:
+        call.print(["", *wrapped(f"goodput: {goodput(spent)}", screen.width, 2)])
+    return 0
+
+
+def jobs(call: Call) -> int:
+    from torchloom.views import listings
+
+    view = see(call, 0)
+    if call.json:
+        call.print_json(view.jobs)
+    else:
+        call.print(listings.jobs(view.jobs, view.plane.now, call.screen) if view.jobs else ["no jobs yet"])
+    return 0
+
+
+def devices(call: Call) -> int:
+    from torchloom.views import listings
+
+    view = see(call, readings=True)
+    if call.json:
+        call.print_json(view.devices)
+    else:
+        lines = listings.devices(view.devices, view.plane.now, call.screen) if view.devices else ["no devices yet"]
+        call.print(lines)
+    return 0
+
+
+def drmap(call: Call) -> int:
+    from torchloom.views import map as view_map
+
+    args = call.args
+    rank = completion_names.parse_rank(args.rank) if args.rank else None  # a mistake is told before anyone is asked
+    view = see(call)
+    seats = view_map.chosen(
+        view.seats,
+        device=completion_names.known_device(view, args.device) if args.device else None,
+        replica=completion_names.known_replica(view, args.replica) if args.replica else None,
+        node=completion_names.known_node(view, args.node) if args.node else None,
+        rank=completion_names.known_rank(view, rank) if rank else None,
+    )
+    if call.json:
+        devices = {d: [str(r) for r in replicas] for d, replicas in view_map.by_device(seats).items()}
+        replicas = {str(r): devices for r, devices in view_map.by_replica(seats).items()}
+        call.print_json({"seats": seats, "devices": devices, "replicas": replicas})
+    else:
+        call.print(view_map.drmap(seats, view.devices, call.screen))
+    return 0
+
+
+def incidents(call: Call) -> int:
+    from torchloom.views import listings
+
+    job = call.args.job
+    view, runs = see_job(call, job, 0)
+    found = [
+        incident
+        for incident in view.incidents
+        if (job is None or concerns(incident, job, runs)) and not (call.args.open and incident.closed is not None)
+    ]
+    none = "no open incidents" if call.args.open else "no incidents"
+    if call.json:
+        call.print_json(found)
+    else:
+        call.print(listings.incidents(found, view.plane.now, call.screen) if found else [none])
+    return 0
+
+
+def curves(call: Call) -> int:
+    from torchloom.bus.weaver_client import WeaverClient
+    from torchloom.protocol.subjects import Role
+    from torchloom.views import curves as view_curves
+
+    if "/" in (call.args.replica or ""):
+        raise BadInput("--replica is the replica's name here, the job is given already")
+
+    async def look() -> tuple[FabricView, CurvesView]:
+        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
+            view = await weaver.fabric()
+            job = completion_names.known_job(view, call.args.job)
+            if call.args.replica:
+                completion_names.known_replica(view, f"{job}/{call.args.replica}")
+            return view, await weaver.curves(job, call.args.replica, None if call.json else _SCREEN_CURVES)
+
+    view, found = call.wait(look())
+    if call.json:
+        call.print_json(found)
+    else:
+        call.print(view_curves.curves(found, view.plane.now, call.screen))
+    return 0

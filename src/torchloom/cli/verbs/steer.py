@@ -1,0 +1,136 @@
+"""Verbs that tell ranks to do something: pause, resume, checkpoint, stop, kill, stacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchloom.cli import completion_names
+from torchloom.cli.answer_output import show
+from torchloom.cli.request_options import add_target, add_timeout, client
+from torchloom.errors import Refused
+from torchloom.shared.suggestions import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchloom.cli.call import Call
+    from torchloom.cli.verb_registry import Verbs
+    from torchloom.client import Target
+    from torchloom.protocol.operator import Done
+    from torchloom.protocol.views import FabricView, RankView
+
+_HARM = {
+    "stop": "Their loops end after a common step",
+    "kill": "They end at once and save nothing",
+    "evict": "They end at once; the other replicas go on without them",
+}
+
+
+def add(verbs: Verbs) -> None:
+    verb = verbs.add(
+        "pause", steer, "pause training at a common step, on all ranks that train together",
+        "  loom pause mnist\n  loom resume mnist", listing=True,
+    )  # fmt: skip
+    add_target(verb)
+    add_timeout(verb)
+
+    verb = verbs.add("resume", steer, "continue paused training", "  loom resume mnist", listing=True)
+    add_target(verb)
+    add_timeout(verb)
+
+    verb = verbs.add(
+        "checkpoint", steer, "save a checkpoint of a job now, at a common step",
+        "Calls the function that the script registered; the answer has its path and step.\n\n"
+        "  loom checkpoint mnist --timeout 300", listing=True,
+    )  # fmt: skip
+    add_target(verb)
+    add_timeout(verb)
+
+    verb = verbs.add(
+        "stop", harm, "end training cleanly: all ranks leave their loop after the same step",
+        "Shows what it affects, and asks for confirmation.\n\n  loom stop mnist --yes", listing=True,
+    )  # fmt: skip
+    add_target(verb)
+    verb.add_argument("-y", "--yes", action="store_true", help="Do not ask for confirmation")
+    add_timeout(verb)
+
+    verb = verbs.add(
+        "kill", harm, "end training processes at once, without asking them",
+        "Shows what it affects, and asks for confirmation.\n\n  loom kill mnist/hi/0 --yes", listing=True,
+    )  # fmt: skip
+    add_target(verb)
+    verb.add_argument("-y", "--yes", action="store_true", help="Do not ask for confirmation")
+    add_timeout(verb)
+
+    verb = verbs.add(
+        "evict", harm, "kill a replica under torchft while the others continue, and restart it",
+        "Shows what it affects, and asks. A replica that torchLoom did not start is only excluded from quorums.\n\n"
+        "  loom evict train_ddp/train_ddp_0 --yes", listing=True,
+    )  # fmt: skip
+    target = verb.add_argument("target", metavar="JOB/REPLICA", help="Replica, as `loom map` lists it")
+    completion_names.with_names(target, completion_names.complete_replica)
+    verb.add_argument("-y", "--yes", action="store_true", help="Do not ask for confirmation")
+    add_timeout(verb)
+
+    verb = verbs.add(
+        "stacks", steer, "show where every thread of every rank is",
+        "Works while a rank hangs. Ranks with the same stack are shown together.\n\n  loom stacks mnist/hi",
+        listing=True,
+    )  # fmt: skip
+    add_target(verb)
+    add_timeout(verb)
+
+
+def steer(call: Call) -> int:
+    async def work() -> Done:
+        async with client(call) as weaver:
+            verb = getattr(weaver, call.args.verb)
+            done: Done = await verb(call.args.target)
+            return done
+
+    return show(call, call.wait(work()))
+
+
+def harm(call: Call) -> int:
+    """The same, after asking."""
+    if not call.args.yes and not call.confirm(call.wait(_question(call))):
+        call.note("nothing was done")
+        return 0
+    return steer(call)
+
+
+async def _question(call: Call) -> str:
+    from torchloom.client import parse_target
+
+    target = parse_target(call.args.target)
+    async with client(call) as weaver:
+        view = await weaver.status(target.job)
+        if not view.jobs:
+            raise unknown("job", target.job, [job.job for job in await weaver.jobs()])
+    return f"this will {call.args.verb} {hit(target, aimed(view, target))}. {_HARM[call.args.verb]}"
+
+
+def aimed(view: FabricView, target: Target) -> list[RankView]:
+    """The ranks of a target that are still there."""
+    from torchloom.protocol.ids import RankId
+
+    job, replica, rank = target
+    if replica is not None:
+        completion_names.known_replica(view, f"{job}/{replica}")
+        if rank is not None:
+            completion_names.known_rank(view, RankId(job, replica, rank))
+    found = [r for r in view.ranks if replica in {None, r.rank.replica} and rank in {None, r.rank.rank}]
+    there = [r for r in found if r.presence in {"live", "lost"}]
+    if not there:
+        raise Refused(f"{target} has no living rank", hint="`loom status` shows what became of them")
+    return there
+
+
+def hit(target: Target, ranks: Sequence[RankView]) -> str:
+    """`mnist/hi: 2 ranks, at step 1,500`."""
+    steps = [rank.beat.step for rank in ranks if rank.beat is not None]
+    where = ""
+    if steps:
+        low, high = min(steps), max(steps)
+        where = f", at step {low:,}" if low == high else f", at steps {low:,} to {high:,}"
+    return f"{target}: {len(ranks):,} rank{'' if len(ranks) == 1 else 's'}{where}"

@@ -1,0 +1,130 @@
+"""Verbs that explain: why something went wrong, and what is done when something does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchloom.cli import completion_names
+from torchloom.cli.verbs.status import concerns, own_runs, whole
+from torchloom.shared.suggestions import unknown
+
+if TYPE_CHECKING:
+    from torchloom.bus.weaver_client import WeaverClient
+    from torchloom.cli.call import Call
+    from torchloom.cli.verb_registry import Verbs
+    from torchloom.protocol.views import FabricView, Goodput, IncidentView, RunView
+
+
+def add(verbs: Verbs) -> None:
+    verb = verbs.add(
+        "why", why, "explain what went wrong with a job, what was done about it, and what it cost",
+        "Of a job: its newest incident (one that is open, if there is any), the others in a line each, and where its "
+        "time\nwent. Of an incident: that one. `loom incidents` lists them.\n\n  loom why mnist\n  loom why i7",
+        listing=True,
+    )  # fmt: skip
+    completion_names.with_names(
+        verb.add_argument("name", metavar="JOB|INCIDENT", help="Job, or incident such as i7"),
+        completion_names.complete_why,
+    )
+
+    verb = verbs.add(
+        "policy", policy, "show which response follows each kind of incident in a job",
+        "Without a job: the default. `loom run --on RULE` and [policy] in a job file change it. A RULE is written\n"
+        "  EVENT=RESPONSE[+RESPONSE…][@SECONDS][,limit=N][,back=N][,skip]\n\n"
+        "AFTER   how long it may last before anything is done (@SECONDS)\n"
+        "LIMIT   how often it is done within the job's window of restarts (limit=N); shown where a job has one\n"
+        "OWN     yes: the job says so itself; otherwise it is the default\n\n"
+        "  loom policy\n  loom policy mnist -o json", listing=True,
+    )  # fmt: skip
+    completion_names.with_names(
+        verb.add_argument("job", metavar="JOB", nargs="?", help="Job that torchLoom started"),
+        completion_names.complete_run,
+    )
+
+
+def why(call: Call) -> int:
+    from torchloom.bus.weaver_client import WeaverClient
+    from torchloom.protocol.subjects import Role
+    from torchloom.views import why as view_why
+    from torchloom.views.goodput import together
+    from torchloom.views.job_runs import told
+
+    async def look() -> tuple[FabricView, str, list[IncidentView], list[RunView]]:
+        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
+            return await _look(weaver, call.args.name)
+
+    view, job, found, runs = call.wait(look())
+    now = view.plane.now
+    spent = together(run.goodput for run in runs if run.goodput is not None)
+    if call.json:
+        call.print_json(_document(job, found, spent))
+    elif job:
+        others = next((f"{j.job} is {j.phase}" for j in view.jobs if j.job == job), "")
+        doing = "; ".join(map(told, runs)) or others
+        call.print(view_why.job(job, found, doing, spent, now, call.screen))
+    else:
+        call.print(view_why.incident(found[0], now, call.screen))
+    return 0
+
+
+def _document(job: str, found: list[IncidentView], spent: Goodput | None) -> dict[str, object]:
+    return {"job": job, "incident": found[0] if found else None, "others": found[1:], "goodput": spent}
+
+
+async def _look(weaver: WeaverClient, name: str) -> tuple[FabricView, str, list[IncidentView], list[RunView]]:
+    """The picture, the job if one is meant, its incidents with the one to be told first, and its runs."""
+    from torchloom.views.why import newest_first
+
+    view = await weaver.fabric(most=0)
+    runs = (await weaver.runs()).runs
+    started = {one for run in runs for one in (run.job, run.task.part_of or run.job)}
+    jobs = sorted({job.job for job in view.jobs} | started)
+    if name not in jobs:
+        found = await _whole(weaver, name)
+        if found is None:
+            raise unknown("job or incident", name, [*jobs, *(incident.id for incident in view.incidents)])
+        return view, "", [found], []
+    mine_runs = (await weaver.runs(name)).runs
+    seen = await weaver.fabric(whole(name, mine_runs), most=0)
+    mine = [i for i in seen.incidents if concerns(i, name, mine_runs)]
+    told = newest_first(mine)
+    if told:
+        told[0] = await _whole(weaver, told[0].id) or told[0]
+    return view, name, told, own_runs(view, mine_runs)
+
+
+async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
+    """Everything that is known of an incident, however old."""
+    from torchloom.protocol.ids import NAME
+    from torchloom.protocol.queries import LookFabric
+    from torchloom.protocol.views import FabricView
+
+    if not NAME.fullmatch(id):
+        return None
+    view = await weaver.look(LookFabric(limit=0, incident=id))
+    found = view.incidents if isinstance(view, FabricView) else ()
+    return next((incident for incident in found if incident.id == id), None)
+
+
+def policy(call: Call) -> int:
+    from torchloom.bus.weaver_client import WeaverClient
+    from torchloom.cli.verbs.jobs import runs_of
+    from torchloom.protocol.subjects import Role
+    from torchloom.views import policy as view_policy
+
+    async def look() -> RunView | None:
+        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
+            runs = await runs_of(weaver, call.args.job)
+            own = own_runs(await weaver.fabric(whole(call.args.job, runs), most=0), runs)
+            return own[0] if own else None  # the replicas of a job have the same
+
+    run = call.wait(look()) if call.args.job else None
+    task = run.task if run is not None else None
+    rows = view_policy.policy(task, call.settings)
+    if call.json:
+        call.print_json({"job": call.args.job, "dry_run": task is not None and task.dry_run, "rules": rows})
+    else:
+        call.print(view_policy.lines(rows, task, call.screen))
+        if call.args.job and task is None:
+            call.note(f"{call.args.job} was not started by torchLoom this time: this is the default")
+    return 0

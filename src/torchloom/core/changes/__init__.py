@@ -1,0 +1,1 @@
+"""Live changes and orders: requests, targets, and the coordinator of the two-phase commit."""

@@ -1,0 +1,254 @@
+"""Numbers that went bad: not finite, or far above what they used to be.
+
+A loss is noisy, and how noisy differs from job to job. So its jump is measured in spreads of its own recent past:
+
+    spread = max((q75 − q25) / 1.35, (q90 − median) / 1.28, a share of the median)
+
+The first two are the standard deviation of a bell curve, from numbers that single values do not move; the second is for
+losses with a long upper tail, the third for one that hardly moves. More than `spike_factor` spreads above the median in
+three of the last four beats is a spike; so is one beat six times as far. What looks like a spike is not learnt from; if
+it stays, it is the new level.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+from torchloom.core.detect.finding import Finding
+from torchloom.protocol.job import EventKind
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.rank import Beat
+from torchloom.settings import Settings
+
+KEPT = 64
+LEARN_EVERY = 8
+"""Values, for the first KEPT of them."""
+LEARN_LATER = 32
+"""Values, from then on."""
+LEAST = 12
+"""Values before anything is said."""
+CONFIRMED = 3
+_LATEST = 0b1111
+"""Of so many values, one bit each."""
+HUGE = 6.0
+"""One value this many times as far away needs no second."""
+STAYS = 120
+"""Values after which a new level is accepted."""
+LOSS_SECONDS = 0.02
+"""A rank keeps the loss of a step if it has kept none for so long."""
+CLEAN = 5
+"""Finite beats after which a number is well again."""
+LOSS_SHARE = 0.05
+GRADIENT_SHARE = 0.5
+_GRADIENT_NAMES = frozenset(
+    {"grad_norm", "gradient_norm", "gnorm", "gradnorm", "grad_l2", "grad_l2_norm", "total_norm", "global_grad_norm"}
+)
+
+
+def is_gradient(name: str) -> bool:
+    """Whether a metric is a gradient norm, by its name: "grad_norm", "train/grad-norm", "optim.gnorm"."""
+    parts = name.lower().replace("-", "_").replace(".", "/").split("/")
+    return parts[-1] in _GRADIENT_NAMES
+
+
+class Finite:
+    """NaN and infinity. A gradient norm may overflow now and then (loss scaling skips that step): see Level."""
+
+    __slots__ = ("_clean", "_names")
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._clean = 0
+
+    @property
+    def ill(self) -> bool:
+        return bool(self._names)
+
+    def hear(self, beat: Beat, well: Beat | None) -> Finding | None:
+        """`well`: the last beat that told a loss."""
+        bad = tuple(name for name in beat.not_finite if not is_gradient(name))
+        if bad:
+            self._clean = 0
+            # A metric may be undefined for long and harmlessly; a loss that follows it is told anew.
+            told = self._names and ("loss" in self._names or "loss" not in bad)
+            self._names = bad if "loss" in bad or not told else self._names
+            return None if told else _not_finite(bad, beat, well)
+        if self._names and beat.times is not None:
+            self._clean += 1
+            if self._clean >= CLEAN:
+                names, self._names = self._names, ()
+                what = phrase("value_finite_again" if len(names) == 1 else "values_finite_again", names=names)
+                return Finding("not_finite", what, over=True, step=beat.step)
+        return None
+
+
+def _lag(beat: Beat) -> int:
+    """Steps for which a loss may be older than the beat that tells it: where they are short, not each is kept."""
+    p50 = beat.times.p50 if beat.times is not None else 0.0
+    return int(LOSS_SECONDS / p50) if p50 > 0 else 0
+
+
+def _not_finite(names: tuple[str, ...], beat: Beat, well: Beat | None) -> Finding:
+    if beat.bad_steps is not None and "loss" in names:
+        since, step = beat.bad_steps
+        what = phrase(
+            "value_not_finite_since" if len(names) == 1 else "values_not_finite_since", names=names, step=step
+        )
+        return Finding("not_finite", what, step=step, since=since)
+    steps = beat.times.count if beat.times is not None else 0
+    good = well.step - _lag(well) if well is not None else beat.step - 1 - steps
+    since = min(max(1, good + 1), beat.step)
+    what = phrase("value_not_finite_at" if len(names) == 1 else "values_not_finite_at", names=names, step=beat.step)
+    return Finding("not_finite", what, step=beat.step, since=since)
+
+
+class Level:
+    """Whether a noisy number has jumped far above its recent past."""
+
+    __slots__ = (
+        "_above", "_calm", "_enough", "_factor", "_high", "_huge", "_kept", "_lasts", "_lessons", "_median", "_peak",
+        "_share", "aside", "kind", "limit",
+    )  # fmt: skip
+
+    def __init__(self, kind: EventKind, factor: float, share: float) -> None:
+        self.kind = kind
+        self.limit = math.inf
+        """Below this there is nothing to examine."""
+        self.aside: list[float] = []
+        """Values below the limit, to learn from."""
+        self._factor = factor
+        self._share = share
+        self._kept = array("d")
+        self._enough = LEARN_EVERY
+        """As many values as are kept when the next lesson is due."""
+        self._lessons = 0
+        """Since the start, or since a finding ended."""
+        self._lasts = 0
+        """For how many values a finding has lasted."""
+        self._median = self._peak = 0.0
+        self._high = self._huge = self._calm = float("inf")
+        self._above = 0
+        """The latest values as bits, 1 above; negative: the finding is told, and counts back to its end."""
+
+    def learn(self) -> None:
+        """From the values that were put aside."""
+        self._keep(self.aside)
+        self.aside.clear()
+        self._bound()
+
+    def examine(self, name: str, value: float, step: int) -> Finding | None:
+        if self.aside:
+            self.learn()
+        finding = self._judge(name, value, step)
+        self._bound()
+        return finding
+
+    def _keep(self, values: Sequence[float]) -> None:
+        self._kept += array("d", values)
+        if len(self._kept) >= self._enough:
+            self._learn()
+
+    def _bound(self) -> None:
+        self.limit = -math.inf if self._above else self._high
+
+    def _judge(self, name: str, value: float, step: int) -> Finding | None:
+        if self._above < 0:
+            return self._while_high(name, value, step)
+        self._above = (self._above << 1 | (value >= self._high)) & _LATEST
+        if value < self._high:
+            self._keep((value,))
+            return None
+        if value < self._huge and self._above.bit_count() < CONFIRMED:
+            return None
+        return self._begin(phrase("value_jumped", name=name, usual=self._median, value=value, step=step), step)
+
+    def overflowed(self, name: str, step: int) -> Finding | None:
+        """The value was infinite or NaN: as far above as can be, but it needs to be so more than once."""
+        if self._above < 0:
+            return None
+        if self.aside:
+            self.learn()
+        self._above = (self._above << 1 | 1) & _LATEST
+        self._bound()
+        if self._above.bit_count() < CONFIRMED:
+            return None
+        return self._begin(phrase("value_overflows", name=name, step=step), step)
+
+    def _begin(self, what: Prose, step: int) -> Finding:
+        self._above, self._lasts = -CONFIRMED, 0
+        evidence = [phrase("values_before", values=self._kept[-5:].tolist())] if self._kept else []
+        if self._kept and math.isfinite(self._high):  # else nothing is learnt yet
+            evidence.append(phrase("usual_level", median=self._median, high=self._high))
+        return Finding(self.kind, what, tuple(evidence), step=step)
+
+    def _while_high(self, name: str, value: float, step: int) -> Finding | None:
+        self._lasts += 1
+        if self._lasts > STAYS:
+            del self._kept[:]
+            self._high = self._huge = self._calm = float("inf")
+            self._above = 0
+            self._learn_afresh()
+            return Finding(self.kind, phrase("value_stays", name=name, value=value), over=True, step=step)
+        self._above = self._above + 1 if value < self._calm else -CONFIRMED
+        if self._above < 0:
+            return None
+        self._learn_afresh()
+        return Finding(self.kind, phrase("value_is_back", name=name, value=value), over=True, step=step)
+
+    def _learn_afresh(self) -> None:
+        """What comes now may differ from what was before: as often as at the start."""
+        self._lessons = 0
+        self._enough = len(self._kept) + LEARN_EVERY
+
+    def _learn(self) -> None:
+        del self._kept[:-KEPT]
+        self._lessons += 1
+        self._enough = len(self._kept) + (LEARN_EVERY if self._lessons < KEPT // LEARN_EVERY else LEARN_LATER)
+        if len(self._kept) < LEAST:
+            return
+        ordered = sorted(self._kept)
+        count = len(ordered)
+        median = self._median = ordered[count // 2]
+        self._peak = max(self._peak, abs(median))
+        width = ordered[3 * count // 4] - ordered[count // 4]
+        tail = ordered[9 * count // 10] - median
+        spread = max(width / 1.35, tail / 1.28, self._share * abs(median), 0.001 * self._peak, 1e-30)
+        self._high = median + self._factor * spread
+        self._huge = median + HUGE * self._factor * spread
+        self._calm = median + self._factor / 2 * spread
+
+
+class Loss(Level):
+    __slots__ = ()
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("loss_spike", settings.spike_factor, LOSS_SHARE)
+
+    def hear(self, beat: Beat) -> Finding | None:
+        return None if beat.loss is None else self.examine("loss", beat.loss, beat.step)
+
+
+class Gradient(Level):
+    """The norm of the gradients, by whatever name the job reports it."""
+
+    __slots__ = ("metrics", "name")
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("gradient", settings.spike_factor, GRADIENT_SHARE)
+        self.name = ""
+        self.metrics = 0
+        """How many metrics there were when that name was looked for."""
+
+    def hear(self, beat: Beat) -> Finding | None:
+        if beat.not_finite:
+            overflow = next(filter(is_gradient, beat.not_finite), None)
+            if overflow is not None:
+                return self.overflowed(overflow, beat.step)
+        metrics = beat.metrics
+        if len(metrics) != self.metrics:
+            self.metrics = len(metrics)
+            self.name = next(filter(is_gradient, metrics), "")
+        norm = metrics.get(self.name)
+        return None if norm is None else self.examine(self.name, norm, beat.step)

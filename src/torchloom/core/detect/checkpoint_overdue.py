@@ -1,0 +1,52 @@
+"""A checkpoint that should have come by now, judged by how regularly they came before."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+
+from torchloom.core.detect.finding import Finding
+from torchloom.protocol.phrase import phrase
+from torchloom.settings import Settings
+
+KEPT = 9
+LEAST = 3
+"""Checkpoints before anything is regular."""
+FLOOR_SECONDS = 60.0
+
+
+class Saves:
+    """The checkpoints of one job."""
+
+    __slots__ = ("_at", "_looked", "overdue")
+
+    def __init__(self) -> None:
+        self._at: deque[float] = deque(maxlen=KEPT)
+        self._looked = math.inf
+        """When it was last asked."""
+        self.overdue = False
+
+    def saved(self, now: float) -> None:
+        """One was written, which ends a wait that was told."""
+        self._at.append(now)
+        self.overdue = False
+
+    def look(self, now: float, settings: Settings, *, trains: bool) -> Finding | None:
+        """Ask once in a while. Time in which the job does not train (paused, starting, away) does not count."""
+        passed, self._looked = max(0.0, now - self._looked), now
+        if not trains:
+            self._at = deque((at + passed for at in self._at), maxlen=KEPT)
+            return None
+        if self.overdue or len(self._at) < LEAST:
+            return None
+        waited = now - self._at[-1]
+        if waited <= FLOOR_SECONDS:
+            return None
+        intervals = sorted(after - before for before, after in itertools.pairwise(self._at))
+        usual, longest = intervals[len(intervals) // 2], intervals[-1]
+        if waited <= max(settings.overdue_factor * usual, 1.5 * longest):
+            return None
+        self.overdue = True
+        what = phrase("checkpoint_late", waited=waited, usual=usual)
+        return Finding("overdue", what, (phrase("checkpoints_apart", count=len(self._at), longest=longest),))

@@ -1,0 +1,58 @@
+"""Hangs of one job over time: what a single look cannot know.
+
+Ranks are heard one after the other, a beat apart. When a long pause ends, the first rank to be heard has moved while
+the others still seem to stand where they were; so a hang of some ranks while others go on must be seen for a while. And
+a rank that comes back, out of a phase, a pause or a stop, has made no step meanwhile and is not to blame for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchloom.core.detect.hang import Stand, Verdict, verdict
+from torchloom.settings import Settings
+
+NEWS = 2.5
+"""Beats after which everyone has been heard again."""
+
+
+class Case:
+    """Ask it once in a while with where the ranks of a job stand; those that are paused are left out."""
+
+    __slots__ = ("_back", "_lone", "_since")
+
+    def __init__(self) -> None:
+        self._back: dict[int, float] = {}
+        """Rank → since when it is here and expected to make steps."""
+        self._lone: tuple[int, ...] = ()
+        self._since = 0.0
+        """When the lone ranks were first seen to hang."""
+
+    def look(self, stands: Sequence[Stand], settings: Settings, now: float, beat: float = 1.0) -> Verdict | None:
+        return self.judge([self.fair(stand, now) for stand in stands], settings, now, beat)
+
+    def judge(
+        self, stands: Sequence[Stand], settings: Settings, now: float, beat: float = 1.0, suspect: bool = True
+    ) -> Verdict | None:
+        """The same of stands that are `fair` already. Without a `suspect` (`hang.is_suspect`) there is no verdict.
+
+        A caller that goes through many ranks in slices finds out about both on its way.
+        """
+        found = verdict(stands, settings) if suspect else None
+        if len(self._back) > len(stands):
+            here = {stand.rank for stand in stands}
+            self._back = {rank: at for rank, at in self._back.items() if rank in here}
+        if found is None or not found.lone:
+            self._lone = ()
+            return found
+        if found.culprits != self._lone:
+            self._lone, self._since = found.culprits, now
+        return found if now - self._since >= NEWS * beat else None
+
+    def fair(self, stand: Stand, now: float) -> Stand:
+        """Without the time in which it was not expected to make a step."""
+        back = self._back.get(stand.rank)
+        if back is None or stand.aside or stand.frozen:
+            self._back[stand.rank] = now
+            return stand if back is not None else stand._replace(still=0.0)
+        return stand._replace(still=now - back) if now - back < stand.still else stand

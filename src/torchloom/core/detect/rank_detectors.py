@@ -1,0 +1,167 @@
+"""What is learnt of one life of a rank from its beats. A next life begins with new senses.
+
+This runs for every beat of every rank, a hundred thousand times a second in a large fleet. So it is cheap where nothing
+is wrong. Each detector says within which limits there is nothing for it to examine:
+
+    an ordinary beat    is within all limits: it is put aside, and with others makes a block to learn from
+    any other beat      is examined by all detectors at once, after they have learnt from what was put aside
+
+No limit moves while beats are put aside. A detector that is suspicious, has told something, or knows too little yet
+sets a limit that no beat is within, and so examines each. A loss or gradient norm above its limit may stay there for
+minutes, and says nothing about the rest of the beat: its detector alone examines it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from torchloom.core.detect.bad_numbers import Finite, Gradient, Loss
+from torchloom.core.detect.beat_block import CLOSED, Block
+from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.memory_leak import DeviceMemory, ProcessMemory
+from torchloom.core.detect.slowdown import Throughput
+from torchloom.core.detect.starvation import DATA, Hunger
+from torchloom.core.detect.step_time import Pace
+from torchloom.core.detect.straggler import kept
+from torchloom.protocol.rank import Beat, StepTimes
+from torchloom.settings import Settings
+
+BLOCK = 16
+"""Ordinary beats that are learnt from together: so much later, in beats, their statistics follow."""
+_TRAINING = ("", DATA)
+_Row = tuple[float, int, float, float, float | None, float, float | None, float | None, float | None]
+"""What is put aside of one beat: a value for each column of Block."""
+_Limits = tuple[float, float, float, float, float, float, float, float, str, int, int]
+
+
+class Senses:
+    __slots__ = (
+        "_aside", "_device", "_finite", "_gradient", "_hunger", "_limits", "_loss", "_memory", "_own", "_throughput",
+        "_well", "pace",
+    )  # fmt: skip
+
+    def __init__(self, settings: Settings) -> None:
+        self.pace = Pace(settings)
+        self._finite: Finite | None = None
+        """While a number is not finite."""
+        self._well: Beat | None = None
+        """The last that told a loss."""
+        self._loss = Loss(settings)
+        self._gradient = Gradient(settings)
+        self._throughput = Throughput(settings)
+        self._hunger = Hunger(settings)
+        self._memory = ProcessMemory(settings)
+        self._device = DeviceMemory(settings)
+        self._own: deque[float] = deque(maxlen=kept(settings))
+        self._aside: list[_Row] = []
+        self._limits = self._limit()
+
+    @property
+    def own(self) -> Sequence[float]:
+        """What the rank itself needed for a step, in the latest beats: for `straggler.Race`."""
+        return self._own
+
+    def excuse(self) -> None:
+        """The rank was stopped by hand or busy with something else: how long its next step takes is no measure."""
+        self._learn()
+        self.pace.excuse()
+        self._limits = self._limit()
+
+    def hear(self, beat: Beat, now: float) -> tuple[Finding, ...]:
+        """What has begun or is over with this beat; mostly nothing."""
+        times = beat.times
+        if beat.paused or beat.phase not in _TRAINING:
+            self.excuse()
+            return self._hear_finite(beat)
+        if times is None:
+            return self._hear_finite(beat)
+        p50, data, loss, metrics, process, device = (
+            times.p50, times.data, beat.loss, beat.metrics, beat.rss_mb, beat.device_mb
+        )  # fmt: skip
+        if loss is not None:
+            self._well = beat
+        if times.own is not None:
+            self._own.append(times.own)
+        (
+            fastest, slowest, notable, starved, process_low, process_high, device_low, device_high, name, count, change
+        ) = self._limits  # fmt: skip
+        if not (
+            fastest <= p50 <= slowest
+            and times.longest <= notable
+            and (data is None or data <= starved * p50)
+            and process_low < process < process_high
+            and (device is None or device_low < device < device_high)
+            and len(metrics) == count
+            and beat.change == change
+            and not beat.not_finite
+        ):
+            return self._examine(beat, times, now)
+        aside = self._aside
+        aside.append((
+            now, times.count, p50, times.p99, beat.samples_per_second,
+            process, beat.free_mb, device, beat.device_free_mb,
+        ))  # fmt: skip
+        jumped = grown = None
+        if loss is not None:
+            if loss < self._loss.limit:
+                self._loss.aside.append(loss)
+            else:
+                jumped = self._loss.hear(beat)
+        if (norm := metrics.get(name)) is not None:
+            if norm < self._gradient.limit:
+                self._gradient.aside.append(norm)
+            else:
+                grown = self._gradient.hear(beat)
+        if len(aside) == BLOCK:
+            self._learn()
+            self._limits = self._limit()
+        return () if jumped is None and grown is None else tuple(filter(None, (jumped, grown)))
+
+    def _examine(self, beat: Beat, times: StepTimes, now: float) -> tuple[Finding, ...]:
+        self._learn()
+        self.pace.hear(times, now)
+        findings = (
+            *self._hear_finite(beat),
+            self._loss.hear(beat),
+            self._gradient.hear(beat),
+            self._throughput.hear(beat, times),
+            self._hunger.hear(beat, times),
+            self._memory.hear(beat, now),
+            self._device.hear(beat, now),
+        )
+        self._limits = self._limit()
+        return tuple(filter(None, findings))
+
+    def _hear_finite(self, beat: Beat) -> tuple[Finding, ...]:
+        if not (beat.not_finite or self._finite):
+            return ()
+        finite = self._finite or Finite()
+        finding = finite.hear(beat, self._well)
+        self._finite = finite if finite.ill else None
+        self._limits = self._limit()
+        return () if finding is None else (finding,)
+
+    def _learn(self) -> None:
+        """From the beats that were put aside."""
+        if not self._aside:
+            return
+        block = Block(*zip(*self._aside, strict=True))
+        self._aside.clear()
+        for learner in (self.pace, self._throughput, self._memory, self._device):
+            learner.learn(block)
+        self._loss.learn()
+        self._gradient.learn()
+
+    def _limit(self) -> _Limits:
+        """Within which a beat is ordinary."""
+        return (
+            *(self._throughput.limits if self._finite is None else CLOSED),
+            self.pace.notable,
+            self._hunger.limit,
+            *self._memory.limits,
+            *self._device.limits,
+            self._gradient.name,
+            self._gradient.metrics,
+            self._throughput.change,
+        )

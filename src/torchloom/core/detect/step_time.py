@@ -1,0 +1,151 @@
+"""How long a step of one rank may take, learnt from its own steps.
+
+Nothing is known before the first few steps: one of them may compile, or wait for a peer that is still loading. Then
+
+    limit = max(floor, factor × p99 of its recent steps, 1.5 × the longest pause that it has come back from)
+
+The p99 follows the rank both ways over some minutes: it is the upper end of what the latest beats said, so that a few
+stray beats do not move it. A pause is a step far longer than those. An evaluation at the end of each epoch is one, so
+pauses must not be forgotten like steps: each is remembered for twice the time in which there had been none of its size
+(and an hour). One that comes every three hours is thus known from its first time on; one of a kind fades.
+
+Where steps take milliseconds, some step of nearly every beat is a pause by that measure. Pauses that are short against
+the floor change nothing, neither the limit nor for how long a longer one is remembered, and are not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+from torchloom.core.detect.beat_block import Block
+from torchloom.protocol.rank import StepTimes
+from torchloom.settings import Settings
+
+FEW_STEPS = 5
+FEW_BEATS = 3
+KEPT = 64
+STRIDE = 4
+"""Beats of which the slowest is kept: with 64 of them, about four minutes."""
+LEARN_EVERY = 8 * STRIDE
+"""Beats, …"""
+SINGLY = 16
+"""… after these, which are kept and learnt from one by one."""
+UPPER = 0.95
+NOTABLE = 2.0
+"""A step this many times longer than the slow ones is a pause."""
+HOUR = 3600.0
+MARGIN = 1.5
+SHORT = 1 / (4 * MARGIN)
+"""Share of the floor. A pause that moves the limit is longer than floor / MARGIN; those that say how rare its size is
+are longer than a quarter of it."""
+
+
+class Pace:
+    __slots__ = (
+        "_beats", "_began", "_excused", "_full", "_lesson", "_notable", "_p99s", "_pauses", "_short", "_slowest",
+        "longest", "p99", "steps",
+    )  # fmt: skip
+
+    def __init__(self, settings: Settings) -> None:
+        self._short = SHORT * settings.hang_floor_seconds
+        self.steps = 0
+        """Finished in this life, as far as they were heard of."""
+        self.p99 = 0.0
+        """Of its recent steps, in seconds."""
+        self.longest = 0.0
+        """The longest pause it has come back from in this life, of those that are not short."""
+        self._beats = 0
+        self._full = 1
+        """The number of the beat with which the stride ends."""
+        self._lesson = SINGLY
+        """And of that from which on the p99 is learnt again."""
+        self._began = math.nan
+        self._excused = False
+        """The next step was not only a step: what it took is no measure."""
+        self._notable = 0.0
+        self._p99s = array("d")
+        self._slowest = 0.0
+        self._pauses: dict[int, tuple[float, float, float]] = {}
+        """Magnitude → (when last, how long at most, remembered until). A magnitude is a power of two."""
+
+    @property
+    def started(self) -> bool:
+        return self.steps >= FEW_STEPS and self._beats >= FEW_BEATS and self.p99 > 0
+
+    @property
+    def pause(self) -> float:
+        """The longest this rank is known to have stood still and gone on by itself."""
+        return max(self.p99, self.longest)
+
+    def limit(self, settings: Settings) -> float:
+        """How long it may stay at one step before something is wrong, in seconds."""
+        if not self.started:
+            return settings.first_step_seconds
+        remembered = max((seconds for _, seconds, _ in self._pauses.values()), default=0.0)
+        return max(settings.hang_floor_seconds, settings.hang_factor * self.p99, MARGIN * remembered)
+
+    def excuse(self) -> None:
+        """It was paused, stopped by hand or busy with something else: learn nothing from how long that took."""
+        self._excused = True
+
+    @property
+    def notable(self) -> float:
+        """A step that takes no longer needs no examination."""
+        return -math.inf if self._excused else self._notable
+
+    def learn(self, block: Block) -> None:
+        self.steps += sum(block.steps)
+        for begin in range(0, len(block.p99), STRIDE):
+            stride = block.p99[begin : begin + STRIDE]
+            self._beats += len(stride)
+            self._slowest = max(self._slowest, *stride)
+            if self._beats >= self._full:
+                self._end_stride(block.at[-1])
+
+    def hear(self, times: StepTimes, now: float) -> None:
+        """The steps since it was last heard."""
+        self.steps += times.count
+        slow = times.p99
+        if self._excused:
+            self._excused = False
+            if times.count < 3:
+                return
+            slow = times.p50  # the one long step among them does not move it
+        elif times.longest > self._notable:
+            self._remember(times.longest, now)
+        self._slowest = max(self._slowest, slow)
+        self._beats += 1
+        if self._beats >= self._full:
+            self._end_stride(now)
+
+    def _end_stride(self, now: float) -> None:
+        self._p99s.append(self._slowest)
+        self._slowest = 0.0
+        singly = self._beats < SINGLY
+        self._full = self._beats + (1 if singly else STRIDE)
+        if singly or self._beats >= self._lesson:
+            self._lesson = self._beats + LEARN_EVERY
+            self._learn(now)
+
+    def _learn(self, now: float) -> None:
+        del self._p99s[:-KEPT]
+        ordered = sorted(self._p99s)
+        self.p99 = ordered[int(UPPER * (len(ordered) - 1))]
+        if self._pauses:
+            self._pauses = {size: pause for size, pause in self._pauses.items() if pause[2] > now}
+        known = max((seconds for _, seconds, _ in self._pauses.values()), default=0.0)
+        self._notable = max(NOTABLE * self.p99, known / 2, self._short)
+
+    def _remember(self, seconds: float, now: float) -> None:
+        if not self._beats:
+            self._began = now
+            return  # the first steps are no measure
+        size = math.frexp(seconds)[1]
+        before = [at for known, (at, _, _) in self._pauses.items() if known >= size - 1]
+        quiet = now - max(before, default=self._began)
+        until = now + max(HOUR, 2 * quiet)
+        _, most, longer = self._pauses.get(size, (now, 0.0, until))
+        self._pauses[size] = (now, max(seconds, most), max(until, longer))
+        self.longest = max(self.longest, seconds)
+        self._notable = max(self._notable, seconds / 2)

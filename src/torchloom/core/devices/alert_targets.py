@@ -1,0 +1,67 @@
+"""Which devices an alert means: one by its name, or all of a machine by one of the machine's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torchloom.core.state.cluster import Fabric
+
+
+class Hosts:
+    """The devices of each machine, under every name that a monitoring system may have for it.
+
+    `node7` and `node7.example.org` are one machine, and so is `node7-example-org`, which is its name in a subject. But
+    two names with dots are one machine only if they are equal.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._whole: dict[str, set[str]] = {}
+        self._short: dict[str, set[str]] = {}
+        self._known = set(fabric.devices)
+        for device in fabric.devices.values():
+            self._add(device.node, (device.id,))
+        for node, seen in fabric.watch.nodes.items():
+            self._known.update(seen.beat.devices)
+            there = self._whole.get(_key(node), set()) | set(seen.beat.devices)
+            for name in {node, seen.beat.host}:
+                self._add(name, there)
+
+    def _add(self, name: str, devices: Iterable[str]) -> None:
+        if name:
+            self._whole.setdefault(_key(name), set()).update(devices)
+            self._short.setdefault(_key(name.partition(".")[0]), set()).update(devices)
+
+    def devices(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of the machine that is meant; of several names for it, the first that is known decides."""
+        for name in map(_bare, names):
+            short, dot, _ = name.partition(".")
+            found = self._whole.get(_key(name)) or (self._whole if dot else self._short).get(_key(short))
+            if found:
+                return tuple(sorted(found))
+        return ()
+
+    def named(self, part: str) -> tuple[str, ...]:
+        """The device of this name, if there is one."""
+        return (part,) if part in self._known else ()
+
+
+def blamed_by(fabric: Fabric, alerts: Iterable[str]) -> dict[str, list[str]]:
+    """For each alert, the devices that it says are broken."""
+    found: dict[str, list[str]] = {alert: [] for alert in alerts}
+    for device in fabric.devices.values() if found else ():
+        for blame in device.blames:
+            if blame.by in found:
+                found[blame.by].append(device.id)
+    return found
+
+
+def _key(name: str) -> str:
+    return name.lower().replace(".", "-")
+
+
+def _bare(host: str) -> str:
+    """Without the port that an exporter listens on."""
+    name, _, port = host.rpartition(":")
+    if port.isdecimal() and (":" not in name or name.startswith("[")):
+        host = name
+    return host.strip("[]")

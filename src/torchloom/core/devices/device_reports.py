@@ -1,0 +1,196 @@
+"""Devices: someone says that one failed or works again, or registers one by hand.
+
+Several may say that a device is broken, each for a reason of his own: alerts, an agent, a person. Each can take back
+only what he said himself, and the device works again when nobody is left. A person overrules them all; an alert that he
+overruled goes on being told and is not listened to until it begins anew.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+from torchloom.core.decision import Decision
+from torchloom.core.incident_ids import provisional
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.device import Blame, Device
+from torchloom.core.state.drmap import Seat
+from torchloom.protocol.facts import ALL_OVER, DeviceRecovered, DeviceWarned
+from torchloom.protocol.ids import ReplicaId
+from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.operator import Done, No, Register
+from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.records import (
+    DeviceBlamed,
+    DeviceCleared,
+    DeviceMarkedFailed,
+    DeviceMarkedRecovered,
+    DeviceSeated,
+    Record,
+)
+
+HAND = "hand"
+"""A person says so, with `loom fail`."""
+WARNING = "device_warning"
+
+
+def fail(fabric: Fabric, device: str, source: str, blame: Blame) -> Decision:
+    known, cause = find(fabric, device), blame.cause
+    if known is None:
+        return _unknown(fabric, device, guess=blame.by == HAND)
+    replicas = fabric.drmap.replicas_on(device)
+    on_it = _on_it(replicas)
+    said = next((other for other in known.blames if other.by == blame.by and other.began == blame.began), None)
+    if said is not None and said.overruled:
+        return Decision()
+    blamed = DeviceBlamed(
+        device=device, by=blame.by, cause=cause, began=blame.began, alert=blame.alert, node=known.node
+    )
+    if known.failed:
+        more = (blamed, *_evidence(known, _says(source, cause)))
+        return Decision(
+            more if said is None else (),
+            answer=Done(
+                text=phrase("device_failed_before", device=device, cause=known.cause, on_it=on_it), replicas=replicas
+            ),
+        )
+    records: tuple[Record, ...] = (
+        blamed,
+        DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas),
+        IncidentOpened(
+            id=provisional("device", device),
+            what=phrase("device_failed", device=device, cause=cause),
+            about=About(device=device),
+            affected=replicas,
+            evidence=(_says(source, cause), on_it, _at(known)),
+            decision=phrase("device_report_only"),
+            reason=phrase("device_in_use" if replicas else "device_not_in_use", device=device),
+            kind="device",
+        ),
+    )
+    return Decision(
+        records,
+        answer=Done(text=phrase("device_fails", device=device, cause=cause, on_it=on_it), replicas=replicas),
+    )
+
+
+def take_back(fabric: Fabric, fact: DeviceRecovered) -> Decision:
+    """Whoever said that a device failed does not say so any more; others may."""
+    known, by = find(fabric, fact.device), fact.alert or fact.source
+    if known is None:
+        return _unknown(fabric, fact.device)
+    mine = next((blame for blame in known.blames if blame.by == by), None)
+    if mine is not None and mine.began > fact.began > 0:
+        return Decision()
+    cleared = () if mine is None else (DeviceCleared(device=known.id, by=by),)
+    others = [blame for blame in known.blames if blame.by != by and not blame.overruled]
+    if known.failed and others:
+        more = _evidence(known, phrase("source_took_back", source=_who(fact.source))) if mine else ()
+        reason = phrase("device_still_failed", device=known.id, cause=others[0].cause)
+        return Decision((*cleared, *more), answer=Done(text=reason))
+    decided = recover(fabric, known.id, fact.source)
+    return Decision((*cleared, *decided.records), answer=decided.answer)
+
+
+def recover(fabric: Fabric, device: str, source: str) -> Decision:
+    known = find(fabric, device)
+    if known is None:
+        return _unknown(fabric, device, guess=True)
+    if not known.failed:
+        return Decision(answer=Done(text=phrase("device_had_not_failed", device=device)))
+    records: list[Record] = []
+    if known.incident:
+        outcome = phrase("source_says_works", source=_who(source))
+        records.append(IncidentAmended(id=known.incident, outcome=outcome, closed=True))
+    records.append(DeviceMarkedRecovered(device=device, source=source))
+    return Decision(tuple(records), answer=Done(text=phrase("device_works_again", device=device)))
+
+
+def warn(fabric: Fabric, fact: DeviceWarned) -> Decision:
+    """A device is not well: one incident for each condition, from its beginning to its end."""
+    known = find(fabric, fact.device)
+    if known is None:
+        return _unknown(fabric, fact.device)
+    about = About(device=fact.device, part=fact.what)
+    open_ones = [i for i in fabric.incidents.open_of("") if i.kind == WARNING]
+    if fact.over:
+        if fact.what == ALL_OVER:
+            mine = [i for i in open_ones if i.about.device == fact.device]
+        else:
+            mine = [i for i in open_ones if i.about == about]
+        outcome = fact.detail or phrase("device_agent_restarted" if fact.what == ALL_OVER else "device_well_again")
+        records = tuple(IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in mine)
+        return Decision(records)
+    evidence = _says(fact.source, fact.detail or fact.what)
+    told = next((i for i in open_ones if i.about == about), None)
+    if told is not None:
+        more = () if evidence in told.evidence else (IncidentAmended(id=told.id, evidence=(evidence,)),)
+        return Decision(more)
+    replicas = fabric.drmap.replicas_on(fact.device)
+    opened = IncidentOpened(
+        id=provisional("warning", fact.device, fact.what),
+        what=phrase("device_not_well", device=fact.device, condition=fact.what, detail=fact.detail),
+        about=about,
+        affected=replicas,
+        evidence=(evidence, _on_it(replicas), _at(known)),
+        decision=phrase("device_stays_in_use"),
+        kind=WARNING,
+    )
+    return Decision((opened,))
+
+
+def register(fabric: Fabric, ask: Register) -> Decision:
+    replica = ReplicaId(ask.job, ask.replica)
+    device = fabric.devices.get(ask.device)
+    node = ask.node or (device.node if device else "")
+    seat = Seat(ask.device, replica, None, node)
+    before = seat in fabric.drmap
+    text = phrase(
+        "device_registered_before" if before else "device_registered",
+        device=ask.device,
+        replica=ask.replica,
+        job=ask.job,
+    )
+    if before:
+        return Decision(answer=Done(text=text, replicas=(replica,)))
+    record = DeviceSeated(device=ask.device, replica=replica, node=node, operator=ask.operator)
+    return Decision((record,), answer=Done(text=text, replicas=(replica,)))
+
+
+def find(fabric: Fabric, device: str) -> Device | None:
+    """A device that a rank has had, or that an agent says its node has."""
+    known = fabric.devices.get(device)
+    if known is None:
+        nodes = fabric.watch.nodes.items()
+        there = (Device(id=device, node=node) for node, seen in nodes if device in seen.beat.devices)
+        known = next(there, None)
+    return known
+
+
+def _who(source: str) -> Prose:
+    return source or phrase("someone")
+
+
+def _says(source: str, what: str) -> Phrase:
+    return phrase("source_says", source=_who(source), what=what)
+
+
+def _on_it(replicas: Collection[ReplicaId]) -> Phrase:
+    return phrase("replicas_on_it" if replicas else "no_replica_on_it", replicas=replicas)
+
+
+def _at(device: Device) -> Phrase:
+    return phrase("device_node" if device.node else "device_node_unknown", node=device.node)
+
+
+def _evidence(device: Device, text: Prose) -> tuple[Record, ...]:
+    return (IncidentAmended(id=device.incident, evidence=(text,)),) if device.incident else ()
+
+
+def _unknown(fabric: Fabric, device: str, *, guess: bool = False) -> Decision:
+    """Only a person mistypes, and to guess what he meant takes a while among thousands."""
+    known = [name for seen in fabric.watch.nodes.values() for name in seen.beat.devices] if guess else []
+    near = difflib.get_close_matches(device, [*fabric.devices, *known][:10_000], n=1) if guess else []
+    hint = phrase("did_you_mean", name=near[0]) if near else phrase("devices_listed")
+    answer = No(why=phrase("device_unknown", device=device), hint=hint)
+    return Decision(answer=answer)

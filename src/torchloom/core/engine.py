@@ -1,0 +1,125 @@
+"""The engine: everything the weaver thinks, in the order in which it happens. It does no input or output.
+
+    hear      what arrives touches the watch at once: beats, replies, links. It mostly needs no decision;
+              where it does, the event to handle comes back
+    handle    detect, decide, fold: what the watch has learnt becomes part of the event, `decide` judges it,
+              and the records change the fabric
+    tick      the events that time brings
+    look      the same for every rank, a slice of them at a time
+
+Hearing and handling are two steps because decisions wait for the log, and beats must not. Whoever owns an engine stores
+`Decision.stored` before it sends anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchloom.core.decide import decide
+from torchloom.core.decision import Decision
+from torchloom.core.events import (
+    Event,
+    Heard,
+    LighthouseHeard,
+    LinkClosed,
+    LinkOpened,
+    NodeHeard,
+    Replied,
+    RollCalled,
+    RunDue,
+    Tick,
+)
+from torchloom.core.incidents.periodic_checks import hang_of_run, look_around
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.runtime import Life
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.lighthouse import LighthouseBeat
+from torchloom.protocol.node import NodeBeat
+from torchloom.protocol.rank import Beat, Reply
+from torchloom.protocol.records import InboxRead
+
+EVICT_SECONDS = 1.0
+"""Between two times that a lighthouse is told what it does not seem to know."""
+
+
+class Engine:
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self._due: set[str] = set()
+        """Runs that an agent's beat has made due and that wait to be handled: once is enough for all agents of one."""
+        self._told: dict[str, float] = {}
+        """By job: when its lighthouse was just told again whom to leave out."""
+
+    def handle(self, event: Event, now: float) -> Decision:
+        """Detect, decide, fold. What is decided holds from here on, and must be stored before it is carried out."""
+        if isinstance(event, RunDue):
+            self._due.discard(event.job)
+            event = RunDue(event.job, hang_of_run(self.fabric, event.job, now))
+        decision = decide(self.fabric, event, now)
+        self.fabric.fold(decision.records, now)
+        for rank, command in decision.commands:
+            self.fabric.watch.has_told((rank, command.incarnation), now)
+        return decision
+
+    def has_read(self, seq: int, now: float) -> tuple[InboxRead, ...]:
+        """The inbox has been read up to here; what to store of that."""
+        if seq <= self.fabric.inbox_seq:
+            return ()
+        mark = InboxRead(seq=seq)
+        self.fabric.fold((mark,), now)
+        return (mark,)
+
+    def restart(self, now: float) -> None:
+        """This weaver was away: full patience for everyone."""
+        self.fabric.restart_watch(now)
+
+    # ── what arrives ──
+
+    def hear(self, rank: RankId, beat: Beat, now: float) -> Heard | None:
+        watch = self.fabric.watch
+        return None if watch.hear(rank, beat, now) else Heard(rank, beat, watch.take_found(rank))
+
+    def hear_node(self, node: str, beat: NodeBeat, now: float) -> tuple[Event, ...]:
+        if not self.fabric.watch.hear_node(node, beat, now):
+            return ()
+        due = [job for job in self.fabric.runs.due(node) if job not in self._due]
+        self._due.update(due)
+        return (NodeHeard(node), *map(RunDue, due))
+
+    def hear_lighthouse(self, job: str, beat: LighthouseBeat, now: float) -> LighthouseHeard | None:
+        behind = not set(self.fabric.evicted.get(job, ())) <= set(beat.evicted)
+        news = self.fabric.watch.hear_lighthouse(job, beat)
+        return LighthouseHeard(job) if news or (behind and self._may_tell(job, now)) else None
+
+    def _may_tell(self, job: str, now: float) -> bool:
+        """Not at once again: a lighthouse that cannot keep what it is told answers each time."""
+        self._told = {told: at for told, at in self._told.items() if now - at < EVICT_SECONDS}
+        if job in self._told:
+            return False
+        self._told[job] = now
+        return True
+
+    def hear_reply(self, rank: RankId, reply: Reply) -> Replied | None:
+        return None if self.fabric.watch.courses.take(rank, reply) is None else Replied(rank, reply)
+
+    def hear_link(self, event: LinkOpened | LinkClosed) -> None:
+        """The server announced a connect or a disconnect, which is then to be handled."""
+        watch = self.fabric.watch
+        change = watch.link_opened if isinstance(event, LinkOpened) else watch.link_closed
+        change((event.rank, event.incarnation), event.link)
+
+    def hear_roll(self, present: dict[Life, set[str]]) -> RollCalled:
+        """Who is connected, as the server says."""
+        self.fabric.watch.call_roll(present)
+        return RollCalled()
+
+    # ── time ──
+
+    def tick(self, now: float) -> tuple[Event, ...]:
+        """A few times a second: what time brings to those whose time is up."""
+        self.fabric.watch.forget_nodes(now)
+        return (Tick(), *map(RunDue, self.fabric.runs.due()))
+
+    def look(self, now: float) -> Iterator[tuple[Event, ...]]:
+        """About once a second: a pass over all ranks, in slices between which other events may be handled."""
+        return look_around(self.fabric, now)

@@ -1,0 +1,1 @@
+"""From findings to incidents: policies, responses, hangs and their evidence."""

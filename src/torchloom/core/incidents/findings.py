@@ -1,0 +1,79 @@
+"""From findings to incidents: one for each condition, closed when it is over, and what the policy says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.detect.finding import Finding
+from torchloom.core.incident_ids import provisional
+from torchloom.core.incidents.policy import planned, rule_for
+from torchloom.core.incidents.responses import Trouble, respond
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.incident import Incident
+from torchloom.core.state.runs import RunPhase
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.phrase import phrase
+
+OF_THE_JOB = frozenset({"not_finite", "loss_spike", "gradient", "slowdown", "overdue"})
+"""What all ranks of a job have in common: the first to tell of it is named, the others add to the evidence."""
+REPORT_ONLY = phrase("not_our_job")
+
+
+def found(fabric: Fabric, rank: RankId, findings: Iterable[Finding], now: float) -> Decision:
+    """What the beats of a rank have shown."""
+    return together(
+        _over(fabric, rank, finding) if finding.over else _began(fabric, rank, finding, now) for finding in findings
+    )
+
+
+def _began(fabric: Fabric, rank: RankId, finding: Finding, now: float) -> Decision:
+    known = _known(fabric, rank, finding)
+    if known is not None:
+        return _also(known, rank, finding)
+    run = fabric.runs.of(rank.of)
+    rule = rule_for(run.task if run is not None else None, finding.kind)
+    asked = rule.do != ("report",)
+    reason = phrase("of_rank", rank=rank.rank, what=finding.what)
+    opened = IncidentOpened(
+        id=provisional(finding.kind, rank),
+        what=phrase("of_job", job=rank.job, text=reason),
+        about=_about(rank, finding),
+        job=rank.job,
+        culprits=(rank.rank,),
+        evidence=finding.evidence,
+        decision=planned(*rule.do) if run is not None or not asked else REPORT_ONLY,
+        kind=finding.kind,
+    )
+    decision = Decision((opened,))
+    if run is None or run.phase is not RunPhase.RUNNING:
+        return decision
+    trouble = Trouble(finding.kind, opened.id, reason, (rank.rank,), finding.step, finding.since)
+    return together([decision, respond(fabric, run, trouble, now)])
+
+
+def _over(fabric: Fabric, rank: RankId, finding: Finding) -> Decision:
+    known = _known(fabric, rank, finding)
+    if known is None:
+        return NOTHING
+    return Decision((IncidentAmended(id=known.id, outcome=finding.what, closed=True),))
+
+
+def _also(known: Incident, rank: RankId, finding: Finding) -> Decision:
+    """Another rank of the job has the same trouble."""
+    if finding.kind not in OF_THE_JOB or rank.rank in known.culprits:
+        return NOTHING
+    evidence = phrase("of_rank", rank=rank.rank, what=finding.what)
+    return Decision((IncidentAmended(id=known.id, evidence=(evidence,), culprits=(rank.rank,)),))
+
+
+def _known(fabric: Fabric, rank: RankId, finding: Finding) -> Incident | None:
+    about = _about(rank, finding)
+    return next((i for i in fabric.incidents.open_of(rank.job) if i.about == about), None)
+
+
+def _about(rank: RankId, finding: Finding) -> About:
+    if finding.kind in OF_THE_JOB:
+        return About(job=rank.job, part=finding.kind)
+    return About(rank=rank, part=finding.kind)

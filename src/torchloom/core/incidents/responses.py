@@ -1,0 +1,205 @@
+"""Carrying out what a policy says about an incident, one response after the other.
+
+Most are done in the moment they are decided. A checkpoint takes its time: what follows waits for it, but not for ever.
+The last one may end the attempt (restart, evict, rollback); nothing of a response outlives the attempt it began in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torchloom.core.changes import requests
+from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.incidents.circuit_breaker import braked
+from torchloom.core.incidents.policy import ENDING, HANGS, planned, rule_for
+from torchloom.core.incidents.rollback_target import rollback
+from torchloom.core.jobs.attempt_stop import Cause, stop
+from torchloom.core.state.change_ledger import ChangePhase
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.incident import Incident
+from torchloom.core.state.runs import Run
+from torchloom.protocol.incident_records import IncidentAmended, ResponseBegan, ResponseWent
+from torchloom.protocol.job import EventKind, Response, Rule
+from torchloom.protocol.node import Inspect
+from torchloom.protocol.operator import Steer
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.records import DeviceMarkedFailed, Record
+from torchloom.protocol.run_records import Failure
+
+CHECKPOINT_SECONDS = 60.0
+"""Longest that what follows waits for a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What is responded to."""
+
+    kind: EventKind
+    incident: str
+    reason: Prose
+    ranks: tuple[int, ...] = ()
+    """Who is to blame."""
+    step: int = 0
+    since: int | None = None
+    """The first step at which it may have begun, where that is another one."""
+
+
+def respond(fabric: Fabric, run: Run, trouble: Trouble, now: float) -> Decision:
+    """Begin what the job's policy says, unless it is only to be reported or may not be done any more."""
+    rule = rule_for(run.task, trouble.kind)
+    do = tuple(response for response in rule.do if response != "report")
+    if not do or run.response is not None:
+        return NOTHING
+    if why := _why_not(fabric, run, rule, now):
+        return _only_said(fabric, trouble, phrase("policy_held_back", why=why, policy=planned(*rule.do)))
+    steps = (trouble.step if trouble.since is None else trouble.since, trouble.step)
+    back = rollback(fabric, run, rule, steps, trouble.incident) if "rollback" in do else None
+    began = ResponseBegan(
+        job=run.job,
+        incident=trouble.incident,
+        kind=trouble.kind,
+        do=do,
+        ranks=trouble.ranks,
+        reason=trouble.reason,
+        step=trouble.step,
+        rollback=back,
+    )
+    amended = IncidentAmended(id=trouble.incident, decision=planned(*rule.do), reason=trouble.reason)
+    first = Decision((began, amended))
+    return together([first, _next(fabric, run, began, now, now)])
+
+
+def _why_not(fabric: Fabric, run: Run, rule: Rule, now: float) -> Prose:
+    if run.task.dry_run:
+        return phrase("policy_dry_run")
+    if rule.limit is not None:
+        since = now - run.task.restart_window
+        if sum(kind == rule.on and at >= since for kind, at in run.responses) >= rule.limit:
+            return phrase("policy_limit_reached", limit=rule.limit)
+    return braked(fabric, now)
+
+
+def _only_said(fabric: Fabric, trouble: Trouble, decision: Prose) -> Decision:
+    """Once, not each time it is looked at."""
+    known = fabric.incidents.get(trouble.incident)
+    if known is not None and known.decision == decision:
+        return NOTHING
+    amended = IncidentAmended(id=trouble.incident, decision=decision, reason=trouble.reason)
+    return Decision((amended,))
+
+
+def go_on(fabric: Fabric, run: Run, now: float) -> Decision:
+    """What is left of a response that is under way."""
+    if run.response is None:
+        return NOTHING
+    known = fabric.incidents.get(run.response.incident)
+    if known is None or known.closed is not None:  # it went away while a checkpoint was waited for
+        return Decision((ResponseWent(job=run.job),))
+    return _next(fabric, run, run.response, run.responding, now)
+
+
+def _next(fabric: Fabric, run: Run, response: ResponseBegan, since: float, now: float) -> Decision:
+    decisions: list[Decision] = []
+    left = response.do
+    while left and (done := _do(fabric, run, response, left[0], since, now)) is not None:
+        decisions.append(done)
+        if left[0] in ENDING:
+            return together(decisions)
+        left = left[1:]
+    if left != response.do:
+        decisions.append(Decision((ResponseWent(job=run.job, left=left),)))
+    elif left:  # not done yet
+        decisions.append(_ask_for_checkpoint(fabric, run, since))
+    return together(decisions)
+
+
+def _do(fabric: Fabric, run: Run, response: ResponseBegan, what: Response, since: float, now: float) -> Decision | None:
+    """Done, or None if it is still to be waited for."""
+    match what:
+        case "stacks":
+            return Decision(tasks=inspecting(fabric, run, response.incident))
+        case "pause":
+            ask = Steer(request=_request(run, since, what), verb="pause", job=run.of.job, operator="policy")
+            return _without_answer(requests.act(fabric, ask, ""))
+        case "checkpoint":
+            return _checkpoint_over(fabric, run, response, since, now)
+        case "drain":
+            return Decision(_drained(fabric, run, response))
+        case "restart" | "evict" | "rollback":
+            return _end(fabric, run, response, what, now)
+    return NOTHING
+
+
+def _checkpoint_over(fabric: Fabric, run: Run, response: ResponseBegan, since: float, now: float) -> Decision | None:
+    if run.of.job not in fabric.ledger.checkpointers:
+        return _noted(response, phrase("checkpoint_not_possible"))
+    change = fabric.ledger.change_of(_request(run, since, "checkpoint"))
+    if change is not None and change.phase in {ChangePhase.SETTLED, ChangePhase.ABORTED}:
+        return _noted(response, phrase("checkpoint_asked_for", outcome=change.outcome))
+    if now - since > CHECKPOINT_SECONDS:
+        return _noted(response, phrase("checkpoint_did_not_come", seconds=CHECKPOINT_SECONDS))
+    return None
+
+
+def _ask_for_checkpoint(fabric: Fabric, run: Run, since: float) -> Decision:
+    """Again and again until it is under way: another change may be just now."""
+    request = _request(run, since, "checkpoint")
+    if request in fabric.watch.courses.by_request or fabric.ledger.change_of(request) is not None:
+        return NOTHING
+    ask = Steer(request=request, verb="checkpoint", job=run.of.job, operator="policy")
+    return _without_answer(requests.act(fabric, ask, ""))
+
+
+def _drained(fabric: Fabric, run: Run, response: ResponseBegan) -> tuple[Record, ...]:
+    """Its devices get no ranks until someone says that they are well again."""
+    devices = dict.fromkeys(at.device for at in run.places if at.rank in response.ranks and at.device)
+    return tuple(
+        DeviceMarkedFailed(
+            device=device, cause=response.reason, source="policy", replicas=fabric.drmap.replicas_on(device)
+        )
+        for device in devices
+        if device in fabric.devices and not fabric.devices[device].failed
+    )
+
+
+def _end(fabric: Fabric, run: Run, response: ResponseBegan, what: Response, now: float) -> Decision:
+    drained = _drained(fabric, run, response) if what == "evict" else ()
+    alone = run.rank(response.ranks[0]) if len(response.ranks) == 1 else None
+    cause = Cause(
+        reason=response.reason,
+        failure=Failure(kind=response.kind, ranks=response.ranks),
+        decision="" if what == "restart" else planned(what),
+        kind=response.kind,
+        incident=response.incident,
+        deaf=response.ranks if response.kind in HANGS else (),
+        rollback=response.rollback if what == "rollback" else None,
+        rank=alone if response.kind in {"frozen", "held"} else None,
+        blame=response.kind not in {"device", "device_warning", "straggler"},
+    )
+    return together([Decision(drained), stop(fabric, run, now, cause)])
+
+
+def inspecting(fabric: Fabric, run: Run, incident: str) -> tuple[tuple[str, Inspect], ...]:
+    """Every agent of the run is to look at its ranks."""
+    order = Inspect(term=fabric.term, job=run.job, attempt=run.attempt, incident=incident)
+    return tuple((node, order) for node in run.nodes)
+
+
+def _noted(response: ResponseBegan, text: Prose) -> Decision:
+    return Decision((IncidentAmended(id=response.incident, evidence=(text,)),))
+
+
+def _without_answer(decision: Decision) -> Decision:
+    """Nobody has asked."""
+    return Decision(decision.records, decision.commands)
+
+
+def _request(run: Run, since: float, what: str) -> str:
+    """The same each time it is looked at: there is one response of a run at a time, and `since` is when it began."""
+    return hashlib.sha256(f"{run.job} {since!r} {what}".encode()).hexdigest()[:32]
+
+
+def open_of(incidents: Iterable[Incident], kinds: frozenset[str]) -> Incident | None:
+    return next((i for i in incidents if i.kind in kinds), None)

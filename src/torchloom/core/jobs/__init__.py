@@ -1,0 +1,1 @@
+"""Jobs that torchLoom starts: submission, placement, and reconciling desired with reported state."""

@@ -1,0 +1,141 @@
+"""Ending an attempt: for what cause, whether another try follows, and which incident tells of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchloom.core.decision import Decision
+from torchloom.core.incident_ids import provisional
+from torchloom.core.incidents.policy import ENDING, HANGS, planned, rule_for
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.incident import Incident
+from torchloom.core.state.presence import PRESENT
+from torchloom.core.state.runs import Run
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.job import EventKind
+from torchloom.protocol.node import Halt, Rollback
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.records import RankDied, Record
+from torchloom.protocol.run_records import AttemptStopping, Failure
+
+Then = Literal["restart", "fail", "cancel", "done"]
+LOOP = 2
+"""Attempts that fail in the same way without a step forward, after which a further one would be no other."""
+AGAIN = planned("restart")
+ALONE = phrase("replica_restarts")
+ELSEWHERE = phrase("restarts_elsewhere")
+GIVEN_UP = phrase("job_given_up")
+"""What an incident says was decided."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why all ranks of an attempt are ended."""
+
+    reason: Prose
+    failure: Failure | None = None
+    """How it failed, to tell a crash loop; absent if it may well not happen again."""
+    then: Then = "restart"
+    evidence: tuple[Prose, ...] = ()
+    rank: RankId | None = None
+    """The one it began with."""
+    code: int = 1
+    blame: bool = True
+    """A restart is used up."""
+    decision: Prose = ""
+    """What the incident says was decided, if not that all ranks are started again."""
+    kind: EventKind | None = None
+    incident: str = ""
+    """That tells of it already."""
+    deaf: tuple[int, ...] = ()
+    """Ranks that would not hear that they are to end."""
+    rollback: Rollback | None = None
+    quiet: bool = False
+    """It is as somebody wanted it, and no incident."""
+
+
+def stop(fabric: Fabric, run: Run, now: float, cause: Cause) -> Decision:
+    """End what is left of the attempt; and tell of it, unless it was wanted."""
+    step = fabric.furthest(run)
+    then, reason = cause.then, cause.reason
+    if then == "restart" and cause.blame:
+        then, reason = _what_then(run, now, cause, step)
+    told: list[Record] = []
+    incident = cause.incident
+    if then not in {"cancel", "done"} and not cause.quiet:
+        again = cause.decision or (AGAIN if run.task.torchft is None else ALONE)
+        told, incident = _tell(fabric, run, cause, reason, GIVEN_UP if then == "fail" else again)
+    stopping = AttemptStopping(
+        job=run.job,
+        attempt=run.attempt,
+        reason=reason,
+        kind=cause.kind,
+        failure=cause.failure,
+        step=step,
+        then=then,
+        code=cause.code,
+        counts=cause.blame,
+        deaf=cause.deaf,
+        rollback=cause.rollback,
+        incident=incident,
+    )
+    halt = halting(fabric, run, cause.deaf)
+    return Decision((*told, stopping), tasks=tuple((node, halt) for node in run.nodes))
+
+
+def halting(fabric: Fabric, run: Run, deaf: tuple[int, ...]) -> Halt:
+    return Halt(term=fabric.term, job=run.job, attempt=run.attempt, grace_seconds=run.task.grace, kill=deaf)
+
+
+def _what_then(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Prose]:
+    """Another try, or none: not wanted, the budget is used up, or the same again without a step forward."""
+    if cause.kind is not None and not ENDING.intersection(rule_for(run.task, cause.kind).do):
+        return "fail", phrase("policy_no_restart", reason=cause.reason)
+    since = now - run.task.restart_window
+    if sum(at >= since for at in run.stops) >= run.task.max_restarts:
+        used_up = phrase("restarts_used_up", reason=cause.reason, allowed=run.task.max_restarts)
+        return "fail", used_up if run.task.max_restarts else cause.reason
+    alike = [note for note in run.notes[-LOOP:-1] if note.failure == cause.failure and note.step >= step]
+    if cause.failure is not None and cause.kind not in HANGS and len(alike) >= LOOP - 1:
+        return "fail", phrase("crash_loop", reason=cause.reason)
+    return "restart", cause.reason
+
+
+def _tell(fabric: Fabric, run: Run, cause: Cause, reason: Prose, decision: Prose) -> tuple[list[Record], str]:
+    """One incident for one failure, and its id; that of the rank itself, if there is one already."""
+    known = fabric.ranks.get(cause.rank) if cause.rank is not None else None
+    records: list[Record] = []
+    if known is not None and known.presence in PRESENT:
+        records.append(RankDied(rank=known.id, incarnation=known.incarnation, reason=reason, confirmed=True))
+    incident = cause.incident or (known.incident if known is not None else "")
+    if incident:
+        amended = IncidentAmended(id=incident, evidence=cause.evidence, decision=decision, reason=reason)
+        return [*records, amended], incident
+    about = About(run=run.job) if cause.rank is None else About(rank=cause.rank)
+    for earlier in fabric.incidents_of(run):  # an attempt that failed before all of its ranks ran
+        if earlier.about == about:
+            records.append(
+                IncidentAmended(id=earlier.id, outcome=phrase("next_attempt_failed", reason=reason), closed=True)
+            )
+    opened = IncidentOpened(
+        id=provisional("stopped", run.job),
+        what=phrase("of_job", job=run.job, text=reason),
+        about=about,
+        job=run.of.job,
+        evidence=cause.evidence,
+        decision=decision,
+        reason=reason,
+        kind=cause.kind or "",
+    )
+    return [*records, opened], opened.id
+
+
+def of_the_attempt(fabric: Fabric, run: Run) -> list[Incident]:
+    """Open incidents that are over with the attempt they arose in: those about its ranks, and its own."""
+    return [
+        i
+        for i in fabric.incidents_of(run)
+        if i.about == About(run=run.job) or i.about.rank is not None or i.kind not in {"", "device", "device_warning"}
+    ]

@@ -1,0 +1,238 @@
+"""Where the ranks of a run go: all of them at once, on nodes that have room, or none."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+from msgspec.structs import replace
+
+from torchloom.core.decision import NOTHING, Decision
+from torchloom.core.jobs.node_checks import examining, fit, is_known, unfit
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.runs import Run
+from torchloom.core.state.runtime import NODE_SILENCE
+from torchloom.core.torchft.replica_groups import heals, waits
+from torchloom.protocol.job import Task
+from torchloom.protocol.node import NodeBeat, Place, Prepare
+from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.run_records import AttemptBegan
+
+CPU = "CPU-"
+"""How the id of a device begins that is the processor of a machine."""
+NODES_SHOWN = 8
+"""Of those that a job waits for; the rest is counted."""
+LAST_CALL = 30.0
+"""Seconds in which a job that may be smaller waits for all of its nodes at first. A next attempt does not wait."""
+
+
+def place(fabric: Fabric, run: Run, now: float) -> Decision:
+    """Begin an attempt where there is room. The nodes with most of it come first, so that few have to be used."""
+    if waits(fabric, run) or run.drained:
+        return NOTHING
+    chosen = _chosen(fabric, run, now)
+    if not chosen:
+        return Decision(tasks=examining(fabric, run, list(_free(fabric, run, now)), now))
+    attempt = run.attempt + 1
+    places: list[Place] = []
+    for node, ranks in chosen.items():
+        devices = [] if run.serves else free_devices(fabric, node, run)
+        for local in range(ranks):
+            rank = len(places)
+            device = devices[local] if local < len(devices) else ""
+            life = _life(run.job, attempt, rank, now)
+            places.append(Place(rank=rank, local=local, node=node, incarnation=life, device=device))
+    record = AttemptBegan(job=run.job, attempt=attempt, places=tuple(places), reason=run.reason)
+    return Decision(
+        (record,),
+        tasks=((places[0].node, _prepare(fabric, run, attempt)),),
+    )
+
+
+def prepare(fabric: Fabric, run: Run) -> Prepare:
+    """For the attempt under way."""
+    return _prepare(fabric, run, run.attempt)
+
+
+def _prepare(fabric: Fabric, run: Run, attempt: int) -> Prepare:
+    return Prepare(
+        term=fabric.term,
+        job=run.job,
+        attempt=attempt,
+        task=replace(run.task, checkpoint_dir="") if heals(fabric, run) else run.task,
+        ordinal=attempt - run.before,
+        submitted=run.submitted,
+        rollback=run.rollback,
+    )
+
+
+def waits_for(fabric: Fabric, run: Run, now: float) -> Prose:
+    """Why a run is not started, if it is not."""
+    if run.attempt > run.before and now < run.wait_until:
+        return phrase("waits_longer", seconds=math.ceil(run.wait_until - now))
+    if run.drained:
+        return phrase("waits_for_undrain", replica=run.of)
+    if waits(fabric, run):
+        return phrase("waits_for_lighthouse")
+    if _chosen(fabric, run, now):
+        return ""
+    task = run.task
+    node, ranks = task.node, _span(task.least, task.per_node)
+    if node is not None:
+        known = node in fabric.watch.nodes
+        state = _room(fabric, run, node, now) if known else phrase("room_silent")
+        return phrase("waits_for_room_on", ranks=ranks, node=phrase("of_node", node=node, text=state))
+    nodes = sorted(fabric.watch.nodes)
+    shown = [phrase("of_node", node=name, text=_room(fabric, run, name, now)) for name in nodes[:NODES_SHOWN]]
+    there = phrase("nodes_there", nodes=shown, more=max(0, len(nodes) - NODES_SHOWN) or None)
+    return phrase(
+        "waits_for_node" if task.nodes == 1 else "waits_for_nodes",
+        count=_span(task.min_nodes, task.nodes),
+        ranks=ranks,
+        there=there if shown else phrase("no_agent_there"),
+    )
+
+
+def _span(least: int | None, most: int) -> Phrase | int:
+    return most if least is None or least == most else phrase("span", least=least, most=most)
+
+
+def _room(fabric: Fabric, run: Run, node: str, now: float) -> Phrase:
+    """What a node has to offer to a run."""
+    if node in fabric.runs.drained:
+        return phrase("room_drained")
+    if not fabric.watch.node_speaks(node, now):
+        return phrase("room_silent")
+    beat = fabric.watch.nodes[node].beat
+    if beat.leaving:
+        return phrase("room_leaving")
+    if processor_failed(fabric, node):
+        return phrase("room_processor_failed")
+    if run.task.check and not is_known(fabric, run, node, now):
+        return phrase("room_being_checked")
+    if run.task.check and (why := unfit(fabric, node)):
+        return phrase("room_not_fit", why=why[0])
+    free = max(0, room(fabric, node, beat, run.job))
+    return phrase("room_free", free=free, count=capacity(beat), failed=len(_broken(fabric, beat)) or None)
+
+
+def too_large(fabric: Fabric, task: Task) -> Phrase | None:
+    """Why no node that is known could ever take this, if none could."""
+    there = {node: seen for node, seen in fabric.watch.nodes.items() if task.node in {None, node}}
+    sizes = {node: capacity(seen.beat) for node, seen in there.items() if not seen.beat.tied}
+    least = task.least or task.per_node
+    if not sizes or least <= max(sizes.values()):
+        return None
+    largest = max(sizes, key=lambda node: sizes[node])
+    return phrase("task_too_large", ranks=least, most=sizes[largest], node=largest)
+
+
+def _chosen(fabric: Fabric, run: Run, now: float) -> dict[str, int]:
+    """How many ranks each node gets: all that are wanted, or fewer where that is all there is; nothing if too few."""
+    task, free = run.task, _free(fabric, run, now)
+    order = sorted(fit(fabric, run, list(free), now), key=lambda node: (-free[node], node))
+    chosen = [node for node in order if free[node] >= task.per_node][: task.nodes]
+    if len(chosen) < task.nodes:
+        chosen = order[: task.nodes]
+        if len(chosen) < (task.min_nodes or task.nodes) or not _may_be_smaller(fabric, run, now):
+            return {}
+    return {node: min(task.per_node, free[node]) for node in chosen}
+
+
+def _free(fabric: Fabric, run: Run, now: float) -> dict[str, int]:
+    """Nodes that could take as many ranks of a run as it needs on each, with how many they could take."""
+    task, nodes = run.task, fabric.watch.nodes
+    there = [node for node in nodes if not nodes[node].beat.tied] if task.node is None else [task.node]
+    if run.serves and run.places:
+        there = [run.places[0].node]
+    free = {node: _takes(fabric, run, node) for node in there if node in nodes and _usable(fabric, node, now)}
+    return {node: ranks for node, ranks in free.items() if ranks >= (task.least or task.per_node)}
+
+
+def _takes(fabric: Fabric, run: Run, node: str) -> int:
+    """How many ranks of a run a node could take."""
+    beat, wanted = fabric.watch.nodes[node].beat, run.task.per_node
+    if run.serves:
+        return wanted
+    if not beat.tied:
+        return room(fabric, node, beat, run.job)
+    # It serves the one who started it, and takes what he asks for.
+    return wanted if _spared(fabric, beat, wanted) else len(beat.devices) - len(_broken(fabric, beat))
+
+
+def _may_be_smaller(fabric: Fabric, run: Run, now: float) -> bool:
+    """Whether to begin with what is there: nobody is on his way who would have to be left out for good."""
+    if now < fabric.watch.blind_until + NODE_SILENCE:  # agents still have to find this weaver
+        return False
+    return run.attempt > run.before or now >= run.submitted + LAST_CALL
+
+
+def _usable(fabric: Fabric, node: str, now: float) -> bool:
+    if node in fabric.runs.drained or fabric.watch.leaves(node) or processor_failed(fabric, node):
+        return False
+    return fabric.watch.node_speaks(node, now)
+
+
+def processor_failed(fabric: Fabric, node: str) -> bool:
+    """Whether the processor of a node was said to have failed, and there is nothing else to compute on."""
+    failed = {device.id for device in fabric.devices.values() if device.failed and device.id.startswith(CPU)}
+    seen = fabric.watch.nodes.get(node)
+    if not failed or seen is None or seen.beat.devices:
+        return False
+    if any(fabric.devices[device].node == node for device in failed):
+        return True
+    # An agent that serves one job has a name of its own: its ranks tell what they computed on.
+    here = [
+        run.rank(place.rank)
+        for run in fabric.runs.by_job.values()
+        for place in run.places
+        if place.node == node and not run.over
+    ]
+    return any(failed.intersection(fabric.ranks[rank].devices) for rank in here if rank in fabric.ranks)
+
+
+def capacity(beat: NodeBeat) -> int:
+    """How many ranks a node takes: one for each device, or, without any, for each core."""
+    return len(beat.devices) or beat.cores
+
+
+def room(fabric: Fabric, node: str, beat: NodeBeat, job: str) -> int:
+    """How many more, beside the other jobs, on devices that work."""
+    broken = _broken(fabric, beat)
+    return capacity(beat) - len(broken) - sum(place.device not in broken for place in _others(fabric, node, job))
+
+
+def free_devices(fabric: Fabric, node: str, run: Run) -> list[str]:
+    """Those that work and that no other job has, nor another replica.
+
+    An agent that serves one job alone leaves the choice to the script, as long as there is no failed one to choose.
+    """
+    beat = fabric.watch.nodes[node].beat
+    broken = _broken(fabric, beat)
+    if beat.tied and not broken and run.task.torchft is None:
+        return []
+    taken = {place.device for place in _others(fabric, node, run.job)} | broken
+    return [device for device in beat.devices if device not in taken]
+
+
+def _broken(fabric: Fabric, beat: NodeBeat) -> set[str]:
+    """The devices of a node that have failed: nothing is started there until they work again."""
+    known = (fabric.devices.get(device) for device in beat.devices)
+    return {device.id for device in known if device is not None and device.failed}
+
+
+def _spared(fabric: Fabric, beat: NodeBeat, ranks: int) -> bool:
+    """Whether so many ranks need no failed device. More ranks than devices share those that work."""
+    broken, all_of_them = len(_broken(fabric, beat)), len(beat.devices)
+    working = all_of_them - broken
+    return not broken or ranks <= working or (ranks > all_of_them and working > 0)
+
+
+def _others(fabric: Fabric, node: str, job: str) -> list[Place]:
+    runs = [run for run in fabric.runs.by_job.values() if not run.over and not run.serves and run.job != job]
+    return [place for run in runs for place in run.places if place.node == node]
+
+
+def _life(job: str, attempt: int, rank: int, now: float) -> str:
+    chance = hashlib.sha256(f"{job} {attempt} {rank} {now!r}".encode()).hexdigest()[:12]
+    return f"{int(now * 1000):012x}{chance}"

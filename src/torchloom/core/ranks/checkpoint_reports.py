@@ -1,0 +1,118 @@
+"""Checkpoints: what follows when one was written, could not be written, or training went on from one.
+
+The weaver writes none and reads none. It remembers what ranks tell, and sees to it that a failure is not overlooked.
+"""
+
+from __future__ import annotations
+
+from torchloom.core.decision import NOTHING, Decision
+from torchloom.core.incident_ids import provisional
+from torchloom.core.state.cluster import Fabric, Rank
+from torchloom.core.state.incident import Incident
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.rank import Resumed, Saved, SaveFailed
+from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed, Record
+
+SHOWN = 20
+"""Damaged checkpoints that the evidence tells of."""
+
+
+def saved(fabric: Fabric, rank: RankId, said: Saved) -> Decision:
+    known = _speaker(fabric, rank, said.incarnation)
+    if known is None:
+        return NOTHING
+    record = CheckpointSaved(
+        rank=rank,
+        step=said.step,
+        folder=said.folder,
+        node=known.node,
+        size=said.size,
+        seconds=said.seconds,
+        stall=said.stall,
+    )
+    late = [i for i in fabric.incidents.open_of(rank.job) if i.kind == "overdue"]
+    came = [IncidentAmended(id=i.id, outcome=phrase("checkpoint_written", step=said.step), closed=True) for i in late]
+    return Decision((record, *came, *_closing(fabric, rank.job, phrase("later_checkpoint_written"))))
+
+
+def failed(fabric: Fabric, rank: RankId, said: SaveFailed) -> Decision:
+    if _speaker(fabric, rank, said.incarnation) is None:
+        return NOTHING
+    records: list[Record] = [CheckpointFailed(rank=rank, step=said.step, folder=said.folder, why=said.why)]
+    evidence = (said.why, phrase("at_step_in", step=said.step, folder=said.folder))
+    known = _trouble(fabric, rank.job)
+    if known is None:
+        records.append(
+            IncidentOpened(
+                id=provisional("checkpoint", rank.job),
+                what=phrase("checkpoint_failed", job=rank.job),
+                about=_about(rank.job),
+                job=rank.job,
+                evidence=evidence,
+                errors=(said.error,),
+                decision=phrase("next_interval_saves"),
+                reason=phrase("last_good_stays"),
+            )
+        )
+    elif said.error not in known.errors:
+        records.append(IncidentAmended(id=known.id, evidence=evidence, errors=(said.error,)))
+    return Decision(tuple(records))
+
+
+def resumed(fabric: Fabric, rank: RankId, said: Resumed) -> Decision:
+    if _speaker(fabric, rank, said.incarnation) is None:
+        return NOTHING
+    records: list[Record] = [JobResumed(rank=rank, step=said.step, path=said.path, rejected=said.rejected)]
+    if said.rejected:
+        records += _damaged(fabric, rank.job, said)
+    return Decision(tuple(records))
+
+
+def forgotten(fabric: Fabric, job: str) -> tuple[Record, ...]:
+    """No one will write another one, so that nothing stays open for ever."""
+    return _closing(fabric, job, phrase("job_forgotten"))
+
+
+def _speaker(fabric: Fabric, rank: RankId, incarnation: str) -> Rank | None:
+    """Who says so, if that is the current life of a rank we know."""
+    known = fabric.ranks.get(rank)
+    return known if known is not None and known.incarnation == incarnation else None
+
+
+def _about(job: str) -> About:
+    return About(job=job, part="checkpoint")
+
+
+def _trouble(fabric: Fabric, job: str) -> Incident | None:
+    """The open incident about the checkpoints of a job; there is one at most."""
+    return next((i for i in fabric.incidents.values() if i.closed is None and i.about == _about(job)), None)
+
+
+def _closing(fabric: Fabric, job: str, outcome: Prose) -> tuple[Record, ...]:
+    known = _trouble(fabric, job)
+    return () if known is None else (IncidentAmended(id=known.id, outcome=outcome, closed=True),)
+
+
+def _damaged(fabric: Fabric, job: str, said: Resumed) -> list[Record]:
+    """Told by every rank that looked, and one incident for all of them."""
+    names = tuple(said.rejected)
+    shown = list(said.rejected.items())[:SHOWN]
+    evidence = tuple(phrase("checkpoint_rejected", name=name, why=why[:500]) for name, why in shown)
+    began = fabric.jobs[job].began
+    if any(i.checkpoints == names and i.about == _about(job) and i.opened >= began for i in fabric.incidents.values()):
+        return []
+    incident = provisional("damaged", job)
+    decision = phrase("resumed_from", step=said.step)
+    opened = IncidentOpened(
+        id=incident,
+        what=phrase("checkpoint_damaged" if len(names) == 1 else "checkpoints_damaged", names=names, job=job),
+        checkpoints=names,
+        about=_about(job),
+        job=job,
+        evidence=evidence,
+        decision=decision,
+        reason=phrase("newest_whole"),
+    )
+    return [opened, IncidentAmended(id=incident, outcome=decision, closed=True)]

@@ -1,0 +1,274 @@
+"""The ledger: what may be changed in each job, every change and order, and what became of it. The durable part.
+
+proposed ──verdict──> committed ──all have answered──> settled
+    └────verdict──> aborted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.knob_values import KnobSpec, Value
+from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.rank import Committed
+from torchloom.protocol.records import (
+    Abort,
+    ChangeDecided,
+    ChangeProposed,
+    ChangeSettled,
+    KnobsOffered,
+    OrderEnded,
+    OrderGiven,
+)
+
+KEEP_CHANGES = 200
+"""Ended changes and orders of one job before the oldest is forgotten; those still in force stay."""
+
+
+class ChangePhase(StrEnum):
+    PROPOSED = "proposed"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    SETTLED = "settled"
+
+
+CHANGE_NEXT: Mapping[tuple[ChangePhase, str], ChangePhase] = {
+    (ChangePhase.PROPOSED, "commit"): ChangePhase.COMMITTED,
+    (ChangePhase.PROPOSED, "abort"): ChangePhase.ABORTED,
+    (ChangePhase.COMMITTED, "settle"): ChangePhase.SETTLED,
+}
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    change: Committed
+    job: str
+    lives: tuple[tuple[RankId, str], ...]
+    """The ranks it is for, each in the life it had."""
+    request: str
+    operator: str = ""
+    before: dict[str, Value] = {}
+    replica: str | None = None
+    rank: int | None = None
+    reverts: str = ""
+    asked: float = 0.0
+    phase: ChangePhase = ChangePhase.PROPOSED
+    outcome: Prose = ""
+    applied: int = 0
+    failed: int = 0
+    reverted_by: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.change.id
+
+    @property
+    def takes_effect(self) -> bool:
+        return self.phase in {ChangePhase.COMMITTED, ChangePhase.SETTLED}
+
+    def is_for(self, rank: RankId) -> bool:
+        return self.job == rank.job and self.replica in {None, rank.replica} and self.rank in {None, rank.rank}
+
+    @property
+    def target(self) -> str:
+        return "/".join(str(part) for part in (self.job, self.replica, self.rank) if part is not None)
+
+
+def abort_phrase(abort: Abort) -> Phrase:
+    return phrase(f"change_{abort.why}", ranks=sorted(abort.ranks), refusal=abort.refusal)
+
+
+class GivenOrder(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    request: str
+    verb: str
+    job: str
+    lives: tuple[tuple[RankId, str], ...]
+    operator: str = ""
+    asked: float = 0.0
+    incident: str = ""
+    outcome: Prose = ""
+    """Empty while answers are awaited."""
+    ok: bool = True
+    applied: int = 0
+    """How many have said that they obey; who is gone may have done so unheard, or never have heard of it."""
+
+
+class KnobState(msgspec.Struct, frozen=True, kw_only=True):
+    spec: KnobSpec
+    value: Value
+    change: str = ""
+    """The change that gave it this value."""
+
+
+class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
+    """As a value, for the snapshot."""
+
+    change_count: int = 0
+    order_count: int = 0
+    knobs: tuple[tuple[str, tuple[KnobState, ...]], ...] = ()
+    checkpointers: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    orders: tuple[GivenOrder, ...] = ()
+
+
+class Ledger:
+    def __init__(self, state: LedgerState | None = None) -> None:
+        state = state or LedgerState()
+        self.change_count = state.change_count
+        self.order_count = state.order_count
+        self.knobs = {job: {knob.spec.name: knob for knob in knobs} for job, knobs in state.knobs}
+        self.checkpointers = set(state.checkpointers)
+        self.changes = {change.id: change for change in state.changes}
+        self.orders = {order.id: order for order in state.orders}
+
+    def state(self) -> LedgerState:
+        return LedgerState(
+            change_count=self.change_count,
+            order_count=self.order_count,
+            knobs=tuple((job, tuple(knobs.values())) for job, knobs in sorted(self.knobs.items())),
+            checkpointers=tuple(sorted(self.checkpointers)),
+            changes=tuple(self.changes.values()),
+            orders=tuple(self.orders.values()),
+        )
+
+    # ── looking things up ──
+
+    def of_job(self, job: str) -> Iterable[Change]:
+        return (change for change in self.changes.values() if change.job == job)
+
+    def value_of(self, job: str, replica: str | None, rank: int | None, name: str) -> Value:
+        """What a knob is set to for a target: by the latest change that reaches all of it, else as it was offered."""
+        giver = self._giver(job, replica, rank, name)
+        return giver.change.values[name] if giver else self.knobs[job][name].spec.value
+
+    def _giver(self, job: str, replica: str | None, rank: int | None, name: str) -> Change | None:
+        for change in reversed(self.changes.values()):
+            wide = change.job == job and change.replica in {None, replica} and change.rank in {None, rank}
+            if wide and change.takes_effect and not change.reverted_by and name in change.change.values:
+                return change
+        return None
+
+    def under_way(self, job: str) -> Change | None:
+        """The change of a job that has no verdict yet; there is one at most."""
+        return next((change for change in self.of_job(job) if change.phase is ChangePhase.PROPOSED), None)
+
+    def change_of(self, request: str) -> Change | None:
+        """What a request led to, the latest attempt if there were several."""
+        return next((change for change in reversed(self.changes.values()) if change.request == request), None)
+
+    def order_of(self, request: str) -> GivenOrder | None:
+        return next((order for order in reversed(self.orders.values()) if order.request == request), None)
+
+    def kills(self, rank: RankId, life: str) -> Iterable[GivenOrder]:
+        """Orders by which this life was to be ended."""
+        return (order for order in self.orders.values() if order.verb == "kill" and (rank, life) in order.lives)
+
+    def in_force(self, rank: RankId) -> tuple[Committed, ...]:
+        """Changes of values that a rank has, or will have at their steps, oldest first; what was reverted is not."""
+        return tuple(
+            change.change
+            for change in self.of_job(rank.job)
+            if change.takes_effect and change.change.action == "set" and not change.reverted_by and change.is_for(rank)
+        )
+
+    # ── fold ──
+
+    def offer(self, record: KnobsOffered) -> None:
+        knobs = self.knobs.setdefault(record.job, {})
+        for spec in record.knobs:
+            known = knobs.get(spec.name)
+            knobs[spec.name] = replace(known, spec=spec) if known else KnobState(spec=spec, value=spec.value)
+        if record.checkpoints:
+            self.checkpointers.add(record.job)
+
+    def propose(self, record: ChangeProposed, at: float) -> None:
+        self.change_count = max(self.change_count, record.change.number)
+        self.changes[record.change.id] = Change(
+            change=record.change,
+            job=record.job,
+            lives=record.lives,
+            request=record.request,
+            operator=record.operator,
+            before=record.before,
+            replica=record.replica,
+            rank=record.rank,
+            reverts=record.reverts,
+            asked=at,
+        )
+
+    def decide(self, record: ChangeDecided) -> None:
+        change = self.changes[record.id]
+        phase = CHANGE_NEXT[(change.phase, "commit" if record.commit else "abort")]
+        why_not = abort_phrase(record.abort) if record.abort is not None else ""
+        outcome = phrase("all_ranks_ready") if record.commit else why_not
+        self.changes[record.id] = change = replace(change, phase=phase, outcome=outcome)
+        if not record.commit:
+            self._trim(change.job)
+            return
+        if change.reverts in self.changes:
+            self.changes[change.reverts] = replace(self.changes[change.reverts], reverted_by=change.id)
+        knobs = self.knobs.get(change.job, {})
+        withdrawn = self.changes.get(change.change.withdraws)
+        names = withdrawn.change.values if withdrawn else change.change.values
+        for name in names:
+            if name in knobs and change.rank is None:
+                giver = self._giver(change.job, change.replica, None, name)
+                value = giver.change.values[name] if giver else knobs[name].spec.value
+                knobs[name] = replace(knobs[name], value=value, change=giver.id if giver else "")
+
+    def settle(self, record: ChangeSettled) -> None:
+        change = self.changes[record.id]
+        phase = CHANGE_NEXT[(change.phase, "settle")]
+        self.changes[record.id] = replace(
+            change, phase=phase, outcome=record.outcome, applied=record.applied, failed=record.failed
+        )
+        self._trim(change.job)
+
+    def give(self, record: OrderGiven, at: float) -> None:
+        self.order_count = max(self.order_count, int(record.id[1:]))
+        self.orders[record.id] = GivenOrder(
+            id=record.id,
+            request=record.request,
+            verb=record.verb,
+            job=record.job,
+            lives=record.lives,
+            operator=record.operator,
+            asked=at,
+            incident=record.incident,
+        )
+
+    def end(self, record: OrderEnded) -> None:
+        order = self.orders[record.id]
+        self.orders[record.id] = replace(order, outcome=record.outcome, ok=record.ok, applied=record.applied)
+        ended = [o.id for o in self.orders.values() if o.job == order.job and o.outcome]
+        for old in ended[: max(0, len(ended) - KEEP_CHANGES)]:
+            del self.orders[old]
+
+    def forget(self, job: str) -> None:
+        """A new run of the job begins, or the job is forgotten: nothing of the last one counts."""
+        self.knobs.pop(job, None)
+        self.checkpointers.discard(job)
+        self.changes = {id: change for id, change in self.changes.items() if change.job != job}
+        self.orders = {id: order for id, order in self.orders.items() if order.job != job}
+
+    def _replaced(self, change: Change) -> bool:
+        """Whether a later change of the same ranks has set all that it set."""
+        later = [
+            c.change.values
+            for c in self.of_job(change.job)
+            if c.takes_effect and c.change.number > change.change.number and not c.reverted_by
+            and (c.replica, c.rank) in {(None, None), (change.replica, change.rank)}
+        ]  # fmt: skip
+        return all(any(name in values for values in later) for name in change.change.values)
+
+    def _trim(self, job: str) -> None:
+        ended = [c for c in self.of_job(job) if c.phase in {ChangePhase.ABORTED, ChangePhase.SETTLED}]
+        idle = [c for c in ended if not c.takes_effect or c.change.action != "set" or c.reverted_by]
+        replaced = [c for c in ended if c not in idle and self._replaced(c)] if len(ended) > KEEP_CHANGES else []
+        for old in idle[: max(0, len(idle) - KEEP_CHANGES)] + replaced[: max(0, len(replaced) - KEEP_CHANGES)]:
+            del self.changes[old.id]

@@ -1,0 +1,251 @@
+"""What became of a run's time: every second since it was submitted is productive, or lost for a cause.
+
+    waiting     there was no room for its ranks
+    starting    an attempt that nothing had gone wrong before, until all its ranks ran; and of every attempt what its
+                ranks did before one of them was heard of (imports), or all of it if it came to no step
+    a kind      of incident (hang, crash, device, …; `node` where a node or its agent was lost): from its first sign, or
+                from the end of the attempt, until all ranks ran again
+    redone      ranks ran, but what they did was not in the checkpoint from which the next attempt went on
+    paused      all ranks were
+    moving      an attempt was ended because its node was leaving
+    ending      somebody had asked for the end
+
+The rest is productive. Time goes to one account after the other, so the sum is always all of it. What is redone is told
+by steps: those of an attempt are taken to have been equally long, from when a rank of it was first heard of. Of ranks
+that are never heard of nothing is known but where the next attempt goes on: what they do is taken to be productive,
+until that, or that the run failed, says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened
+from torchloom.protocol.records import JobResumed, RankJoined, Record
+from torchloom.protocol.run_records import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptHeld,
+    AttemptLaunched,
+    AttemptRunning,
+    AttemptStopping,
+    RunEnded,
+    RunSubmitted,
+)
+from torchloom.protocol.views import Goodput
+
+RUNNING, BETWEEN = "running", "between"
+"""What is no loss, and what is divided between the cause of a restart and waiting for room."""
+WAITING, STARTING, PAUSED, REDONE, MOVING, ENDING, OTHER = (
+    "waiting", "starting", "paused", "redone", "moving", "ending", "other",
+)  # fmt: skip
+NODE = "node"
+STANDSTILL = frozenset({"hang", "frozen", "held"})
+"""Kinds of incidents in which no step is made while they last."""
+KEEP_STRETCHES = 64
+
+
+class Stretch(NamedTuple):
+    """Time in which an attempt ran, and from which step to which it came."""
+
+    first: int
+    last: int
+    seconds: float
+
+    @property
+    def steps(self) -> int:
+        return self.last - self.first
+
+    def up_to(self, step: int) -> Stretch:
+        """What is left of it if only the steps up to this one count."""
+        if step > self.first and step >= self.last:
+            return self if self.steps else Stretch(self.first, step, self.seconds)  # it came so far, then
+        if step <= self.first:
+            return Stretch(self.first, self.first, 0.0)
+        share = (step - self.first) / self.steps
+        return Stretch(self.first, step, self.seconds * share)
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of one run went."""
+
+    job: str
+    submitted: float
+    since: float
+    """Up to here it is accounted for."""
+    doing: str = WAITING
+    """Where the time from then on goes."""
+    cause: str = ""
+    """Why its ranks have to be started again."""
+    until: float = 0.0
+    """The pause before the next attempt, which is part of the cause."""
+    first: int = 0
+    """The step that the attempt under way began with."""
+    joined: bool = False
+    """A rank of it was heard of, so its steps are known."""
+    running: float = 0.0
+    """Seconds in which it ran."""
+    latest: float = 0.0
+    """Those of them at the end of an attempt in which it ran without a break."""
+    standing: str = ""
+    """The incident because of which no step is made."""
+    stretches: tuple[Stretch, ...] = ()
+    """Of the attempts before, without what was lost."""
+    whole: tuple[Stretch, ...] = ()
+    """The same with what was lost when the attempt under way began: it may say itself that it was less."""
+    lost: dict[str, float] = {}
+    ended: float | None = None
+
+
+class Accounts:
+    def __init__(self, accounts: tuple[Account, ...] = ()) -> None:
+        self.by_job = {account.job: account for account in accounts}
+
+    def state(self) -> tuple[Account, ...]:
+        return tuple(self.by_job[job] for job in sorted(self.by_job))
+
+    def forget(self, job: str) -> None:
+        self.by_job.pop(job, None)
+
+    def of(self, job: str, now: float, step: int | None = None) -> Goodput | None:
+        """Where its time went; `step` is how far the attempt under way is known to be."""
+        account = self.by_job.get(job)
+        return None if account is None else tally(account, now, step)
+
+    def blame(self, job: str, kind: str, opened: float, at: float) -> None:
+        """The attempt of this job that was just ended was ended for an incident."""
+        account = self.by_job.get(job)
+        if account is None or account.doing == ENDING or (account.doing == MOVING and kind == NODE):
+            return
+        if kind == "crash" and account.stretches:  # a dead rank made no steps, even if it took a while to be sure
+            idle = max(0.0, min(at - opened, account.latest))
+            last = account.stretches[-1]
+            stretches = (*account.stretches[:-1], last._replace(seconds=last.seconds - idle))
+            account = replace(account, stretches=stretches, lost=_plus(account.lost, kind, idle), latest=0.0)
+        self.by_job[job] = replace(account, doing=kind, cause=kind)
+
+    def fold(self, record: Record, at: float, run: str = "") -> None:
+        """`run` is the one that a record about a rank or an incident concerns."""
+        if isinstance(record, RunSubmitted):
+            self.by_job[record.job] = Account(job=record.job, submitted=at, since=at)
+            return
+        job = run if isinstance(record, JobResumed | RankJoined | IncidentOpened) else getattr(record, "job", "")
+        if isinstance(record, IncidentAmended) and record.closed:
+            job = next((a.job for a in self.by_job.values() if a.standing == record.id), "")
+        account = self.by_job.get(job)
+        if account is not None and account.ended is None:
+            self.by_job[job] = _folded(account, record, at)
+
+
+def tally(account: Account, now: float, step: int | None = None) -> Goodput:
+    """The account closed for the moment."""
+    if account.ended is None:
+        account = _charged(account, now)
+        if account.joined and step is not None and step <= account.first:
+            account = _not_begun(account)
+    productive = sum(stretch.seconds for stretch in account.stretches) + account.running
+    lost = {cause: seconds for cause, seconds in sorted(account.lost.items()) if seconds > 0}
+    return Goodput(elapsed=account.since - account.submitted, productive=productive, lost=lost)
+
+
+def _folded(account: Account, record: Record, at: float) -> Account:
+    match record:
+        case AttemptBegan():
+            account = _charged(account, at)
+            return replace(account, doing=account.cause or STARTING, joined=False)
+        case AttemptLaunched(heals=True):
+            return replace(account, whole=(), first=max((stretch.last for stretch in account.stretches), default=0))
+        case AttemptLaunched(resume_step=step):
+            whole = account.stretches
+            return replace(_redone(replace(account, whole=whole), whole, step or 0), first=step or 0)
+        case JobResumed(step=step) if step > account.first:
+            left = tuple(stretch.up_to(account.first) for stretch in account.whole)
+            return replace(_redone(account, left, step), first=step)
+        case AttemptRunning():
+            return replace(_charged(account, at), doing=RUNNING, cause="")
+        case RankJoined() if not account.joined:
+            account = _charged(account, at)
+            return replace(_not_begun(account), joined=True)
+        case AttemptHeld(held=held):
+            return replace(_charged(account, at), doing=PAUSED if held else RUNNING)
+        case IncidentOpened(id=id, kind=kind) if kind in STANDSTILL and account.doing == RUNNING:
+            return replace(_charged(account, at), doing=kind, standing=id)
+        case IncidentAmended() if account.doing in STANDSTILL:
+            return replace(_charged(account, at), doing=RUNNING, standing="")
+        case AttemptStopping():
+            return _stopping(account, record, at)
+        case AttemptEnded(wait_seconds=wait):
+            return replace(_charged(account, at), doing=BETWEEN, until=at + wait)
+        case RunEnded(step=step, phase=phase):
+            account = _with_stretch(_charged(account, at), step)
+            return replace(_without_stepless(account) if phase == "failed" else account, ended=at)
+    return account
+
+
+def _stopping(account: Account, record: AttemptStopping, at: float) -> Account:
+    doing, before = account.doing, account.since
+    account = _with_stretch(_charged(account, at), record.step)
+    stepless = account.joined and record.step <= account.first  # then it left no stretch
+    latest = max(0.0, at - before) if doing == RUNNING and not stepless else 0.0
+    cause = doing if doing in STANDSTILL else OTHER if record.counts else MOVING
+    cause = ENDING if record.then == "cancel" else cause
+    return replace(account, doing=cause, cause=cause, latest=latest, standing="", whole=())
+
+
+def _charged(account: Account, at: float) -> Account:
+    """With the time up to now in its place. A clock that goes back adds nothing."""
+    at = max(at, account.since)
+    seconds = at - account.since
+    match account.doing:
+        case "running":
+            return replace(account, since=at, running=account.running + seconds)
+        case "between":
+            own = max(0.0, min(at, account.until) - account.since)
+            lost = _plus(_plus(account.lost, account.cause or OTHER, own), WAITING, seconds - own)
+            return replace(account, since=at, lost=lost)
+    return replace(account, since=at, lost=_plus(account.lost, account.doing, seconds))
+
+
+def _with_stretch(account: Account, step: int) -> Account:
+    """What the attempt under way has run, put to what was run before."""
+    if account.joined and step <= account.first:
+        return _not_begun(account)
+    if not account.running:
+        return account
+    stretches = (*account.stretches, Stretch(account.first, max(step, account.first), account.running))
+    while len(stretches) > KEEP_STRETCHES:
+        one, two, *rest = stretches
+        stretches = (Stretch(min(one.first, two.first), max(one.last, two.last), one.seconds + two.seconds), *rest)
+    return replace(account, stretches=stretches, running=0.0)
+
+
+def _not_begun(account: Account) -> Account:
+    """What the attempt under way has run up to now was no training yet."""
+    return replace(account, running=0.0, lost=_plus(account.lost, STARTING, account.running))
+
+
+def _without_stepless(account: Account) -> Account:
+    """Without the last stretch if no step was made in it, as far as anybody knows."""
+    if not account.stretches or account.stretches[-1].steps:
+        return account
+    *before, last = account.stretches
+    return replace(account, stretches=tuple(before), lost=_plus(account.lost, STARTING, last.seconds))
+
+
+def _redone(account: Account, before: tuple[Stretch, ...], step: int) -> Account:
+    """Only what was done up to this step is left of the whole; `before` was left of it up to now."""
+    if not account.whole:
+        return account
+    kept = tuple(stretch.up_to(step) for stretch in account.whole)
+    lost = account.lost
+    for whole, one, other in zip(account.whole, before, kept, strict=True):
+        lost = _plus(lost, REDONE if whole.steps else STARTING, one.seconds - other.seconds)
+    left = tuple(stretch for stretch in kept if stretch.seconds > 0)
+    return replace(account, stretches=left, lost=lost)
+
+
+def _plus(lost: dict[str, float], cause: str, seconds: float) -> dict[str, float]:
+    return {**lost, cause: max(0.0, lost.get(cause, 0.0) + seconds)} if seconds else lost

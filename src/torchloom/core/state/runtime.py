@@ -1,0 +1,302 @@
+"""What the weaver has seen since it began, and is free to forget: links, last beats, deadlines.
+
+Nothing here is stored. After a restart or a reconnection it begins anew with full patience (`restart`), so that a
+weaver that slept, or was cut off, never calls anyone dead for its own absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from torchloom.core.detect.checkpoint_overdue import Saves
+from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.hang_tracker import Case
+from torchloom.core.detect.rank_detectors import Senses
+from torchloom.core.detect.straggler import Race
+from torchloom.core.state.curves import Curve
+from torchloom.core.state.pending_operations import Courses
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.lighthouse import LighthouseBeat
+from torchloom.protocol.node import NodeBeat
+from torchloom.protocol.rank import Beat, Committed
+from torchloom.settings import Settings
+
+DUE_KEPT = 8
+NODE_SILENCE = 6.0
+"""An agent that has not spoken for so long is gone, and what it ran with it."""
+Life = tuple[RankId, str]
+"""One incarnation of one rank."""
+Attempts = tuple[tuple[str, int], ...]
+"""Runs, and which attempt of each."""
+
+
+@dataclass(slots=True)
+class Pulse:
+    """How a rank that has joined fares."""
+
+    incarnation: str
+    heard: float
+    senses: Senses
+    beat: Beat | None = None
+    curve: Curve | None = None
+    charted: float = 0.0
+    """When the last beat that went into the curve was heard."""
+    missing: bool = False
+    """Lost or presumed dead: its next beat is news."""
+    over: bool = False
+    """Left or failed: nothing more is expected of this life."""
+    due: list[Committed] = field(default_factory=list)
+    """The latest changes, which must be in force from their steps on. A rank may learn late that it missed one."""
+    missed: Committed | None = None
+    """The newest of them whose step has passed without it."""
+    astray: int = 0
+    """Beats in a row that said so."""
+    mended: bool = False
+    """The latest beat says that all is well again."""
+    found: tuple[Finding, ...] = ()
+    """What beats have shown and nobody has looked at yet."""
+
+    def compare(self, beat: Beat) -> None:
+        """What a beat says is in force with what must be."""
+        behind = [change for change in self.due if change.number > beat.change and change.step <= beat.step]
+        missed = max(behind, key=lambda change: change.number, default=None)
+        self.mended = missed is None and self.astray >= 2
+        if missed is None:
+            self.astray = 0
+        elif missed != self.missed and self.astray >= 2:
+            self.astray = 1  # the last one was told; this is another
+        else:
+            self.astray += 1
+        self.missed = missed
+
+
+def _lasting(beat: NodeBeat) -> NodeBeat:
+    """Without what is different every time, and nothing follows from."""
+    return replace(beat, pressure=None, readings=())
+
+
+@dataclass(slots=True)
+class NodeSeen:
+    """What an agent said last."""
+
+    beat: NodeBeat
+    heard: float
+
+
+@dataclass(slots=True)
+class Watch:
+    settings: Settings
+    nodes: dict[str, NodeSeen] = field(default_factory=dict)
+    pulses: dict[RankId, Pulse] = field(default_factory=dict)
+    links: dict[Life, set[str]] = field(default_factory=dict)
+    """Open connections of each life; an empty set means that it had one and it closed."""
+    deadlines: dict[RankId, float] = field(default_factory=dict)
+    """When a lost rank is to be called dead."""
+    blind_until: float = 0.0
+    """No one is blamed for silence before this."""
+    told: dict[Life, float] = field(default_factory=dict)
+    """When an unknown or muted life was last answered, so that a flood gets a trickle back."""
+    reunion: bool = False
+    """A roll-call is due."""
+    courses: Courses = field(default_factory=Courses)
+    """Changes and orders under way."""
+    lighthouses: dict[str, LighthouseBeat] = field(default_factory=dict)
+    """By job: what its lighthouse said last."""
+    examined: dict[str, float] = field(default_factory=dict)
+    """When the agent of a node last told whether it is fit."""
+    meanwhile: list[tuple[Life, str, bool]] | None = None
+    """While a roll-call is being answered: links that opened (True) or closed since it was asked for."""
+    _cases: dict[str, tuple[Attempts, Case]] = field(default_factory=dict)
+    _races: dict[str, Race[RankId]] = field(default_factory=dict)
+    _saves: dict[str, Saves] = field(default_factory=dict)
+
+    # ── what is seen ──
+
+    def hear(self, rank: RankId, beat: Beat, now: float) -> bool:
+        """Take in a beat. True if that is all there is to it: a known life that was not missing spoke."""
+        pulse = self.pulses.get(rank)
+        if pulse is None or pulse.incarnation != beat.incarnation:
+            return False
+        pulse.beat = beat
+        pulse.heard = now
+        found = pulse.senses.hear(beat, now)
+        if not (found or pulse.missing or pulse.due or pulse.astray or pulse.mended):
+            return True  # as mostly
+        pulse.found += found
+        if pulse.due or pulse.astray or pulse.mended:
+            pulse.compare(beat)
+        return pulse.astray != 2 and not pulse.mended and not pulse.missing and not found  # 1 may be under way
+
+    def take_found(self, rank: RankId) -> tuple[Finding, ...]:
+        """What the beats of a rank have shown since this was last asked."""
+        pulse = self.pulses.get(rank)
+        if pulse is None:
+            return ()
+        found, pulse.found = pulse.found, ()
+        return found
+
+    def case(self, job: str, attempts: Attempts = ()) -> Case:
+        """The hangs of a job or run, as long as these attempts are under way."""
+        known, case = self._cases.get(job, ((), None))
+        if case is None or known != attempts:
+            case = Case()
+            self._cases[job] = attempts, case
+        return case
+
+    def race(self, job: str) -> Race[RankId]:
+        return self._races.setdefault(job, Race())
+
+    def saves(self, job: str) -> Saves:
+        return self._saves.setdefault(job, Saves())
+
+    def forget_job(self, job: str) -> None:
+        for known in (self._cases, self._races, self._saves, self.lighthouses):
+            known.pop(job, None)
+
+    def hear_lighthouse(self, job: str, beat: LighthouseBeat) -> bool:
+        """Take in what the lighthouse of a job said; whether it is news."""
+        known = self.lighthouses.get(job)
+        self.lighthouses[job] = beat
+        return known != beat
+
+    def hear_node(self, node: str, beat: NodeBeat, now: float) -> bool:
+        """Take in what an agent said; whether it is news. An older life of the agent is not listened to."""
+        known = self.nodes.get(node)
+        if known is not None and beat.incarnation < known.beat.incarnation and now - known.heard < NODE_SILENCE:
+            return False
+        self.nodes[node] = NodeSeen(beat, now)
+        if beat.fitness is not None and (known is None or known.beat.fitness != beat.fitness):
+            self.examined[node] = now
+        return known is None or _lasting(known.beat) != _lasting(beat)
+
+    def node_speaks(self, node: str, now: float) -> bool:
+        """Whether an agent is there; after this weaver was away, it has time to say so."""
+        if now < self.blind_until + NODE_SILENCE:
+            return True
+        known = self.nodes.get(node)
+        return known is not None and now - known.heard < NODE_SILENCE
+
+    def leaves(self, node: str) -> bool:
+        """Whether an agent said that it is about to end, with all it runs."""
+        known = self.nodes.get(node)
+        return known is not None and known.beat.leaving
+
+    def forget_nodes(self, now: float) -> None:
+        """Those that said that they leave, or that served one job alone, and have been silent since."""
+        patience = self.settings.node_patience_seconds + NODE_SILENCE
+        for node, seen in list(self.nodes.items()):
+            away = now - seen.heard
+            if (seen.beat.leaving and away > NODE_SILENCE) or (seen.beat.tied and away > patience):
+                del self.nodes[node]
+                self.examined.pop(node, None)
+
+    def link_opened(self, life: Life, link: str) -> None:
+        self.links.setdefault(life, set()).add(link)
+        if self.meanwhile is not None:
+            self.meanwhile.append((life, link, True))
+
+    def link_closed(self, life: Life, link: str) -> None:
+        if len(self.links) > 2 * len(self.pulses) + 1000:  # of the long gone, a late hello is no longer awaited
+            self.links = {life: links for life, links in self.links.items() if links}
+        self.links.setdefault(life, set()).discard(link)
+        if self.meanwhile is not None:
+            self.meanwhile.append((life, link, False))
+
+    def linked(self, life: Life) -> bool:
+        return bool(self.links.get(life))
+
+    def seen_closing(self, life: Life) -> bool:
+        return self.links.get(life) == set()
+
+    def ask_roll(self) -> None:
+        """A roll-call is under way: remember what changes until its answer is taken in."""
+        self.meanwhile = []
+
+    def call_roll(self, present: dict[Life, set[str]]) -> None:
+        """Who is connected, as the server said, corrected by what was seen after it had been asked."""
+        news, self.meanwhile = self.meanwhile or [], None
+        self.links = {life: set(links) for life, links in present.items()}
+        for life, link, opened in news:
+            (self.link_opened if opened else self.link_closed)(life, link)
+        self.reunion = False
+
+    # ── what follows from records ──
+
+    def adopt(self, lives: Iterable[tuple[RankId, str, bool, bool]]) -> None:
+        """Begin with ranks known from a snapshot: (rank, incarnation, missing, over)."""
+        for rank, incarnation, missing, over in lives:
+            self.pulses[rank] = Pulse(incarnation, 0.0, Senses(self.settings), missing=missing, over=over)
+
+    def joined(self, rank: RankId, incarnation: str, now: float) -> None:
+        before = self.pulses.get(rank)
+        self.pulses[rank] = Pulse(incarnation, now, Senses(self.settings), curve=before.curve if before else None)
+        self.deadlines.pop(rank, None)
+
+    def expect(self, rank: RankId, life: str, change: Committed) -> None:
+        """From its step on, this life must have this change in force."""
+        pulse = self.pulses.get(rank)
+        if pulse is not None and pulse.incarnation == life:
+            pulse.due = [*pulse.due[1 - DUE_KEPT :], change]
+
+    def lost(self, rank: RankId, patient: bool, now: float) -> None:
+        grace = self.settings.frozen_grace_seconds if patient else self.settings.grace_seconds
+        self.deadlines[rank] = now + grace
+        self.pulses[rank].missing = True
+
+    def found(self, rank: RankId, now: float) -> None:
+        self.deadlines.pop(rank, None)
+        pulse = self.pulses[rank]
+        pulse.missing = pulse.over = False
+        pulse.heard = now
+
+    def gone(self, rank: RankId, *, final: bool) -> None:
+        """Dead, left or failed. Of one only presumed dead, a beat is still news."""
+        self.deadlines.pop(rank, None)
+        pulse = self.pulses[rank]
+        pulse.missing = not final
+        pulse.over = final
+
+    def forgotten(self, rank: RankId) -> None:
+        self.pulses.pop(rank, None)
+        self.deadlines.pop(rank, None)
+        for life in [life for life in self.links if life[0] == rank]:
+            del self.links[life]
+
+    # ── patience ──
+
+    def restart(self, now: float, lost: dict[RankId, bool]) -> None:
+        """Begin every timer anew: this weaver was away. `lost` maps each lost rank to whether it gets long patience."""
+        for pulse in self.pulses.values():
+            pulse.heard = now
+        for seen in self.nodes.values():
+            seen.heard = now
+        self.blind_until = now + self.settings.reunion_seconds
+        self.reunion = True
+        for known in (self._cases, self._races, self._saves):
+            known.clear()
+        for rank, patient in lost.items():
+            self.lost(rank, patient, self.blind_until)
+        for course in self.courses.by_request.values():
+            course.began = now
+
+    def silent(self, ranks: Iterable[RankId], now: float, beat_seconds: float) -> list[RankId]:
+        """Who of these has not been heard for longer than anyone should be quiet."""
+        if now < self.blind_until:
+            return []
+        limit = now - max(self.settings.silence_seconds, 5 * beat_seconds)
+        known = ((rank, self.pulses[rank]) for rank in ranks if rank in self.pulses)
+        return [rank for rank, pulse in known if pulse.heard < limit and not pulse.missing and not pulse.over]
+
+    def expired(self, now: float) -> list[RankId]:
+        return [rank for rank, deadline in self.deadlines.items() if deadline <= now]
+
+    def may_tell(self, life: Life, now: float, pause: float = 2.0) -> bool:
+        return self.told.get(life, float("-inf")) + pause <= now
+
+    def has_told(self, life: Life, now: float) -> None:
+        if len(self.told) > 20_000:
+            self.told.clear()
+        self.told[life] = now

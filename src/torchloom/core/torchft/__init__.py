@@ -1,0 +1,1 @@
+"""Replicas under torchft: groups of runs, members of quorums, eviction and drain."""

@@ -1,0 +1,177 @@
+"""A job of replicas under torchft: a run for each of them, and one for the lighthouse that they meet at.
+
+The runs are like any other: placed, started, watched, and started again by themselves. What makes them one job is that
+their ranks speak as replicas of it, that replicas are started only when it is known where their lighthouse is, and that
+the lighthouse ends with the last of them.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.runs import LIGHTHOUSE, OVER, Run, RunPhase
+from torchloom.protocol.job import Task, Torchft
+from torchloom.protocol.phrase import Prose, phrase
+
+OURS, STOCK = "loom", "stock"
+ADDRESS, FOLDER = "{address}", "{folder}"
+"""In the words of a lighthouse: where it is to listen, and where it keeps what it must not forget."""
+_ALWAYS = 1_000_000
+_AWAY = frozenset({RunPhase.SUBMITTED, RunPhase.RESTARTING})
+TORCHFT_SECONDS = "60"
+"""Of each of its timeouts, if nothing is said."""
+QUORUM_RETRIES = 299
+"""Of a replica whose lighthouse does not answer: it is being started again."""
+
+
+def parts(job: str, task: Task) -> list[tuple[str, Task]]:
+    """The runs that a job is made of: itself, or its replicas and what they need."""
+    if task.torchft is None:
+        return [(job, task)]
+    ft = task.torchft
+    # What is as torchft has it is left to the script: a variable would count more than what its Manager is given.
+    imposed = {name: value for name, value in timeouts(ft).items() if value != TORCHFT_SECONDS}
+    env = imposed | {"NUM_REPLICA_GROUPS": str(ft.replicas + ft.spares)} | task.env
+    replicas = []
+    for number in range(ft.replicas + ft.spares):
+        own = env | {"REPLICA_GROUP_ID": str(number)}
+        logs = f"{task.log_dir}/replica-{number}" if task.log_dir else ""
+        part = replace(task, part_of=job, replica=f"{job}_{number}", env=own, log_dir=logs)
+        replicas.append((f"{job}:{number}", part))
+    if ft.lighthouse not in {OURS, STOCK}:
+        return replicas
+    return [(f"{job}:{LIGHTHOUSE}", _lighthouse(job, task, ft)), *replicas]
+
+
+def timeouts(ft: Torchft) -> dict[str, str]:
+    """Each longer than what it waits for, so that nobody gives up on somebody who is only slow.
+
+    heartbeat timeout < join timeout < quorum and collectives; all of torchft's own, in whole seconds.
+    """
+    quorum = max(60, int(2 * ft.join_timeout + ft.heartbeat_timeout))
+    return {
+        "TORCHFT_TIMEOUT_SEC": TORCHFT_SECONDS,
+        "TORCHFT_QUORUM_TIMEOUT_SEC": str(quorum),
+        "TORCHFT_CONNECT_TIMEOUT_SEC": TORCHFT_SECONDS,
+        "TORCHFT_QUORUM_RETRIES": str(QUORUM_RETRIES),
+    }
+
+
+def _lighthouse(job: str, task: Task, ft: Torchft) -> Task:
+    module = "torchloom.lighthouse" if ft.lighthouse == OURS else "torchloom.lighthouse.torchft_lighthouse"
+    words = {
+        "--bind": ADDRESS,
+        "--min-replicas": str(ft.min_replicas),
+        "--heartbeat-timeout-ms": str(int(1000 * ft.heartbeat_timeout)),
+        "--join-timeout-ms": str(int(1000 * ft.join_timeout)),
+    }
+    if ft.lighthouse == OURS:
+        words |= {"--job": job, "--folder": FOLDER}
+    return Task(
+        argv=("-m", module, *(word for pair in words.items() for word in pair)),
+        python=task.python,
+        node=task.node,
+        attended=task.attended,
+        grace=1.0,
+        max_restarts=_ALWAYS,
+        standby=False,
+        log_dir=f"{task.log_dir}/{LIGHTHOUSE}" if task.log_dir else "",
+        part_of=job,
+        replica=LIGHTHOUSE,
+        torchft=ft,
+    )
+
+
+# ── together ──
+
+
+def siblings(fabric: Fabric, run: Run) -> list[Run]:
+    """The other replicas of its job, over or not, of the same submission."""
+    mine = [
+        other for other in fabric.runs.by_job.values() if other.of.job == run.of.job and other.request == run.request
+    ]
+    return [other for other in mine if other.job != run.job and not other.serves]
+
+
+def lighthouse(fabric: Fabric, run: Run) -> Run | None:
+    """The run of the lighthouse of its job; none if somebody else runs it."""
+    found = fabric.runs.by_job.get(f"{run.of.job}:{LIGHTHOUSE}") if run.task.part_of else None
+    return found if found is not None and found.request == run.request else None
+
+
+def waits(fabric: Fabric, run: Run) -> bool:
+    """A replica, for its lighthouse."""
+    if run.task.torchft is None or run.serves or run.task.torchft.lighthouse not in {OURS, STOCK}:
+        return False
+    light = lighthouse(fabric, run)
+    return light is None or not light.port
+
+
+def with_lighthouse(fabric: Fabric, run: Run) -> Task:
+    """The task of a replica as it is started: it is told where its lighthouse is."""
+    if run.task.torchft is None or run.serves:
+        return run.task
+    light = lighthouse(fabric, run)
+    address = f"http://{light.host}:{light.port}" if light is not None else run.task.torchft.lighthouse
+    return replace(run.task, env={"TORCHFT_LIGHTHOUSE": address} | run.task.env)
+
+
+def heals(fabric: Fabric, run: Run) -> bool:
+    """Whether another replica trains, from which this one takes over its state: it needs no checkpoint."""
+    return run.task.torchft is not None and any(other.phase is RunPhase.RUNNING for other in siblings(fabric, run))
+
+
+def trains(fabric: Fabric, run: Run) -> bool:
+    """Whether it has parameters that others can take over, as far as its ranks have said."""
+    if run.phase is not RunPhase.RUNNING:
+        return False
+    lives = {run.rank(place.rank): place.incarnation for place in run.places}
+    known = [fabric.ranks[rank] for rank in lives if rank in fabric.ranks]
+    joined = [rank for rank in known if rank.incarnation == lives[rank.id]]
+    if not joined:
+        return run.ordinal == 1  # a later one has nothing before it has healed
+    beats = [pulse.beat for rank in joined if (pulse := fabric.watch.pulses.get(rank.id)) and pulse.beat is not None]
+    unknown = not beats or any(rank.counted for rank in joined)
+    return unknown or any(beat.step > 0 for beat in beats)
+
+
+def can_heal(fabric: Fabric, run: Run) -> bool:
+    """Whether what this replica has trained would be left if it were gone."""
+    return run.task.torchft is not None and any(trains(fabric, other) for other in siblings(fabric, run))
+
+
+def served(fabric: Fabric, run: Run) -> bool:
+    """Of a lighthouse: nobody is left who needs it."""
+    return run.serves and all(other.phase in OVER for other in siblings(fabric, run))
+
+
+def left_alone(fabric: Fabric, run: Run) -> bool:
+    """Of a replica that is away: the others have ended well, or are over while it may not be started."""
+    if run.task.torchft is None or run.serves:
+        return False
+    others = siblings(fabric, run)
+    waiting = [other for other in others if not other.over]
+    if not all(other.drained and other.phase in _AWAY for other in waiting):
+        return False
+    far = max((note.step for note in run.notes), default=0)
+    # One that was stopped long before this one was lost has not done what this one did.
+    done = sum(other.phase is RunPhase.DONE and other.step + 1 >= far for other in others)
+    return done >= run.task.torchft.min_replicas or (run.drained and len(waiting) < len(others))
+
+
+def whole_job(fabric: Fabric, last: Run, phase: str, reason: Prose) -> tuple[str, Prose]:
+    """How a job ends with the last of its runs, and why: well, if enough of its replicas did."""
+    if last.task.torchft is None:
+        return phase, reason
+    ends = {run.job: (run.phase.value, run.reason) for run in siblings(fabric, last)}
+    if not last.serves:
+        ends[last.job] = phase, reason
+    phases = [phase for phase, _ in ends.values()]
+    done, count = phases.count("done"), len(phases)
+    if done >= last.task.torchft.min_replicas:
+        return "done", phrase("replicas_ended_well", done=done, count=count)
+    if "failed" in phases:
+        bad = [phrase("of_job", job=name, text=why) for name, (phase, why) in ends.items() if phase == "failed"]
+        return "failed", phrase("replicas_failed", failed=len(bad), count=count, first=bad[0])
+    return "cancelled", next((why for phase, why in ends.values() if phase == "cancelled"), reason)

@@ -1,0 +1,56 @@
+"""The private names of a torchft Manager that are used, each with its purpose.
+
+If a version of torchft lacks a name, that one feature is off, with a warning; a test names the version.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Callable
+from typing import Any
+
+logger = logging.getLogger("torchloom")
+
+PRIVATE = {
+    "_store": "the id under which the lighthouse knows the replica",
+    "_group_rank": "which rank of its replica this is",
+    "_group_world_size": "how many ranks the replica has",
+    "_pg": "quorums, and the end of a process group that waits for a dead replica",
+    "_checkpoint_transport": "healing from a replica that runs without torchLoom",
+}
+REPLICA_ID_KEY = "replica_id"
+"""The key of the id in the replica's store; public in torchft.manager, which is not imported for it."""
+_told: set[str] = set()
+
+
+def version() -> str:
+    try:
+        return importlib.metadata.version("torchft")
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def private_attribute(manager: Any, name: str) -> Any:
+    """The value of one of the private names, or None."""
+    value = getattr(manager, name, None)
+    if value is None:
+        warn_once(name, f"torchft {version()} has no {type(manager).__name__}.{name}: not known is {PRIVATE[name]}")
+    return value
+
+
+def warn_once(about: str, text: str) -> None:
+    if about not in _told:
+        _told.add(about)
+        logger.warning("torchLoom: %s; training goes on", text)
+
+
+def replace(owner: Any, name: str, new: Callable[..., Any]) -> Callable[[], None]:
+    """Replace a method on this one object; returns a function that restores it."""
+    setattr(owner, name, new)
+
+    def put_back() -> None:
+        if vars(owner).get(name) is new:  # otherwise another library has replaced it since
+            delattr(owner, name)
+
+    return put_back

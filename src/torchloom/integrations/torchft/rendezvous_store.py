@@ -1,0 +1,61 @@
+"""Serves the store in which the ranks of a torchft replica meet, where no torchrun does; a Manager expects one.
+
+`loom run` leaves the store to the first rank. init_process_group creates it, but a script under torchft need not call
+that. The first rank of such a replica therefore creates it just before its Manager, unless it exists by then. Nothing
+here may raise: without a store a Manager waits, and reports what it waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from torchloom.threadlet.process.import_hook import when_imported
+
+MANAGERS = "torchft.manager"
+_kept: list[Any] = []
+"""Keeps the stores alive as long as the process."""
+
+
+def install(environ: Mapping[str, str] = os.environ) -> None:
+    """To be called in a rank that `loom run` starts, before its script starts."""
+    launched = environ.get("TORCHLOOM_LAUNCHER") == "loom" and "REPLICA_GROUP_ID" in environ
+    if launched and environ.get("RANK") == "0":
+        when_imported(MANAGERS, _hook)
+
+
+def _hook(managers: ModuleType) -> None:
+    with contextlib.suppress(Exception):  # a torchft without a Manager
+        made = managers.Manager.__init__
+        if getattr(made, "meets", False):
+            return
+
+        @functools.wraps(made)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            if not kwargs.get("store_addr"):
+                with contextlib.suppress(Exception):
+                    serve(managers.TCPStore, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            made(self, *args, **kwargs)
+
+        init.meets = True  # type: ignore[attr-defined]
+        managers.Manager.__init__ = init
+
+
+def serve(store: Any, host: str, port: int) -> None:
+    """Create the store, unless one listens there."""
+    if not _listens(host, port):
+        _kept.append(store(host, port, is_master=True, wait_for_workers=False))
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # a later init_process_group uses this store
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False

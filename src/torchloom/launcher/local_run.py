@@ -1,0 +1,154 @@
+"""`loom run`: submit a job, run it on this node with an agent of our own, show what it prints, end as it ends.
+
+Launcher and agent are one process, and everything it starts dies with it. Where no control plane answers it brings its
+own, in a folder that is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+from torchloom.agent.agent import Agent
+from torchloom.agent.attempt import Attempt
+from torchloom.agent.environment import RankPaths
+from torchloom.agent.log_files import stamp
+from torchloom.agent.monitor.gpu_health import Limits
+from torchloom.agent.node import Node, this_node
+from torchloom.bus.connection import connect, find
+from torchloom.bus.nats_server import die_with_parent, stop_process
+from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.weaver_client import WeaverClient
+from torchloom.core.state.runs import LIGHTHOUSE
+from torchloom.errors import BadState, Unreachable
+from torchloom.launcher.rank_output import Output
+from torchloom.launcher.run_control import LaunchRequest, RunFollower
+from torchloom.launcher.scratch_folder import scratch
+from torchloom.protocol.subjects import Role
+from torchloom.protocol.views import RunView
+from torchloom.settings import Settings
+
+UP_SECONDS = 20.0
+
+
+async def run(settings: Settings, wish: LaunchRequest) -> int:
+    """Until the job is over; its exit code."""
+    # As Ctrl-C, which takes away again what there is, until `follow` does better.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+    async with contextlib.AsyncExitStack() as stack:
+        asked = settings
+        settings = await stack.enter_async_context(plane(settings))
+        if settings is not asked:
+            wish.say(f"a control plane of its own: `loom --state {settings.state} status` looks at it")
+        node = this_node(name=wish.task.node or "")
+        agent = await stack.enter_async_context(agent_of(settings, node, wish, Limits.of(asked)))
+        following = RunFollower(settings, wish, LocalRanks(agent, wish))
+        agent.say = following.say
+        return await following.follow()
+
+
+@contextlib.asynccontextmanager
+async def plane(settings: Settings) -> AsyncIterator[Settings]:
+    """The control plane that is there, or one of our own for as long as this lasts."""
+    if await _answers(settings):
+        yield settings
+        return
+    with scratch("torchloom-run-") as folder:
+        command = [sys.executable, "-P", "-m", "torchloom.cli.main", "--state", str(folder), "up", "--port", "0"]
+        clean = {name: value for name, value in os.environ.items() if name not in {"TORCHLOOM_ADDR", "TORCHLOOM_CREDS"}}
+        with (folder / "up.log").open("wb") as log:
+            process = subprocess.Popen(  # noqa: ASYNC220  in this thread: it dies with it
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean,
+                start_new_session=True, preexec_fn=die_with_parent(),  # noqa: PLW1509  no threads yet
+            )  # fmt: skip
+        try:
+            own = Settings.from_env({"TORCHLOOM_STATE": str(folder)})
+            end = time.monotonic() + UP_SECONDS
+            while not await _answers(own):
+                if process.poll() is not None or time.monotonic() > end:
+                    last = (folder / "up.log").read_text(errors="replace").strip().splitlines()
+                    raise BadState(f"no control plane came up: {last[-1] if last else 'it said nothing'}")
+                await asyncio.sleep(0.02)
+            yield own
+        finally:
+            await asyncio.to_thread(stop_process, process, 5.0)
+
+
+async def _answers(settings: Settings) -> bool:
+    try:
+        async with WeaverClient(settings, Role.OPERATOR, timeout=1.0, connect_timeout=1.0) as weaver:
+            await weaver.nodes()
+    except (Unreachable, BadState):
+        return False
+    return True
+
+
+@contextlib.asynccontextmanager
+async def agent_of(settings: Settings, node: Node, wish: LaunchRequest, limits: Limits) -> AsyncIterator[Agent]:
+    address = find(settings, Role.AGENT)
+    client = await connect(address, name=f"agent {node.name}", keep_trying=True)
+    ways = RankPaths("", addr=settings.addr, state=str(settings.state_folder))
+    with scratch("torchloom-agent-") as folder:
+        agent = Agent(client, node, folder, tied=True, ways=ways, say=wish.say, limits=limits)
+        running = asyncio.create_task(agent.run())
+        try:
+            yield agent
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+            await agent.close(kill=True)
+            await agent.say_goodbye()
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(client.close(), 1)
+
+
+class LocalRanks:
+    """The ranks of this process's own agent."""
+
+    def __init__(self, agent: Agent, wish: LaunchRequest) -> None:
+        self.agent = agent
+        self.wish = wish
+        self.output = Output(wish.colour, before=wish.line.hide)
+        agent.launched = self._follow
+
+    def _follow(self, attempt: Attempt) -> None:
+        assert attempt.launch is not None
+        task = attempt.launch.task
+        replica = task.env.get("REPLICA_GROUP_ID", "") if task.part_of else ""
+        if task.replica != LIGHTHOUSE:  # whose words are for its own file
+            self.output.follow(attempt.logs, sorted(attempt.ranks), attempt.job, attempt.launch.ordinal, replica)
+
+    async def show(self, _runs: Sequence[RunView], told: Mapping[str, int]) -> None:
+        await asyncio.to_thread(self.output.show, told)  # a terminal that is held must not hold the agent
+
+    async def finish(self, _runs: Sequence[RunView]) -> None:
+        self.output.finish()
+
+    def rejected(self) -> dict[str, str]:
+        newest = max(self.agent.attempts, key=lambda attempt: attempt.number, default=None)
+        return newest.prepared.rejected if newest is not None and newest.prepared is not None else {}
+
+    def halt(self) -> None:
+        for attempt in self.agent.attempts:
+            attempt.halt(self.wish.task.grace)
+
+    def kill(self) -> None:
+        for attempt in self.agent.attempts:
+            attempt.kill()
+
+    def over(self) -> bool:
+        return all(attempt.over for attempt in self.agent.attempts)
+
+
+def output_folder(settings: Settings, job: str, now: float) -> Path:
+    """Where the output of a run that begins now is kept."""
+    settings.state_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return StateFolder(settings.state_folder).path / "runs" / job / stamp(now)

@@ -1,0 +1,188 @@
+"""Submit a job and stay with it: show what it prints and how far it is, tell what happens to it, end as it ends.
+
+Where its ranks run is a matter of `Hands`: those of this process, or agents elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torchloom.bus.weaver_client import WeaverClient
+from torchloom.errors import Refused, TorchLoomError
+from torchloom.launcher.run_progress import RunProgress
+from torchloom.launcher.status_line import StatusLine, how_far
+from torchloom.launcher.unattached_hint import UnattachedHint, script_of
+from torchloom.protocol.job import Task
+from torchloom.protocol.operator import Cancel, Submit
+from torchloom.protocol.subjects import Role
+from torchloom.protocol.views import IncidentView, RunView
+from torchloom.settings import Settings
+from torchloom.views.job_runs import INTERRUPTED
+from torchloom.views.replica_runs import all_told, are_over, group_code, label, replicas
+
+POLL_SECONDS = 0.05
+CALM_SECONDS = 0.2
+"""Between two questions while it runs: the cores are for the ranks."""
+LOOK_SECONDS = 1.0
+"""Between two looks at how far it is."""
+NOBODY_SECONDS = 5.0
+"""Without an answer, after which a job that was interrupted is left to itself if nothing of it runs here."""
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    job: str
+    task: Task
+    operator: str = ""
+    colour: bool = False
+    say: Callable[[str], None] = lambda text: print(f"loom: {text}", file=sys.stderr, flush=True)
+    line: StatusLine = field(default_factory=StatusLine)
+    """Hidden by whoever prints."""
+
+
+class RankController(Protocol):
+    """What can be done about the ranks from here."""
+
+    async def show(self, runs: Sequence[RunView], told: Mapping[str, int]) -> None:
+        """Print what they have printed since, of attempts whose beginning was told: so many of each run."""
+
+    async def finish(self, runs: Sequence[RunView]) -> None:
+        """Print what is left."""
+
+    def rejected(self) -> dict[str, str]:
+        """Checkpoints that were passed over, and why, as far as it is known here."""
+
+    def halt(self) -> None:
+        """End them; nobody else does."""
+
+    def kill(self) -> None:
+        """At once."""
+
+    def over(self) -> bool:
+        """Whether none of them is left here."""
+
+
+@dataclass
+class RunFollower:
+    settings: Settings
+    wish: LaunchRequest
+    hands: RankController
+    presses: int = 0
+    tales: dict[str, RunProgress] = field(default_factory=dict)
+    unknown: UnattachedHint = field(init=False)
+    _looked: float = 0.0
+    _phase: str = ""
+
+    def __post_init__(self) -> None:
+        self.line = self.wish.line
+        self.unknown = UnattachedHint(self.wish.job, script_of(self.wish.task), self.say)
+
+    def say(self, text: str) -> None:
+        self.line.hide()
+        self.wish.say(text)
+
+    async def follow(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._press)
+        async with WeaverClient(self.settings, Role.OPERATOR, timeout=2.0, patience=3.0) as weaver:
+            await self._submit(weaver)
+            runs = await self._until_over(weaver)
+            incidents = await self._incidents(weaver) if any(len(run.notes) > 1 for run in runs) else ()
+            self.line.hide()
+            await self.hands.finish(runs)
+        if not are_over(runs):
+            return INTERRUPTED
+        self.say(all_told(self.wish.job, runs, time.time(), incidents))
+        return group_code(runs)
+
+    async def _until_over(self, weaver: WeaverClient) -> Sequence[RunView]:
+        cancelling: asyncio.Task[None] | None = None
+        runs: Sequence[RunView] = ()
+        heard = time.monotonic()
+        try:
+            while not are_over(runs):
+                with contextlib.suppress(TorchLoomError):  # the weaver is being started anew
+                    runs = (await weaver.runs(self.wish.job)).runs or runs
+                    heard = time.monotonic()
+                    if runs:
+                        await self._look(weaver, runs)
+                await self.hands.show(runs, self._told())
+                if runs:
+                    for run in runs:
+                        self._tale(run).go_on(run)
+                    await self.hands.show(runs, self._told())
+                if self.presses and cancelling is None:
+                    cancelling = asyncio.create_task(self._cancel(weaver))
+                if self.presses > 1:
+                    self.hands.kill()
+                    break
+                if self.presses and time.monotonic() - heard > NOBODY_SECONDS and self.hands.over():
+                    break  # nobody is left to say that it is cancelled
+                self.line.show()
+                calm = bool(runs) and all(run.phase == "running" for run in runs)
+                await asyncio.sleep(CALM_SECONDS if calm else POLL_SECONDS)
+        finally:
+            if cancelling is not None:
+                cancelling.cancel()
+        return runs
+
+    def _tale(self, run: RunView) -> RunProgress:
+        name = label(run)
+        if run.job not in self.tales:
+            say = (lambda text: self.say(f"{name}: {text}")) if name else self.say
+            self.tales[run.job] = RunProgress(say, self.hands.rejected)
+        return self.tales[run.job]
+
+    def _told(self) -> dict[str, int]:
+        return {job: tale.told for job, tale in self.tales.items()}
+
+    async def _incidents(self, weaver: WeaverClient) -> tuple[IncidentView, ...]:
+        """What went wrong, if there is still somebody to tell."""
+        with contextlib.suppress(TorchLoomError):
+            return (await weaver.fabric(self.wish.job, most=0)).incidents
+        return ()
+
+    async def _submit(self, weaver: WeaverClient) -> None:
+        task = self.wish.task
+        ask = Submit(request=secrets.token_hex(16), job=self.wish.job, task=task, operator=self.wish.operator)
+        for attempt in range(100):  # until the weaver has heard of our agent
+            try:
+                await weaver.ask_until(ask, 10.0)
+            except Refused as error:
+                if error.code != "no_agent_on_node" or attempt == 99:
+                    raise
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+    async def _look(self, weaver: WeaverClient, runs: Sequence[RunView]) -> None:
+        run = replicas(runs)[0]
+        await self.unknown.look(weaver, run)
+        due = time.monotonic() - self._looked >= LOOK_SECONDS or run.phase != self._phase
+        if self.line.wanted and due:
+            self._looked, self._phase = time.monotonic(), run.phase
+            view = await weaver.fabric(self.wish.job, most=0)
+            self.line.text = how_far(self.wish.job, replicas(runs), view.jobs[0] if view.jobs else None)
+
+    # ── being interrupted ──
+
+    def _press(self) -> None:
+        self.presses += 1
+        if self.presses == 1:
+            self.say("ending the job; once more to kill it")
+
+    async def _cancel(self, weaver: WeaverClient) -> None:
+        ask = Cancel(request=secrets.token_hex(16), job=self.wish.job, why="interrupted", operator=self.wish.operator)
+        try:
+            await weaver.ask_until(ask, 2.0)
+        except TorchLoomError:  # nobody decides: then we do
+            self.hands.halt()

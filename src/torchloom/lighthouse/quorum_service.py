@@ -1,0 +1,179 @@
+"""The event loop side of a lighthouse: it decides after every request, stores the quorum, and answers.
+
+Each waiting call is a future. `update` runs after every request, when the rules say that time alone may change the
+outcome, and at every tick. It alone answers calls, except that `evict` rejects those of evicted replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torchloom.lighthouse import torchft_messages
+from torchloom.lighthouse.quorum import LighthouseState, Member, NotYet, Quorum, Rules, decide
+from torchloom.lighthouse.quorum_store import QuorumStore
+from torchloom.protocol.phrase import Prose
+
+log = logging.getLogger("torchloom.lighthouse")
+
+NAP_SHARE = 0.25
+"""Share of the heartbeat timeout: during a longer pause of this process it may have missed heartbeats."""
+
+
+class Evicted(Exception):
+    """The replica that asks was evicted."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(
+            f"{id} was evicted from the job: it counts as dead. Started again, it gets a new id and may join"
+        )
+
+
+class Stopping(Exception):
+    """This lighthouse is being stopped; another one may start soon."""
+
+
+@dataclass(eq=False)
+class QuorumService:
+    """Runs on one event loop and uses its clock."""
+
+    rules: Rules
+    store: QuorumStore
+    tick: float = 0.1
+    changed: Callable[[], None] = lambda: None
+    """Called after every new quorum and every eviction."""
+    state: LighthouseState = field(init=False)
+    why: Prose = ""
+    """The outcome of the last update."""
+    naps: int = 0
+    _answers: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
+    _loop: asyncio.AbstractEventLoop = field(init=False)
+    _timer: asyncio.TimerHandle = field(init=False)
+    _awake: float = field(init=False)
+    _trouble: str = ""
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._awake = self._loop.time()
+        self.state = LighthouseState.restore(self.store.durable, self._awake)
+        self._timer = self._loop.call_later(self.tick, self.update)
+
+    def close(self) -> None:
+        self._closed = True
+        self._timer.cancel()
+        self._settle(tuple(self._answers), Stopping("this lighthouse is being stopped"))
+
+    # ── requests ──
+
+    def record_heartbeat(self, id: str) -> None:
+        """Record a heartbeat; it changes the outcome only if its sender waits and counted as dead."""
+        now = self._now()
+        late = id in self.state.waiting and id not in self.state.alive(self.rules, now)
+        if not self.state.record_heartbeat(id, now):
+            raise Evicted(id)
+        if late:
+            self.update()
+
+    async def request_quorum(self, member: Member) -> bytes:
+        """The next quorum that contains this replica. If this is cancelled, the replica no longer waits."""
+        call = self.state.request_quorum(member, self._now())
+        if call is None:
+            raise Evicted(member.id)
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._answers[call] = answer
+        try:
+            self.update()
+            return await answer
+        finally:
+            del self._answers[call]
+            self.state.withdraw(member.id, call)
+
+    def evict(self, ids: Sequence[str], reason: str = "") -> None:
+        """Evict these replicas for good. Repeating it has no effect."""
+        new = [id for id in dict.fromkeys(ids) if id not in self.state.evicted]
+        refused = {id: self.state.waiting[id].calls for id in new if id in self.state.waiting}
+        self.state.evict(new)
+        for id, calls in refused.items():
+            self._settle(calls, Evicted(id))
+        for id in new:
+            log.info("%s is evicted%s", id, f": {reason}" if reason else "")
+        self.update()
+        if new:
+            self.changed()
+
+    # ── deciding ──
+
+    def update(self) -> None:
+        """Form a quorum if there can be one now, and answer its members."""
+        self._timer.cancel()
+        if self._closed:
+            return
+        now = self._now()
+        decision = decide(self.state, self.rules, now)
+        until = now + self.tick
+        if isinstance(decision, NotYet):
+            self.why = decision.why
+            until = min(until, decision.until)
+            self._save_evictions()
+        elif self._saved(decision):
+            self._announce(decision, now)
+        self._timer = self._loop.call_at(until, self.update)
+
+    def _save_evictions(self) -> None:
+        if len(self.state.evicted) > len(self.store.durable.evicted):
+            self._write(None)
+
+    def _saved(self, quorum: Quorum) -> bool:
+        """Make the quorum durable before anyone is told. One with the number of the last one is durable already."""
+        if self.state.after(quorum) == self.store.durable:
+            return True
+        return self._write(quorum) or quorum.number == self.store.durable.quorum
+
+    def _write(self, quorum: Quorum | None) -> bool:
+        try:
+            self.store.write(self.state.after(quorum) if quorum else self.state.durable)
+        except OSError as error:
+            what = "no new quorum is announced" if quorum else "evictions are in force, but not kept"
+            trouble = f"cannot write to {self.store.folder}: {error.strerror or error}; {what} until it can"
+            if trouble != self._trouble:
+                log.error("%s", trouble)
+            self._trouble = self.why = trouble
+            return False
+        if self._trouble:
+            log.info("%s can be written to again", self.store.folder)
+            self._trouble = ""
+        return True
+
+    def _announce(self, quorum: Quorum, now: float) -> None:
+        new = quorum.number != self.state.durable.quorum
+        calls = self.state.announce(quorum, self.rules, now)
+        self._settle(calls, torchft_messages.quorum_response(quorum, time.time()))
+        self.why = quorum.reason
+        if new:
+            log.info("quorum %d: %s (%s)", quorum.number, ", ".join(quorum.ids), quorum.reason)
+            self.changed()
+
+    def _settle(self, calls: Iterable[int], with_: bytes | Evicted | Stopping) -> None:
+        for call in calls:
+            answer = self._answers.get(call)
+            if answer is None or answer.done():
+                continue
+            if isinstance(with_, bytes):
+                answer.set_result(with_)
+            else:
+                answer.set_exception(with_)
+
+    def _now(self) -> float:
+        """The time. If this process was suspended, that time does not count against any replica."""
+        now = self._loop.time()
+        nap = now - self._awake - self.tick
+        if nap > NAP_SHARE * self.rules.heartbeat_seconds:
+            log.warning("this lighthouse stood still for %.1f s: nobody is taken for dead because of it", nap)
+            self.naps += 1
+            self.state.add_pause(nap)
+        self._awake = now
+        return now

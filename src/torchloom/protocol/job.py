@@ -1,0 +1,143 @@
+"""What an operator submits: the task, its rules, and its torchft settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta
+
+from torchloom.protocol.ids import Name, Seconds
+from torchloom.protocol.message import Part
+
+EventKind = Literal[
+    "crash",
+    "hang",
+    "frozen",
+    "held",
+    "straggler",
+    "not_finite",
+    "loss_spike",
+    "gradient",
+    "starved",
+    "slowdown",
+    "memory",
+    "overdue",
+    "device",
+    "device_warning",
+]
+"""What can be wrong. docs/detection.md explains each."""
+
+
+Response = Literal["report", "stacks", "checkpoint", "pause", "drain", "restart", "evict", "rollback"]
+
+
+class Rule(Part, frozen=True):
+    """What to do when something is wrong with a job."""
+
+    on: EventKind
+    do: Annotated[tuple[Response, ...], Meta(min_length=1, max_length=8)]
+    after: Seconds | None = None
+    """So long it may last before anything is done; absent: as the settings say."""
+    back: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """Checkpoints to roll back."""
+    skip: bool = False
+    """Leave out the batches that led there, after a rollback."""
+    limit: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    """Most often it is done within the job's window of restarts; after that it is only reported."""
+
+
+class Option(NamedTuple):
+    """Marks a field of a job as an option of `loom run` of the same name. `torchloom.job.option_fields` adds it."""
+
+    help: str
+    metavar: str = ""
+
+
+class Torchft(Part, frozen=True):
+    """A job of replicas under torchft. Each replica fails and restarts alone, while the others continue."""
+
+    replicas: Annotated[int, Meta(ge=1, le=1000), Option("Replicas to start with --torchft", "N")] = 2
+    min_replicas: Annotated[
+        int, Meta(ge=1, le=1000), Option("Smallest number of replicas that commits a step", "N")
+    ] = 1
+    spares: Annotated[int, Meta(ge=0, le=1000), Option("Further replicas, for a Manager with spares", "N")] = 0
+    """Kept up to date, so that they can replace a lost replica at once."""
+    lighthouse: Annotated[
+        str,
+        Meta(max_length=1000),
+        Option("Lighthouse to use: loom, stock (torchft's own), or the address of one: http://host:29510", "WHICH"),
+    ] = "loom"
+    heartbeat_timeout: Annotated[float, Meta(gt=0, le=3600)] = 5.0
+    """Seconds of silence after which the lighthouse no longer waits for a replica whose state is unknown."""
+    join_timeout: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+    """Seconds for which a quorum waits for replicas that are alive and not yet ready."""
+
+
+class JobSettings(Part, frozen=True, kw_only=True):
+    """Settings of a job with one name everywhere: in job.toml, as an option of `loom run`, and on the wire.
+
+    A new one is declared here and read where it takes effect. Option, job file, bounds and documentation follow.
+    """
+
+    max_restarts: Annotated[int, Meta(ge=0, le=1_000_000), Option("Restarts allowed within --restart-window", "N")] = 3
+    restart_window: Annotated[
+        float, Meta(gt=0, le=1e9), Option("Seconds over which --max-restarts is counted", "S")
+    ] = 3600.0
+    checkpoint_dir: Annotated[
+        str, Meta(max_length=4096), Option("Folder whose newest valid checkpoint the job resumes from", "PATH")
+    ] = ""
+    checkpoint_pattern: Annotated[
+        str,
+        Meta(max_length=1000),
+        Option("Consider only checkpoints named like 'step_{step}.pt'", "NAME"),
+    ] = ""
+    resume_arg: Annotated[
+        str,
+        Meta(max_length=1000),
+        Option("Arguments added when there is a checkpoint to resume from: '--resume_from_checkpoint {path}'", "ARGS"),
+    ] = ""
+    standby: Annotated[bool, Option("Keep a process that has imported torch, from which ranks are forked")] = True
+    preload: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^\w+(\.\w+)*$", max_length=200)], ...],
+        Meta(max_length=100),
+        Option("Module that the standby process imports besides torch, such as transformers", "MODULE"),
+    ] = ()
+    env: Annotated[
+        dict[str, str], Meta(max_length=1000), Option("Environment variable of the ranks", "NAME=VALUE")
+    ] = {}
+    """Set in addition to the environment of the agent."""
+    log_dir: Annotated[str, Meta(max_length=4096), Option("Folder for the output of the ranks", "PATH")] = ""
+    grace: Annotated[float, Meta(ge=0, le=3600), Option("Seconds between asking a rank to end and killing it", "S")] = (
+        10.0
+    )
+    check: Annotated[bool, Option("Check the nodes before ranks start there, and leave out unfit ones")] = False
+    python: Annotated[str, Meta(max_length=4096)] = ""
+    """The interpreter; empty for the one that runs the agent."""
+    node: Name | None = None
+    """The only node that may run it."""
+
+
+class Task(JobSettings, frozen=True, kw_only=True):
+    """What to run, how often, and what to do when it fails."""
+
+    argv: Annotated[tuple[Annotated[str, Meta(max_length=100_000)], ...], Meta(min_length=1, max_length=10_000)]
+    """The script and its arguments, or -m, the module and its arguments."""
+    cwd: Annotated[str, Meta(max_length=4096)] = ""
+    per_node: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Ranks on each node."""
+    least: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    """Smallest number of ranks on a node where there is no room for more; absent: all are needed."""
+    nodes: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    min_nodes: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    """Smallest number of nodes where there are no more; absent: all are needed."""
+    attended: bool = False
+    """The process that submitted it runs its ranks. Without that process nobody continues it."""
+    policy: Annotated[tuple[Rule, ...], Meta(max_length=64)] = ()
+    """Rules that differ from the defaults."""
+    dry_run: bool = False
+    """Only report what the policy would do."""
+    torchft: Torchft | None = None
+    part_of: Name | None = None
+    """The job of which this is one replica; absent for a job of one part."""
+    replica: Name = "main"
+    """The replica that its ranks belong to."""

@@ -1,0 +1,145 @@
+"""Requests of operators to the weaver, and its answers `Done` and `No`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from torchloom.protocol.ids import Name, RankId, RankNumber, ReplicaId, RequestId, Text
+from torchloom.protocol.job import Task
+from torchloom.protocol.knob_values import Values
+from torchloom.protocol.message import Message
+from torchloom.protocol.phrase import Prose
+
+
+class Fail(Message, frozen=True):
+    device: Name
+    cause: Text = "unspecified"
+    operator: Text = ""
+
+
+class Recover(Message, frozen=True):
+    device: Name
+    operator: Text = ""
+
+
+class Register(Message, frozen=True):
+    """By hand: this replica uses this device."""
+
+    device: Name
+    job: Name
+    replica: Name
+    node: Annotated[str, Meta(max_length=255)] = ""
+    operator: Text = ""
+
+
+Patience = Annotated[float, Meta(gt=0, le=86_400)]
+"""Seconds after which who waits for a certain change to take effect is told that it is certain."""
+
+
+class SetKnobs(Message, frozen=True):
+    """Change values on all ranks of a job (or of one replica, or of one rank) at one step."""
+
+    request: RequestId
+    job: Name
+    values: Values
+    replica: Name | None = None
+    rank: RankNumber | None = None
+    at_step: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    over: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    """Steps over which the values move from old to new."""
+    dry_run: bool = False
+    wait: bool = True
+    """Answer when it has taken effect; otherwise when it is certain that it will."""
+    patience: Patience = 10.0
+    operator: Text = ""
+
+
+class Revert(Message, frozen=True):
+    """Undo a change: the values it found come back, at one step."""
+
+    request: RequestId
+    job: Name
+    change: Name
+    patience: Patience = 10.0
+    operator: Text = ""
+
+
+class Steer(Message, frozen=True):
+    """Do something to all ranks of a job, of one replica, or to one rank."""
+
+    request: RequestId
+    verb: Literal["pause", "resume", "stop", "checkpoint", "kill", "stacks"]
+    job: Name
+    replica: Name | None = None
+    rank: RankNumber | None = None
+    patience: Patience = 10.0
+    operator: Text = ""
+
+
+class Submit(Message, frozen=True):
+    """Run a job."""
+
+    request: RequestId
+    job: Name
+    task: Task
+    operator: Text = ""
+
+
+class Cancel(Message, frozen=True):
+    """End a job that was submitted, and do not start it again."""
+
+    request: RequestId
+    job: Name
+    why: Text = "cancelled"
+    operator: Text = ""
+
+
+class Drain(Message, frozen=True):
+    """Start nothing more on a node, or again; what runs there goes on."""
+
+    node: Name
+    undo: bool = False
+    operator: Text = ""
+
+
+class EvictReplica(Message, frozen=True):
+    """Kill a replica and do not count on it any more; if torchLoom started it, start it again."""
+
+    job: Name
+    replica: Name
+    operator: Text = ""
+
+
+class DrainReplica(Message, frozen=True):
+    """Have a replica leave at the end of a step, and start it again only when that is undone."""
+
+    job: Name
+    replica: Name
+    undo: bool = False
+    operator: Text = ""
+
+
+Ask = Fail | Recover | Register | SetKnobs | Revert | Steer | Submit | Cancel | Drain | EvictReplica | DrainReplica
+
+
+class Done(Message, frozen=True):
+    """Decided and in the log."""
+
+    text: Prose
+    replicas: tuple[ReplicaId, ...] = ()
+    change: str = ""
+    step: int | None = None
+    """At which a change takes effect."""
+    results: tuple[tuple[RankId, str], ...] = ()
+    """What each rank had to say."""
+
+
+class No(Message, frozen=True):
+    """Understood and refused; nothing changed."""
+
+    why: Prose
+    hint: Prose = ""
+    code: str = ""
+    """Of the phrase that says why, for programs."""

@@ -1,0 +1,325 @@
+"""The conversation of a rank with the weaver: reports, beats, replies, and the commands that it receives."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from torchloom.protocol.ids import MAX_RANK, Incarnation, Name, Seconds, Text
+from torchloom.protocol.knob_values import Action, KnobSpec, Value, Values
+from torchloom.protocol.message import Message, Part
+
+MAX_METRICS: Final = 32
+"""User metrics in one beat; further names are dropped and counted."""
+
+
+class Hello(Message, frozen=True):
+    """A rank begins a life: who speaks, from where, on what."""
+
+    incarnation: Incarnation
+    node: Annotated[str, Meta(max_length=255)]
+    pid: int
+    devices: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    world_size: Annotated[int, Meta(ge=1, le=MAX_RANK)] = 1
+    launcher: Annotated[str, Meta(max_length=64)] = ""
+    version: Annotated[str, Meta(max_length=64)] = ""
+    step: int = 0
+    counted: bool = False
+    """Its script has not attached: the steps of its optimizer are counted, and nothing else is known of it."""
+    process: Annotated[str, Meta(max_length=255)] = ""
+    """Which of which kernel (shared/process_id.py)."""
+
+
+class Knobs(Message, frozen=True):
+    """A rank says which values it lets be changed, and whether it can save a checkpoint when asked."""
+
+    incarnation: Incarnation
+    knobs: Annotated[tuple[KnobSpec, ...], Meta(max_length=128)]
+    checkpoints: bool = False
+
+
+class Goodbye(Message, frozen=True):
+    """A life ends on purpose, or by an error that Python could still report."""
+
+    incarnation: Incarnation
+    how: Literal["finished", "interrupted", "failed"]
+    error: Text = ""
+    step: int = 0
+
+
+class Saved(Message, frozen=True):
+    """A checkpoint is on disk, whole and durable. Told by the one rank that completes it."""
+
+    incarnation: Incarnation
+    step: int
+    folder: Text
+    """Absolute path of the folder that holds `step-N`."""
+    size: int
+    seconds: Seconds
+    """From the beginning of the copy out until it was durable."""
+    stall: Seconds = 0.0
+    """Of which training stood still."""
+
+
+class SaveFailed(Message, frozen=True):
+    """A checkpoint could not be written; the last good one is still there, and the next interval tries again."""
+
+    incarnation: Incarnation
+    step: int
+    folder: Text
+    why: Text
+    error: Annotated[str, Meta(max_length=100)] = ""
+    """Its class, and of an OSError the name of its number: `OSError ENOSPC`. The same for failures that are alike."""
+
+
+class Resumed(Message, frozen=True):
+    """Training goes on from a checkpoint."""
+
+    incarnation: Incarnation
+    step: int
+    path: Text
+    rejected: Annotated[dict[Annotated[str, Meta(max_length=255)], Text], Meta(max_length=100)] = {}
+    """Newer ones that were not whole, and why."""
+
+
+class Joined(Message, frozen=True):
+    """The rank belongs to a torchft replica, under the id that torchft made for this life of it."""
+
+    incarnation: Incarnation
+    member: Name
+    """`name:uuid`."""
+    lighthouse: Text = ""
+    """The address the replica was given."""
+    version: Annotated[str, Meta(max_length=64)] = ""
+    """Of torchft."""
+
+
+class Regrouped(Message, frozen=True):
+    """torchft has put the replica into another quorum. Told by rank 0 of each."""
+
+    incarnation: Incarnation
+    quorum: int
+    step: int
+    participants: int
+
+
+class Healed(Message, frozen=True):
+    """The replica has taken over the state of a peer. Told by rank 0 of it."""
+
+    incarnation: Incarnation
+    step: int
+    source: Text = ""
+    """Whose."""
+    seconds: Seconds = 0.0
+
+
+class Discarded(Message, frozen=True):
+    """Steps that the replica did not commit, since this was last told. Told by rank 0 of it."""
+
+    incarnation: Incarnation
+    step: int
+    """That was tried, and will be again."""
+    count: Annotated[int, Meta(ge=1)]
+    quorum: int
+    why: Text = ""
+
+
+PhaseName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,32}$")]
+
+
+class StepTimes(Part, frozen=True, gc=False):
+    """Step durations since the last beat, in seconds."""
+
+    count: int
+    p50: float
+    p99: float
+    longest: float
+    own: float | None = None
+    """Median of what the rank itself needed, without waiting for its peers; absent where that is not known."""
+    data: float | None = None
+    """Median of what was spent waiting for the next batch; absent where that is not known."""
+
+
+class Beat(Message, frozen=True, gc=False):  # there are very many, and none is part of a cycle
+    """What a rank says every second: where it is and how it fares."""
+
+    incarnation: Annotated[str, Meta(min_length=24, max_length=24)]
+    """An Incarnation. Matching its pattern takes as long as decoding the rest, and it is almost always that of a known
+    rank. Code that sees another one calls `is_incarnation`."""
+    step: Annotated[int, Meta(ge=0, le=2**53)]
+    times: StepTimes | None = None
+    """Absent while no step was finished since the last beat."""
+    loss: float | None = None
+    samples_per_second: float | None = None
+    metrics: Annotated[dict[str, float], Meta(max_length=MAX_METRICS)] = {}
+    not_finite: Annotated[tuple[str, ...], Meta(max_length=MAX_METRICS + 1)] = ()
+    """Names among loss and metrics whose value was NaN or infinite: JSON has no word for those."""
+    bad_steps: tuple[int, int] | None = None
+    """The loss went bad in one of these steps, from the first that may be to the first that is known to be."""
+    rss_mb: float = 0.0
+    device_mb: float | None = None
+    """Memory the rank's allocator holds on its devices; absent without an accelerator."""
+    free_mb: float | None = None
+    """What the machine, or the rank's cgroup, has left for it; absent where that cannot be known."""
+    device_free_mb: float | None = None
+    dropped: int = 0
+    """Metric values that could not be reported: not a number, or too many names."""
+    change: int = 0
+    """The number of the newest change of values in force in this rank."""
+    paused: bool = False
+    knobs: Annotated[dict[str, Value], Meta(max_length=128)] = {}
+    """Values as they are now; told by rank 0 of a replica."""
+    still: Seconds = 0.0
+    """Seconds since the last step ended; since the rank attached, before the first."""
+    phase: PhaseName = ""
+    """What it says it does other than training: "eval", "checkpoint"; empty: it trains."""
+    collectives: int | None = None
+    """Collectives its main process group has begun so far; absent without one."""
+    quorum: int | None = None
+    """Of torchft, in which it is; absent without torchft."""
+    participants: int | None = None
+    """Replicas in that quorum."""
+    discarded: int = 0
+    """Steps that were not committed, in this life."""
+
+
+Report = Hello | Goodbye | Knobs | Saved | SaveFailed | Resumed | Joined | Regrouped | Healed | Discarded
+
+
+class Standing(Message, frozen=True):
+    """Where a rank is: so many steps finished, this long each."""
+
+    incarnation: Incarnation
+    id: str
+    step: int
+    step_seconds: float = 0.0
+    paused: bool = False
+    knobs: Annotated[dict[str, Value], Meta(max_length=128)] = {}
+    """Values as they are now; told by rank 0 of a replica."""
+
+
+class Ready(Message, frozen=True):
+    """A rank promises not to pass the step of a change without a verdict; or says why it cannot take it."""
+
+    incarnation: Incarnation
+    id: str
+    ok: bool
+    why: Text = ""
+    step: int = 0
+    late: bool = False
+    """The only trouble is that the step has passed: a later one may do."""
+
+
+class Applied(Message, frozen=True):
+    """A rank has taken a change at this step."""
+
+    incarnation: Incarnation
+    id: str
+    step: int
+    ok: bool = True
+    result: Text = ""
+    """What came of it (the path of a checkpoint), or why it failed."""
+
+
+class Ordered(Message, frozen=True):
+    """What became of an order."""
+
+    incarnation: Incarnation
+    id: str
+    outcome: Literal["applied", "refused", "expired"]
+    text: Annotated[str, Meta(max_length=60_000)] = ""
+
+
+Reply = Standing | Ready | Applied | Ordered
+
+
+class Committed(Part, frozen=True):
+    """A change as a rank takes it."""
+
+    id: Name
+    number: int
+    step: int
+    """Takes effect when so many steps are finished."""
+    action: Action = "set"
+    values: Values = {}
+    over: int = 0
+    key: Name | None = None
+    """What its verdict is written under: known to those it was proposed to, so that no one else can judge it."""
+    withdraws: str = ""
+    """A change of the same step that is not to have any effect after all."""
+
+
+class Welcome(Message, frozen=True):
+    """You are known. Beat this often."""
+
+    term: int
+    incarnation: Incarnation
+    beat_seconds: Annotated[float, Meta(gt=0, le=3600)]
+    changes: tuple[Committed, ...] = ()
+    """Of the job so far: in force from their steps on."""
+
+
+class Introduce(Message, frozen=True):
+    """Someone beats whom I do not know: say Hello."""
+
+    term: int
+    incarnation: Incarnation
+
+
+class Muted(Message, frozen=True):
+    """A newer life of this rank exists; the addressed one is not listened to."""
+
+    term: int
+    incarnation: Incarnation
+    newest: Incarnation
+    pid: int = 0
+    """Of the newer one."""
+    node: Annotated[str, Meta(max_length=255)] = ""
+
+
+class Farewell(Message, frozen=True):
+    """Your goodbye is in the log."""
+
+    term: int
+    incarnation: Incarnation
+
+
+class WhereAreYou(Message, frozen=True):
+    """A change is being prepared: how far are you? Answered with Standing."""
+
+    term: int
+    incarnation: Incarnation
+    id: str
+
+
+class Propose(Message, frozen=True):
+    """Take this change at its step, if the verdict is commit. Answered with Ready."""
+
+    term: int
+    incarnation: Incarnation
+    job: Name
+    change: Committed
+
+
+class Verdict(Message, frozen=True):
+    """The change is to be taken, or not. Answered with Applied once taken."""
+
+    term: int
+    incarnation: Incarnation
+    id: Name
+    commit: bool
+
+
+class Order(Message, frozen=True):
+    """Do this now. Answered with Ordered."""
+
+    term: int
+    incarnation: Incarnation
+    id: Name
+    verb: Literal["resume", "kill", "stacks"]
+    seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+    """Until it expires, from when it is heard."""
+
+
+Command = Welcome | Introduce | Muted | Farewell | WhereAreYou | Propose | Verdict | Order

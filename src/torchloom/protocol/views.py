@@ -1,0 +1,333 @@
+"""Answers to queries: what viewers receive."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from torchloom.protocol.ids import RankId, ReplicaId, Seconds, Text
+from torchloom.protocol.incident_records import About
+from torchloom.protocol.job import Task
+from torchloom.protocol.knob_values import KnobSpec, Value
+from torchloom.protocol.message import Message, Part
+from torchloom.protocol.node import Check, NodeBeat, Place, Reading
+from torchloom.protocol.operator import Done, No
+from torchloom.protocol.rank import Beat
+from torchloom.protocol.run_records import AttemptNote
+
+
+class Point(NamedTuple):
+    """One point of a rank's curve."""
+
+    at: float
+    step: int
+    loss: float | None
+    samples_per_second: float | None
+
+
+class CurvePoints(msgspec.Struct, frozen=True, kw_only=True):
+    """One point for each of some ranks, written every few seconds."""
+
+    points: tuple[tuple[RankId, Point], ...]
+
+
+class RankView(Part, frozen=True):
+    rank: RankId
+    presence: str
+    since: float
+    reason: str
+    incarnation: str
+    node: str
+    pid: int
+    devices: tuple[str, ...]
+    world_size: int
+    heard: float | None = None
+    """When it last spoke; absent if not since this weaver began."""
+    beat: Beat | None = None
+    counted: bool = False
+    """Its script has not attached: of its training the step alone is known, counted at its optimizer."""
+    member: str = ""
+    """The id that torchft has given its replica."""
+    evicted: bool = False
+    """Its lighthouse gives it no quorum any more, whatever it does."""
+    drained: bool = False
+    """Its replica was asked to leave, and comes back when it may."""
+
+
+class JobView(Part, frozen=True):
+    job: str
+    phase: str
+    began: float
+    ended: float | None = None
+    reason: str = ""
+    ranks: int = 0
+    live: int = 0
+    step: int | None = None
+    """The step of the rank that is least far."""
+    loss: float | None = None
+    samples_per_second: float | None = None
+    paused: bool = False
+
+
+class SeatView(Part, frozen=True):
+    device: str
+    replica: ReplicaId
+    rank: int | None = None
+    """Absent where the device was registered by hand."""
+    node: str = ""
+
+
+class DeviceView(Part, frozen=True):
+    device: str
+    node: str
+    health: str
+    since: float
+    cause: str = ""
+    replicas: tuple[ReplicaId, ...] = ()
+    reading: Reading | None = None
+    """What it last said of itself; absent where no agent reads it."""
+
+
+class IncidentView(Part, frozen=True):
+    id: str
+    opened: float
+    what: str
+    about: About
+    job: str = ""
+    affected: tuple[ReplicaId, ...] = ()
+    """The replicas on a device."""
+    culprits: tuple[int, ...] = ()
+    """Ranks that have the trouble; none if all wait and nobody stands out."""
+    evidence: tuple[str, ...] = ()
+    decision: str = ""
+    reason: str = ""
+    outcome: str = ""
+    closed: float | None = None
+    kind: str = ""
+    short: str = ""
+    """What went wrong, in a list that names the job or device beside it."""
+    brief: str = ""
+    """The decision in few words, as rules have them."""
+    decided: float | None = None
+    """When it was decided; absent if what was done tells it."""
+    history: tuple[tuple[float, str], ...] = ()
+    """What else was decided and done about it, and when, in few words."""
+    stopped: str = ""
+    """The job whose ranks were ended for it."""
+    lost_steps: int | None = None
+    """To be done again because of it; absent if no attempt was started again."""
+    lost_seconds: float | None = None
+    """From its first sign until all ranks ran again."""
+
+
+Trouble = Literal["log", "inbox", "stuck"]
+"""The log cannot be written, the inbox cannot be read, nothing has been decided for long."""
+
+
+class PlaneView(Part, frozen=True):
+    """The control plane's own health."""
+
+    weaver: str
+    term: int
+    began: float
+    now: float
+    log_seq: int
+    version: str
+    server: str = ""
+    """Name and version of the NATS server it talks to."""
+    advisories: bool = True
+    """Whether deaths are told by the server; without, silence is the only sign."""
+    refused: dict[str, int] = {}
+    """Messages not accepted since this weaver began, by reason."""
+    trouble: str = ""
+    """What keeps the weaver from working fully, such as a log that cannot be written."""
+    troubles: tuple[Trouble, ...] = ()
+    """The same for programs."""
+    ingress: str = ""
+    """Where it takes alerts."""
+    ingress_trouble: str = ""
+    """Why it does not, where it is meant to."""
+
+
+class KnobView(Part, frozen=True):
+    spec: KnobSpec
+    value: Value
+    """In force, as far as the weaver knows."""
+    elsewhere: dict[str, Value] = {}
+    """By replica, where it has another value than the others."""
+    changed_by: str = ""
+    changed: float | None = None
+    change: str = ""
+
+
+class ChangeView(Part, frozen=True):
+    id: str
+    job: str
+    action: str
+    values: dict[str, Value]
+    before: dict[str, Value]
+    step: int
+    over: int
+    phase: str
+    outcome: str
+    operator: str
+    asked: float
+    target: str
+    reverted_by: str = ""
+    ranks: int = 0
+
+
+class KnobsView(Message, frozen=True):
+    knobs: tuple[KnobView, ...] = ()
+    changes: tuple[ChangeView, ...] = ()
+    """Newest first."""
+
+
+class SavedStep(Part, frozen=True):
+    """A checkpoint that was written."""
+
+    step: int
+    folder: str
+    node: str
+    size: int
+    seconds: float
+    stall: float
+    at: float
+    """When the weaver learnt of it."""
+
+
+class FailedStep(Part, frozen=True):
+    """A checkpoint that could not be written."""
+
+    step: int
+    why: str
+    at: float
+
+
+class ResumedStep(Part, frozen=True):
+    """Where training went on."""
+
+    step: int
+    path: str
+    at: float
+
+
+class CheckpointsView(Message, frozen=True):
+    job: str
+    folder: str = ""
+    """Where the newest is; empty if none was ever written or tried."""
+    node: str = ""
+    saved: tuple[SavedStep, ...] = ()
+    """The latest, in the order in which they were told of. Some may have been deleted since."""
+    failures: int = 0
+    failed: FailedStep | None = None
+    """The last that could not be written."""
+    resumed: ResumedStep | None = None
+    """Where training went on the last time."""
+
+
+class Goodput(Part, frozen=True):
+    """What became of the time since a job was submitted: productive and lost seconds make up all of it."""
+
+    elapsed: float
+    productive: float
+    """All ranks ran, and what they did was not lost later."""
+    lost: dict[str, float] = {}
+    """By cause: a kind of incident, or waiting, starting, paused, redone, ending, moving, other."""
+
+
+class RunView(Part, frozen=True):
+    """A job that torchLoom starts itself."""
+
+    job: str
+    phase: str
+    since: float
+    submitted: float
+    task: Task
+    operator: str = ""
+    attempt: int = 0
+    places: tuple[Place, ...] = ()
+    resume: str = ""
+    resume_step: int | None = None
+    reason: str = ""
+    waiting: str = ""
+    """What it waits for before it can be started."""
+    step: int = 0
+    """The furthest that was heard of."""
+    notes: tuple[AttemptNote, ...] = ()
+    goodput: Goodput | None = None
+
+
+class NodeView(Part, frozen=True):
+    node: str
+    beat: NodeBeat
+    heard: float
+    drained: bool = False
+    used: int = 0
+    """Ranks that run there."""
+
+
+class LinesView(Message, frozen=True):
+    """A part of what a rank printed."""
+
+    data: bytes = b""
+    at: int = 0
+    """Its first byte's place in all that was printed."""
+
+
+class FitnessView(Message, frozen=True):
+    """What an agent found when it was asked whether its node is fit."""
+
+    checks: Annotated[tuple[Check, ...], Meta(max_length=200)] = ()
+    pace: Seconds | None = None
+    on: Annotated[str, Meta(max_length=100)] = ""
+
+
+class ExchangeView(Message, frozen=True):
+    mb_per_second: float = 0.0
+    trouble: Text = ""
+    """Why it could not be measured."""
+
+
+class ClockView(Message, frozen=True):
+    """The time on the weaver's machine."""
+
+    now: float
+
+
+class RunsView(Message, frozen=True):
+    runs: tuple[RunView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+
+
+class FabricView(Message, frozen=True):
+    plane: PlaneView
+    jobs: tuple[JobView, ...] = ()
+    ranks: tuple[RankView, ...] = ()
+    total_ranks: int = 0
+    devices: tuple[DeviceView, ...] = ()
+    seats: tuple[SeatView, ...] = ()
+    incidents: tuple[IncidentView, ...] = ()
+    """All open ones and the latest closed ones, newest first."""
+
+
+class CurvesView(Message, frozen=True):
+    curves: tuple[tuple[RankId, tuple[Point, ...]], ...] = ()
+    total: int = 0
+
+
+Answer = (
+    Done
+    | No
+    | LinesView
+    | FabricView
+    | CurvesView
+    | KnobsView
+    | CheckpointsView
+    | RunsView
+    | FitnessView
+    | ExchangeView
+    | ClockView
+)

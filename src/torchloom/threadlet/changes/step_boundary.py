@@ -1,0 +1,335 @@
+"""Applies changes in the training thread at step boundaries, as the link thread receives them.
+
+The training thread compares one number at each step (`participant.due_step`) and calls `on_step` only when something is
+due. There it blocks in two cases: briefly, while a change that it has promised to apply has no verdict; and while the
+job is paused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchloom.checkpoints.threadlet_bridge import CheckpointPort
+from torchloom.knobs import BadValue, check, ramp
+from torchloom.protocol.knob_values import KnobSpec, Value
+from torchloom.protocol.rank import Applied, Committed, Propose, Ready, Reply, Standing, Verdict
+from torchloom.settings import Settings
+from torchloom.threadlet.changes.handover import Handover, Ramping
+from torchloom.threadlet.changes.knob import INTERVAL, Knob, interval_knob
+from torchloom.threadlet.changes.participant import Participant
+from torchloom.threadlet.metrics.meter import Meter
+
+logger = logging.getLogger("torchloom")
+PATIENCE = 0.1
+"""Seconds to wait for a verdict that is probably on its way before writing abort to the server."""
+ASK_AGAIN = 0.25
+"""Seconds between two attempts to do so: the link may have been lost."""
+
+
+class StepBoundary:
+    def __init__(self, incarnation: str, meter: Meter, settings: Settings) -> None:
+        self.participant = Participant(incarnation, self._accept)
+        self.knobs: dict[str, Knob] = {}
+        self.stopping = False
+        self.refusal = ""
+        """Why nothing can be changed in this rank; empty if it can."""
+        self.save: Callable[[int], object] | None = None
+        """Writes a checkpoint when an operator asks for one."""
+        self._checkpoints_save: Callable[[int], object] | None = None
+        """The same, if it comes from `torchloom.Checkpoints` and not from the script."""
+        self._interval_knob: Knob | None = None
+        self.answer: Callable[[Reply], None] = lambda _: None
+        """Sends a reply; set by the link."""
+        self.resolve: Callable[[Committed], None] = lambda _: None
+        """Obtains a verdict on a change from the server; set by the link."""
+        self.offers = 0
+        """Grows with every knob: the link reports knobs when it has grown."""
+        self.announce: Callable[[], None] = lambda: None
+        """Makes the link check for new knobs; set by the link."""
+        self.linked: Callable[[], bool] = lambda: False
+        self._meter = meter
+        self._settings = settings
+        self._values: dict[str, Value] = {}
+        """Also values of knobs that the script has not created yet."""
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._inside = False
+
+    # ── called by the training thread ────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, knob: Knob) -> Knob:
+        name = knob.spec.name
+        if name in self.knobs and self.knobs[name] is not self._interval_knob:
+            logger.warning("torchLoom: there are two knobs %s; the newer one counts", name)
+        self.knobs[name] = knob
+        if name in self._values:
+            self._set_checked(knob, self._values[name])
+        self.offer()
+        return knob
+
+    def add_checkpoints(self, checkpoints: CheckpointPort) -> None:
+        """Offer these checkpoints to operators, unless the script has registered its own function. The newest count."""
+        if self.refusal:
+            return
+        if self.save is self._checkpoints_save:
+            self.save = self._checkpoints_save = checkpoints.wanted
+            self.offer()
+        if checkpoints.every is not None and self.knobs.get(INTERVAL) is self._interval_knob:
+            self._interval_knob = self.add(interval_knob(checkpoints))
+
+    def offer(self) -> None:
+        """Have new knobs reported."""
+        self.offers += 1
+        self.announce()
+
+    def on_step(self, step: int) -> None:
+        """At a step boundary: obtain missing verdicts, apply what is due, wait while paused. Never raises."""
+        if self._inside:
+            return  # the user's own function called step()
+        self._inside = True
+        try:
+            self._apply_due(step)
+            if self._must_wait(step):
+                with self._meter.paused():
+                    self._wait_while_paused(step)
+        except Exception as error:  # noqa: BLE001  training goes on
+            logger.warning("torchLoom: steering failed at step %d, training goes on: %r", step, error)
+        finally:
+            self._inside = False
+
+    def _wait_while_paused(self, step: int) -> None:
+        orphaned: float | None = None
+        while self._must_wait(step):
+            self._wake.wait(0.5)
+            self._wake.clear()
+            self._apply_due(step)
+            orphaned = self._end_orphaned_pause(orphaned)
+
+    def _must_wait(self, step: int) -> bool:
+        """Whether to stay at this step: paused, or a change promised during a pause is still open after a resume."""
+        with self._lock:
+            return self.participant.holds(step) and not self.stopping
+
+    def _apply_due(self, step: int) -> None:
+        self._await_verdicts(step)
+        with self._lock:
+            due = self.participant.due(step)
+        for change in due:
+            self._apply(change, step)
+        self._move_ramps(step)
+
+    def _await_verdicts(self, step: int) -> None:
+        """Wait for verdicts on due changes; after a moment ask the server; after a timeout continue unchanged."""
+        began = time.monotonic()
+        end, ask = began + self._settings.verdict_seconds, began + PATIENCE
+        while waiting := self._undecided(step):
+            now = time.monotonic()
+            if now >= end:
+                with self._lock:
+                    for change in waiting:
+                        self.participant.skip(change)
+                logger.warning("torchLoom: cut off at step %d; %s is not taken here", step, waiting[0].id)
+                return
+            if now >= ask:
+                ask = now + ASK_AGAIN
+                for change in waiting:
+                    self.resolve(change)
+            self._wake.wait(min(ask, end) - now)
+            self._wake.clear()
+
+    def _undecided(self, step: int) -> list[Committed]:
+        with self._lock:
+            return self.participant.undecided(step)
+
+    def _apply(self, change: Committed, step: int) -> None:
+        ok, result = True, ""
+        try:
+            match change.action:
+                case "set":
+                    self._set(change, step)
+                case "pause":
+                    with self._lock:
+                        self.participant.set_paused(True)
+                    logger.warning("torchLoom: paused at step %d by %s", step, change.id)
+                case "stop":
+                    self.stopping = True
+                    logger.warning("torchLoom: asked to stop at step %d by %s", step, change.id)
+                case "checkpoint":
+                    result = "" if self.save is None else one_line(self.save(step) or "")
+        except Exception as error:  # noqa: BLE001  the user's setter or saver
+            ok, result = False, one_line(f"{type(error).__name__}: {error}")
+            logger.warning("torchLoom: %s failed at step %d: %s", change.id, step, result)
+        with self._lock:
+            answer = self.participant.done(change, step, ok, result)
+        self.answer(answer)
+
+    def _set(self, change: Committed, step: int) -> None:
+        before = {name: self._current_value(name) for name in change.values}
+        with self._lock:
+            self.participant.begin_ramp(change, before)
+        if not change.over or step >= change.step + change.over:
+            try:
+                for name, value in change.values.items():
+                    self._set_value(name, value)
+            except Exception:
+                for name, value in before.items():  # all values or none
+                    with contextlib.suppress(Exception):
+                        self._set_value(name, value)
+                raise
+
+    def _move_ramps(self, step: int) -> None:
+        if not self.participant.ramps:
+            return
+        with self._lock:
+            ramps = list(self.participant.ramps)
+            self.participant.end_ramps(step)
+        for moving in ramps:
+            share = (step - moving.change.step) / moving.change.over
+            for name, value in moving.change.values.items():
+                self._set_value(name, ramp(moving.before[name], value, share))
+
+    def _current_value(self, name: str) -> Value:
+        return self.knobs[name].read() if name in self.knobs else self._values.get(name, 0.0)
+
+    def _set_value(self, name: str, value: Value) -> None:
+        self._values[name] = value
+        if name in self.knobs:
+            self.knobs[name].turn(value)
+
+    def _set_checked(self, knob: Knob, value: Value) -> None:
+        try:
+            knob.turn(check(knob.spec, value))
+        except Exception as error:  # noqa: BLE001  a value of an earlier script, a user's setter
+            logger.warning("torchLoom: %s keeps %r: %s", knob.spec.name, knob.value, error)
+
+    def _end_orphaned_pause(self, since: float | None) -> float | None:
+        """End a pause that nobody can end any more, because the link has been lost for long."""
+        if self.linked():
+            return None
+        now = time.monotonic()
+        since = now if since is None else since
+        if now - since > self._settings.pause_orphan_seconds:
+            logger.warning("torchLoom: paused without a link for %.0f s; going on", now - since)
+            self.set_paused(False)
+        return since
+
+    # ── the script's checkpoint ──────────────────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._lock:
+            newest, taken = self.participant.newest, dict(self.participant.taken)
+        values = {name: knob.read() for name, knob in self.knobs.items()}
+        return {"step": self._meter.step_number, "knobs": values, "change": newest, "taken": taken}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the values; changes that were applied before are not applied again."""
+        for name, saved in state["knobs"].items():
+            self._values[name] = value = tuple(saved) if isinstance(saved, list) else saved
+            if name in self.knobs:
+                self._set_checked(self.knobs[name], value)
+        with self._lock:
+            self.participant.remember(state["taken"])
+        self.resume_at(int(state["step"]))
+
+    def resume_at(self, step: int) -> None:
+        """Continue after this step: changes up to it are in force now."""
+        self._meter.resume_at(step)
+        self.on_step(step)
+
+    # ── a peer that heals ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def handover(self, source: str) -> Handover:
+        """For a peer that heals from this rank. From any thread, while the training is not at a step boundary."""
+        participant, values = self.participant, self.values()
+        with self._lock:
+            return Handover(
+                source=source,
+                knobs=values,
+                newest=participant.newest,
+                taken=dict(participant.taken),
+                given=dict(participant.given),
+                ramps=tuple(Ramping(change=ramp.change, before=ramp.before) for ramp in participant.ramps),
+            )
+
+    def take_over(self, theirs: Handover, step: int) -> None:
+        """Take over the peer's values and continue after this step. Values set for this rank alone stay."""
+        with self._lock:
+            ended, own = self.participant.adopt(theirs)
+        for name, value in theirs.knobs.items():
+            knob = self.knobs.get(name)
+            if name not in own and (knob is None or knob.spec.per == "job"):
+                self._values[name] = value
+                if knob is not None:
+                    self._set_checked(knob, value)
+        for change, answer in ended:
+            self.stopping = self.stopping or change.action == "stop"
+            self.answer(answer)
+        self.resume_at(step)
+
+    # ── called by the link thread ────────────────────────────────────────────────────────────────────────────────────
+
+    def _accept(self, change: Committed) -> None:
+        if self.refusal:
+            raise BadValue(change.action, True, self.refusal)
+        for name, value in change.values.items():
+            if name not in self.knobs:
+                raise BadValue(name, value, "this rank has no such knob")
+            check(self.knobs[name].spec, value)
+        if change.action == "checkpoint" and self.save is None:
+            raise BadValue("checkpoint", True, "this rank has registered no function that saves one")
+
+    def propose(self, proposal: Propose) -> Ready:
+        with self._lock:
+            return self.participant.propose(proposal, lambda: self._meter.step_number)
+
+    def hear(self, verdict: Verdict) -> Applied | None:
+        with self._lock:
+            answer = self.participant.hear(verdict)
+        self._wake.set()
+        return answer
+
+    def welcome(self, changes: tuple[Committed, ...]) -> None:
+        with self._lock:
+            self.participant.welcome(changes)
+        self._wake.set()
+
+    def standing(self, id: str, values: bool = False) -> Standing:
+        return Standing(
+            incarnation=self.participant.incarnation,
+            id=id,
+            step=self._meter.step_number,
+            step_seconds=self._meter.typical(),
+            paused=self.participant.paused,
+            knobs=self.values() if values else {},
+        )
+
+    def rename(self, incarnation: str) -> None:
+        """The rank continues under a newer incarnation."""
+        with self._lock:
+            self.participant.incarnation = incarnation
+
+    def set_paused(self, paused: bool) -> None:
+        with self._lock:
+            self.participant.set_paused(paused)
+        self._wake.set()
+
+    def specs(self) -> tuple[KnobSpec, ...]:
+        return tuple(knob.spec for knob in list(self.knobs.values())[:128])
+
+    def values(self) -> dict[str, Value]:
+        """Current values; one that the knob could not be set to (NaN, an object) is left out."""
+        values = {}
+        for name, knob in list(self.knobs.items())[:64]:
+            with contextlib.suppress(Exception):  # the script may have put anything there
+                values[name] = check(knob.spec, knob.read())
+        return values
+
+
+def one_line(text: object) -> str:
+    """A text of the script, shortened to one line."""
+    return " ".join(str(text)[:4000].split())[:500]

@@ -1,0 +1,125 @@
+"""The event loop of the link thread: asyncio's, extended to track its sockets and to never delay the exit.
+
+A forked child (a DataLoader process) inherits the rank's socket and would hide the rank's death from the server for
+as long as the child lives. The loop therefore records each socket it creates, and a child closes its copies. A fork
+waits for the microseconds between creating and recording a socket: otherwise the child would inherit one unrecorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import encodings.idna  # noqa: F401  looked up by name on the first connect; a fork during an import can hang the child
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_making = threading.Lock()
+_forking = threading.local()
+
+
+def before_fork() -> None:
+    _forking.held = _making.acquire(timeout=1)
+
+
+def after_fork() -> None:
+    if getattr(_forking, "held", False):
+        _forking.held = False
+        _making.release()
+
+
+class LinkLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        super().__init__()
+        self._sockets: tuple[socket.socket, ...] = ()
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """The sockets that are connected or connecting."""
+        return tuple(sock for sock in self._sockets if sock.fileno() >= 0)
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        """As asyncio's, with sockets created here."""
+        if host is not None:
+            options["sock"] = await self._connected(host, port)
+        return await super().create_connection(protocol_factory, **options)
+
+    async def _connected(self, host: str, port: int) -> socket.socket:
+        trouble: OSError = ConnectionError(f"{host} has no address")
+        for family, kind, protocol, _, address in await self.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with _making:
+                sock = socket.socket(family, kind, protocol)
+                self._sockets = (*self.sockets, sock)
+            try:
+                sock.setblocking(False)
+                await self.sock_connect(sock, address)
+            except OSError as error:
+                sock.close()
+                trouble = error
+            except BaseException:
+                sock.close()
+                raise
+            else:
+                return sock
+        raise trouble
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        """As asyncio's, but on a daemon thread: asyncio's pool is joined at exit, however long a name server takes."""
+        with contextlib.suppress(socket.gaierror):  # a numeric address needs no thread
+            return socket.getaddrinfo(host, port, **(options | {"flags": socket.AI_NUMERICHOST}))
+        return await self.run_in_thread(lambda: socket.getaddrinfo(host, port, **options))
+
+    async def run_in_thread(self, work: Callable[[], Any]) -> Any:
+        """The result of `work`, computed on a thread of its own that does not delay the exit."""
+        future: asyncio.Future[Any] = self.create_future()
+
+        def settle(result: Any, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        def run() -> None:
+            result, trouble = None, None
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001  raised where the result is awaited
+                trouble = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing awaits it
+                self.call_soon_threadsafe(settle, result, trouble)
+
+        threading.Thread(target=run, name="torchloom-lookup", daemon=True).start()
+        return await future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep errors of this loop out of the training's output."""
+        logging.getLogger("torchloom").debug("torchLoom: %s", context.get("message"), exc_info=context.get("exception"))
+
+    def hang_up(self) -> None:
+        """End every connection at once, even if a library still waits on it."""
+        for sock in self.sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        super().close()
+        for sock in self.sockets:
+            with contextlib.suppress(OSError):
+                sock.close()
+
+    def forget_after_fork(self) -> None:
+        """In a child: close the inherited copies, silently.
+
+        Neither shutdown() nor a transport's close(): they would send data on the parent's connection (TLS's closing
+        message). detach() first, so that no finaliser closes the number again once it belongs to another file.
+        """
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                fd = sock.detach()
+                if fd >= 0:
+                    os.close(fd)

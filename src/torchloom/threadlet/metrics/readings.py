@@ -1,0 +1,160 @@
+"""Converts values given to step() to numbers, on a thread of its own because reading a tensor may block on a device.
+
+A device that hangs would otherwise stop the beats just when they should show that the rank is alive and makes no step.
+A beat waits briefly for the readings; if they do not come, it carries the last ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from torchloom.threadlet.metrics.meter import LOSS
+
+_PLAIN = (float, int, bool)
+Judged = tuple[str, Any, float | None, str]
+"""(name, the value as given, its number if it has one, why not)"""
+Found = list[Judged] | tuple[int, int] | None
+"""A result of the thread: values as numbers, or the steps at which the loss stopped being finite."""
+
+
+@dataclass
+class Readings:
+    """The latest loss and metrics as numbers. Each value given to step() is read once."""
+
+    seen: dict[str, Any] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    not_finite: set[str] = field(default_factory=set)
+    dropped: int = 0
+    complaint: str = ""
+    bad_steps: tuple[int, int] | None = None
+    """The steps between which the loss stopped being finite, while it is not."""
+
+    def unread(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if self.seen.get(name, self) is not value}
+
+    def learn(self, judged: Iterable[Judged]) -> None:
+        for name, value, number, why in judged:
+            self.seen[name] = value
+            self.numbers.pop(name, None)
+            self.not_finite.discard(name)
+            if number is None:
+                self.dropped += 1
+                self.complaint = f"{name}: {why}"
+            elif math.isfinite(number):
+                self.numbers[name] = number
+            else:
+                self.not_finite.add(name)
+
+    @property
+    def loss(self) -> float | None:
+        return self.numbers.get(LOSS)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {name: number for name, number in self.numbers.items() if name != LOSS}
+
+
+def went_bad(losses: Sequence[tuple[int, Any]]) -> tuple[int, int] | None:
+    """The first step whose loss is not finite, after the last one whose loss is, among (step, loss) in order."""
+    since = 0
+    for step, loss in losses:
+        number, _ = reading(loss)
+        if number is not None and not math.isfinite(number):
+            return (min(since, step) or step, step)
+        since = step + 1
+    return None
+
+
+def judge(values: Mapping[str, Any]) -> list[Judged]:
+    return [(name, value, *reading(value)) for name, value in values.items()]
+
+
+def reading(value: Any) -> tuple[float | None, str]:
+    """The value as a number, or None and the reason."""
+    try:
+        if _is_foreign_tensor(value):
+            return None, f"a {type(value).__name__} may need its peers to be read; pass a plain number"
+        item = getattr(value, "item", None)
+        number = value if item is None else item()  # of tensors and arrays with one element
+        if isinstance(number, (str, bytes, bytearray)):
+            return None, "a text is not a number"
+        return float(number), ""
+    except Exception as error:  # noqa: BLE001  anything may have been passed to step()
+        return None, f"{type(error).__name__} on reading a {type(value).__name__}"
+
+
+def _is_foreign_tensor(value: Any) -> bool:
+    """Whether it is a subclass of torch.Tensor: reading a DTensor runs a collective, which must not happen here."""
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)
+    return tensor is not None and isinstance(value, tensor) and type(value) is not tensor
+
+
+class Reader:
+    """Keeps the readings up to date, with a thread that is started when the first value needs it."""
+
+    def __init__(self) -> None:
+        self.readings = Readings()
+        self._orders: SimpleQueue[tuple[Callable[[], Found], asyncio.AbstractEventLoop, asyncio.Future[Found]] | None]
+        self._orders = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._awaited: asyncio.Future[Found] | None = None
+
+    async def refresh(self, values: Mapping[str, Any], seconds: float, losses: Sequence[tuple[int, Any]] = ()) -> None:
+        """Read new values. What takes longer than `seconds` is left for a later beat."""
+        await self._refresh(values, seconds)
+        if LOSS not in self.readings.not_finite:
+            self.readings.bad_steps = None
+        elif self.readings.bad_steps is None and self._awaited is None:
+            await self._read(partial(went_bad, losses), seconds)
+
+    async def _refresh(self, values: Mapping[str, Any], seconds: float) -> None:
+        if not await self._collect(seconds):
+            return  # still waiting for a device
+        unread = self.readings.unread(values)
+        slow = {name: value for name, value in unread.items() if type(value) not in _PLAIN}
+        self.readings.learn(judge({name: value for name, value in unread.items() if name not in slow}))
+        if slow:
+            await self._read(partial(judge, slow), seconds)
+
+    async def _read(self, work: Callable[[], Found], seconds: float) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read_on, name="torchloom-reader", daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        self._awaited = loop.create_future()
+        self._orders.put((work, loop, self._awaited))
+        await self._collect(seconds)
+
+    async def _collect(self, seconds: float) -> bool:
+        """Take over what the thread has read; True if nothing is outstanding."""
+        if self._awaited is None:
+            return True
+        await asyncio.wait([self._awaited], timeout=seconds)
+        if not self._awaited.done():
+            return False
+        found = self._awaited.result()
+        if isinstance(found, list):
+            self.readings.learn(found)
+        else:
+            self.readings.bad_steps = found
+        self._awaited = None
+        return True
+
+    def close(self) -> None:
+        self._orders.put(None)
+
+    def _read_on(self) -> None:
+        while (order := self._orders.get()) is not None:
+            work, loop, awaited = order
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(awaited.set_result, work())

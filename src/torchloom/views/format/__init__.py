@@ -1,0 +1,1 @@
+"""Formats of tables, numbers, times and names."""

@@ -1,0 +1,50 @@
+"""Whether nodes are fit, check by check, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchloom.protocol.node import Check
+from torchloom.views.format.tables import Cell, Column, Row, Screen, clean, table
+
+FIT, DOUBTED, NOT_FIT = "ok", "look", "not fit"
+"""In doubt is what is fit and has a remedy nevertheless."""
+
+
+def fitness(found: Mapping[str, tuple[Check, ...]], screen: Screen) -> list[str]:
+    """What was found on each node; below it, what to do about what is not good."""
+    columns = [Column("NODE"), Column("CHECK"), Column("STATE"), Column("FOUND", shrinks=True)]
+    rows: list[Row] = [
+        [node, check.what, _state(check), check.found] for node, checks in found.items() for check in checks
+    ]
+    lines = table(columns, rows, screen)
+    every = [(node, check) for node, checks in found.items() for check in checks]
+    wrong = [(node, check) for node, check in every if not check.fit or check.remedy]
+    if all(check.fit for _, check in every):
+        lines += ["", "fit" if len(found) == 1 else f"all {len(found)} nodes are fit"]
+    if not wrong:
+        return lines
+    told = [f"{node}: {check.what}: {clean(check.found)}" for node, check in wrong]
+    advice = [f"  → {clean(check.remedy)}" if check.remedy else "" for _, check in wrong]
+    return [*lines, "", *(line for pair in zip(told, advice, strict=True) for line in pair if line)]
+
+
+def _state(check: Check) -> Cell:
+    if not check.fit:
+        return Cell(NOT_FIT, "red")
+    return Cell(DOUBTED, "yellow") if check.remedy else Cell(FIT, "green")
+
+
+def document(found: Mapping[str, tuple[Check, ...]]) -> dict[str, Any]:
+    nodes = [
+        {
+            "node": node,
+            "fit": all(check.fit for check in checks),
+            "checks": [
+                {"what": check.what, "fit": check.fit, "found": check.found, "remedy": check.remedy} for check in checks
+            ],
+        }
+        for node, checks in found.items()
+    ]
+    return {"fit": all(node["fit"] for node in nodes), "nodes": nodes}

@@ -1,0 +1,1 @@
+"""The sentences: one template for each code, and the function that renders them."""

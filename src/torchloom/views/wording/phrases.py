@@ -1,0 +1,126 @@
+"""The words of every phrase. `render` is the one function that makes sentences of what was decided.
+
+A template is a format string over the phrase's arguments, with these specifications besides Python's own:
+
+    {ranks:ranks}    spans of ranks: `rank 3`, `ranks 0-6, 9`
+    {do:responses}   what each response of a policy does, one after the other
+    {do:then}        joined by `, then `
+    {parts:first}    the first alone
+    {ranks:names}    some names for a sentence: the first three, and how many more
+    {count:#rank}    a number with its noun: `1 rank`, `3 ranks`
+    {parts:;}        joined by semicolons instead of commas
+    {lines:lines}    each on an indented line of its own
+    {losses:.4g}     of several numbers, each in that format
+    {left:time}      seconds in few words: `0.8 ms`, `2.1 s`, `35 min`
+    {why:? (|)}      nothing if it is empty, else in the text after `?`, at the bar or after it
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torchloom.protocol.phrase import Phrase, Prose
+from torchloom.views.wording.templates import RESPONSES, SHORT, TEMPLATES
+
+SHOWN = 3
+"""Names in a sentence; the rest is counted."""
+_SHORT = "short."
+_TEMPLATES = {**TEMPLATES, **{f"{_SHORT}{code}": template for code, template in SHORT.items()}}
+
+
+def render(prose: Prose) -> str:
+    """What people read. Text from outside is left as it is."""
+    if isinstance(prose, str):
+        return prose
+    try:
+        return _FORMATTER.vformat(_TEMPLATES[prose.code], (), prose.args)
+    except (LookupError, ValueError, TypeError):  # of another version: better an odd text than none
+        return str(prose)
+
+
+def shorten(prose: Prose) -> Prose:
+    """The same to be rendered in fewer words, where there are any."""
+    if isinstance(prose, str):
+        return prose
+    args = {name: shorten(value) if isinstance(value, Phrase) else value for name, value in prose.args.items()}
+    for name, value in args.items():
+        if isinstance(value, tuple):
+            args[name] = tuple(shorten(item) if isinstance(item, Phrase) else item for item in value)
+    return Phrase(code=f"{_SHORT}{prose.code}" if prose.code in SHORT else prose.code, args=args)
+
+
+def render_all(texts: Iterable[Prose]) -> tuple[str, ...]:
+    return tuple(map(render, texts))
+
+
+def names(items: Iterable[object]) -> str:
+    """Some names for a sentence: the first few, and how many more."""
+    listed = [str(item) for item in items]
+    shown = ", ".join(listed[:SHOWN])
+    return shown if len(listed) <= SHOWN else f"{shown} and {len(listed) - SHOWN} more"
+
+
+def name_ranks(spans: Sequence[tuple[int, int] | int]) -> str:
+    """ "rank 3", "ranks 0-6, 9"; of very many the first spans, and how many there are."""
+    pairs = [span for span in spans if isinstance(span, tuple)]
+    listed = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
+    if not pairs:
+        return "no rank"
+    more = "".join(f" and others, {count:,} in all" for count in spans if isinstance(count, int))
+    one = len(pairs) == 1 and pairs[0][0] == pairs[0][1]
+    return f"{'rank' if one else 'ranks'} {listed}{more}"
+
+
+def name_time(seconds: float) -> str:
+    """ "0.8 ms", "2.1 s", "35 min"."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+class _Formatter(string.Formatter):
+    def get_value(self, key: int | str, _args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs.get(str(key), "")  # an older version may have left it out
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, Phrase):
+            value = render(value)
+        if isinstance(value, tuple):
+            value, format_spec = self._listed(value, format_spec)
+        if value is None or value == "":  # left out, or a number that JSON has no word for
+            return ""
+        if format_spec == "time":
+            return name_time(value)
+        if format_spec.startswith("#"):
+            noun = format_spec[1:]
+            return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+        if format_spec.startswith("?"):
+            before, _, after = format_spec[1:].partition("|")
+            return f"{before}{value:,}{after}" if isinstance(value, int) else f"{before}{value}{after}" if value else ""
+        return str(super().format_field(value, format_spec))
+
+    def _listed(self, items: tuple[Any, ...], format_spec: str) -> tuple[str, str]:
+        """Several as one text, and what of the specification is left to be done with it."""
+        if format_spec == "ranks":
+            return name_ranks(items), ""
+        if format_spec == "responses":
+            items, format_spec = tuple(RESPONSES.get(item, item) for item in items), "then"
+        own = format_spec in {"names", ";", "then", "first", "lines"} or format_spec.startswith("?")
+        texts = [self.format_field(item, "" if own else format_spec) for item in items]
+        match format_spec:
+            case "names":
+                return names(texts), ""
+            case "lines":
+                return "".join(f"\n  {text}" for text in texts), ""
+            case ";":
+                return "; ".join(texts), ""
+            case "then":
+                return ", then ".join(texts), ""
+            case "first":
+                return texts[0] if texts else "", ""
+        return ", ".join(texts), format_spec if own else ""
+
+
+_FORMATTER = _Formatter()

@@ -1,0 +1,356 @@
+"""`loom up` and `loom down`: a nats-server and a weaver, kept running.
+
+One process per state folder holds the folder's lock, starts both, and starts either again when it dies, with a pause
+that grows while it keeps dying. If that process itself is killed, its children end with it, and the next `loom up`
+finds nothing in its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import nats.errors
+
+from torchloom.bus.connection import connect, find
+from torchloom.bus.nats_server import EmbeddedServer, Listen, die_with_parent, is_loopback, stop_process
+from torchloom.bus.startup_report import StartupReport, read_report, send_report, start_reporting
+from torchloom.bus.state_folder import StateFolder
+from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
+from torchloom.protocol.codec import decode_answer, encode
+from torchloom.protocol.queries import LookFabric
+from torchloom.protocol.subjects import LOOK, Role
+from torchloom.protocol.views import FabricView, PlaneView
+from torchloom.settings import Settings
+
+Say = Callable[[str], None]
+DEFAULT_PORT = 4222
+READY_SECONDS = 30.0
+DOWN_SECONDS = 15.0
+STOP_SECONDS = 5.0
+LONGEST_PAUSE = 5.0
+GOOD_SECONDS = 30.0
+"""A child that ran this long had started well: its next death is a first one."""
+LOOK_SECONDS = 3.0
+"""How often the weaver is asked how it fares."""
+ROOM_BYTES = 1024 * 1024
+LOG_BYTES = 10 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ListenRequest:
+    """What the command line says about where to listen."""
+
+    host: str | None = None
+    """None: as last time, else loopback."""
+    port: int | None = None
+    """None: the port of last time, else 4222. 0: any free one."""
+    cert: Path | None = None
+    key: Path | None = None
+
+
+def up(settings: Settings, listen: ListenRequest, say: Say, detach: bool = False) -> int:
+    """Bring the control plane up and keep it up until SIGINT or SIGTERM; with `detach`, in the background."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns at every TLS connection that nats-py closes
+    folder = StateFolder(settings.state_folder)
+    folder.make()
+    if detach:
+        return _detach(settings, listen, folder, say)
+    with _locked(folder) as lock:
+        ControlPlane(settings, folder, _listen(folder, listen), say).run(lock)
+    return 0
+
+
+def down(settings: Settings, say: Say) -> int:
+    """End the control plane of this state folder. Training goes on without it."""
+    folder = StateFolder(settings.state_folder)
+    pid = holder(folder)
+    if pid is None:
+        say(f"nothing is up in {folder.path}")
+        return 0
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + DOWN_SECONDS
+    while holder(folder) == pid:
+        if time.monotonic() > deadline:
+            raise TorchLoomError(
+                f"process {pid} did not end within {DOWN_SECONDS:.0f} s", hint=f"look at {folder.logs / 'up.log'}"
+            )
+        time.sleep(0.02)
+    say("down")
+    return 0
+
+
+def holder(folder: StateFolder) -> int | None:
+    """The process that keeps this folder's control plane up, or None."""
+    try:
+        with folder.lock.open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = folder.lock.read_text().strip()
+        return int(text) if text.isdigit() else None
+    except OSError:
+        return None
+    return None
+
+
+@contextlib.contextmanager
+def _locked(folder: StateFolder) -> Iterator[IO[str]]:
+    with folder.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            endpoint = folder.read_endpoint()
+            where = f" at {endpoint.url}" if endpoint else ""
+            raise AlreadyUp(
+                f"the control plane is up already{where} (process {holder(folder) or '?'}, {folder.path})",
+                hint="`loom status` shows it; `loom down` ends it",
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield lock
+
+
+def _listen(folder: StateFolder, request: ListenRequest) -> Listen:
+    endpoint = folder.read_endpoint()
+    if endpoint is not None and not folder.authority.exists():
+        raise BadState(
+            f"{folder.path} has joined the control plane at {endpoint.url}",
+            hint="choose another folder with --state; or remove this one to leave that control plane",
+        )
+    port, host = request.port, request.host
+    if port is None:
+        port = int(endpoint.url.rpartition(":")[2]) if endpoint else DEFAULT_PORT
+    if host is None:
+        host = endpoint.listen if endpoint and endpoint.listen else "127.0.0.1"
+    cert, key = request.cert, request.key
+    if not is_loopback(host) and not (cert or key):
+        from torchloom.bus.tls import ensure_tls
+
+        cert, key = ensure_tls(folder, host)
+    return Listen(host, port, cert, key)
+
+
+@dataclass
+class Child:
+    """One of the two processes, and how it has fared."""
+
+    name: str
+    start: Callable[[], subprocess.Popen[bytes]]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    failures: int = 0
+    due: float = field(default=0.0)
+    """When to start it again, if it is not running."""
+
+
+class ControlPlane:
+    def __init__(self, settings: Settings, folder: StateFolder, listen: Listen, say: Say) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.say = say
+        self.server = None if settings.addr else EmbeddedServer(folder, listen)
+        self.children = [Child("weaver", self._start_weaver)]
+        if self.server is not None:
+            self.children.insert(0, Child("nats-server", self._start_server))
+        self.stopping = False
+        self._look_due = 0.0
+        self._trouble_since: float | None = None
+        self._weaver_report: IO[bytes] | None = None
+
+    def run(self, _lock: IO[str]) -> None:
+        """Start both, then watch. The lock is held for as long as this runs."""
+        wake, waker = os.pipe()
+        os.set_blocking(waker, False)
+        old_fd = signal.set_wakeup_fd(waker)
+        old = {n: signal.signal(n, self._on_signal) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
+        try:
+            self._begin()
+            while not self.stopping:
+                select.select([wake], [], [], 0.5)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096) if select.select([wake], [], [], 0)[0] else b""
+                self._mend()
+                self._look_after()
+        finally:
+            for child in reversed(self.children):
+                if child.process is not None:
+                    stop_process(child.process, STOP_SECONDS)
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_fd)
+            os.close(wake)
+            os.close(waker)
+        self.say("down")
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if number != signal.SIGCHLD:
+            self.stopping = True
+
+    def _begin(self) -> None:
+        for child in self.children:
+            self._start(child)
+        address = find(self.settings, Role.VIEWER)
+        plane = self._wait_for_weaver()
+        alerts = ""
+        if plane is not None and (plane.ingress or plane.ingress_trouble):
+            alerts = f", alerts at {plane.ingress}" if plane.ingress else f", {plane.ingress_trouble}"
+        text = f"up at {address}{alerts}, state in {self.folder.path}"
+        self.say(text)
+        send_report(StartupReport(ready=text))
+
+    def _wait_for_weaver(self) -> PlaneView | None:
+        deadline = time.monotonic() + READY_SECONDS
+        weaver = self.children[-1]
+        while time.monotonic() < deadline and not self.stopping:
+            if weaver.process is not None and weaver.process.poll() is not None:
+                assert self._weaver_report is not None
+                report = read_report(self._weaver_report)
+                raise BadState(
+                    f"the weaver ended at once: {report.error or _how_it_ended(weaver.process.returncode)}",
+                    hint=report.hint or f"the whole story is in {self.folder.logs / 'weaver.log'}",
+                )
+            plane = asyncio.run(look_at_weaver(self.settings))
+            if plane is not None:
+                return plane
+            time.sleep(0.02)
+        if not self.stopping:
+            raise BadState(f"the weaver did not answer within {READY_SECONDS:.0f} s")
+        return None
+
+    def _mend(self) -> None:
+        """Start again what has died, after a pause that grows while it keeps dying."""
+        now = time.monotonic()
+        for child in self.children:
+            if child.process is not None and child.process.poll() is not None:
+                how = _how_it_ended(child.process.returncode)
+                child.failures = 0 if now - child.started > GOOD_SECONDS else child.failures + 1
+                pause = min(LONGEST_PAUSE, 0.1 * 2 ** max(0, child.failures - 1)) if child.failures else 0.0
+                child.process, child.due = None, now + pause
+                self.say(f"{child.name} {how}; starting it again" + (f" in {pause:.1f} s" if pause else ""))
+            if child.process is None and not self.stopping and now >= child.due:
+                try:
+                    self._start(child)
+                except TorchLoomError as error:
+                    child.failures += 1
+                    child.due = now + min(LONGEST_PAUSE, 0.1 * 2**child.failures)
+                    self.say(f"{child.name} does not start: {error.message}")
+                else:
+                    self.say(f"{child.name} is running again (pid {child.process.pid if child.process else '?'})")
+
+    def _look_after(self) -> None:
+        """Start anew what lives but does not work: a weaver that decides nothing, and a server that writes nothing.
+
+        After a write error the server refuses every further write until it is started anew, even with room again.
+        """
+        now = time.monotonic()
+        if now < self._look_due:
+            return
+        self._look_due = now + LOOK_SECONDS
+        plane = asyncio.run(look_at_weaver(self.settings))
+        weaver = self.children[-1].process
+        if plane is not None and "stuck" in plane.troubles and weaver is not None:
+            self.say(f"{plane.trouble}; the weaver is started anew")
+            weaver.kill()
+            return
+        if plane is None or "log" not in plane.troubles:
+            self._trouble_since = None
+        elif self._trouble_since is None:
+            self._trouble_since = now
+        elif self.server is None:
+            pass  # somebody else's server
+        elif shutil.disk_usage(self.folder.path).free > ROOM_BYTES and self.children[0].process is not None:
+            self.say(f"{plane.trouble}; there is room on the disk, so nats-server is started anew")
+            stop_process(self.children[0].process, STOP_SECONDS)
+            self._trouble_since = None
+
+    def _start(self, child: Child) -> None:
+        child.started = time.monotonic()
+        child.process = child.start()
+
+    def _start_server(self) -> subprocess.Popen[bytes]:
+        assert self.server is not None
+        self.server.start()
+        assert self.server.process is not None
+        return self.server.process
+
+    def _start_weaver(self) -> subprocess.Popen[bytes]:
+        log = self.folder.logs / "weaver.log"
+        if log.exists() and log.stat().st_size > LOG_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+        if self._weaver_report is not None:
+            self._weaver_report.close()
+        with log.open("ab") as output:
+            process, self._weaver_report = start_reporting(_loom(self.settings, "weaver"), output, die_with_parent())
+        return process
+
+
+async def look_at_weaver(settings: Settings) -> PlaneView | None:
+    """How the weaver at the address these settings lead to fares, or None if there is none."""
+    try:
+        client = await connect(find(settings, Role.VIEWER), name="loom up", timeout=1)
+    except Unreachable:
+        return None
+    try:
+        reply = await client.request(LOOK.template, encode(LookFabric(limit=0)), timeout=1)
+        answer = decode_answer(reply.data)
+        return answer.plane if isinstance(answer, FabricView) else None
+    except (nats.errors.Error, msgspec.MsgspecError):
+        return None
+    finally:
+        await client.close()
+
+
+def _loom(settings: Settings, *words: str) -> list[str]:
+    # -P: the folder we happen to stand in is not a place to import from.
+    return [sys.executable, "-P", "-m", "torchloom.cli.main", "--state", str(settings.state_folder), *words]
+
+
+def _detach(settings: Settings, listen: ListenRequest, folder: StateFolder, say: Say) -> int:
+    pid = holder(folder)
+    if pid is not None:
+        with _locked(folder):
+            pass  # raises AlreadyUp with the whole sentence
+    words = ["up"]
+    if listen.host is not None:
+        words += ["--listen", listen.host]
+    if listen.port is not None:
+        words += ["--port", str(listen.port)]
+    for option, path in (("--tls-cert", listen.cert), ("--tls-key", listen.key)):
+        if path is not None:
+            words += [option, str(path)]
+    log = folder.logs / "up.log"
+    if log.exists() and log.stat().st_size > LOG_BYTES:
+        log.replace(log.with_suffix(".log.1"))
+    with log.open("ab") as output:
+        process, pipe = start_reporting(_loom(settings, *words), output)
+    with pipe:
+        if not select.select([pipe], [], [], READY_SECONDS + STOP_SECONDS)[0]:
+            stop_process(process, STOP_SECONDS)
+            raise BadState(f"the control plane did not come up within {READY_SECONDS:.0f} s", hint=f"look at {log}")
+        report = read_report(pipe)
+    if report.ready:
+        say(f"{report.ready} (process {process.pid})")
+        return 0
+    code = process.wait()  # it reports an error just before it ends
+    error = TorchLoomError(report.error or f"`loom up` {_how_it_ended(code)}", hint=report.hint or f"look at {log}")
+    error.exit_code = report.exit_code or 1
+    raise error
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,86 @@
+"""Queries are answered at once from the cluster state, past the queue. Every answer is cut to fit one message."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import msgspec
+import nats.errors
+from msgspec.structs import replace
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from torchloom.core.state.cluster import Fabric
+from torchloom.protocol.codec import decode_look, encode
+from torchloom.protocol.operator import Done, No
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.queries import Look, LookCheckpoints, LookCurves, LookFabric, LookKnobs, LookRuns
+from torchloom.protocol.views import Answer, ClockView, PlaneView
+from torchloom.views.answers import rendered
+from torchloom.views.queries import checkpoints, curves, knobs, picture, runs
+from torchloom.views.wording.phrases import render
+from torchloom.weaver.health import Clock, Health
+
+
+class QueryHandler:
+    def __init__(
+        self, client: Client, fabric: Fabric, health: Health, plane: Callable[[], PlaneView], clock: Clock
+    ) -> None:
+        self._client = client
+        self._fabric = fabric
+        self._health = health
+        self._plane = plane
+        self._clock = clock
+
+    async def on_look(self, message: Msg) -> None:
+        try:
+            look = decode_look(message.data)
+        except msgspec.MsgspecError as error:
+            await self.not_understood(message, "look", error)
+        else:
+            await self.answer(message.reply, self._seen(look))
+
+    async def on_clock(self, message: Msg) -> None:
+        """What a clock on the wall would show here: the time that decisions are made by does not jump with it."""
+        await self.answer(message.reply, ClockView(now=time.time()))
+
+    async def not_understood(self, message: Msg, what: str, error: msgspec.MsgspecError) -> None:
+        self._health.refuse(phrase("not_accepted", what=what, why=str(error)))
+        await self.answer(message.reply, No(why=phrase("not_understood", why=str(error)), hint=phrase("loom_newer")))
+
+    async def answer(self, reply: str, answer: Answer) -> None:
+        """To whoever waits for it there, if anyone does."""
+        if isinstance(answer, No):
+            answer = rendered(answer)
+        elif isinstance(answer, Done):
+            answer = replace(answer, text=render(answer.text))
+        if reply:
+            with contextlib.suppress(nats.errors.Error):  # not connected: who needs it asks again
+                await self._client.publish(reply, fitting(answer, self._client.max_payload))
+
+    def _seen(self, look: Look) -> Answer:
+        match look:
+            case LookFabric():
+                return picture(self._fabric, self._plane(), look)
+            case LookCurves():
+                return curves(self._fabric, look)
+            case LookKnobs():
+                return knobs(self._fabric, look)
+            case LookCheckpoints():
+                return checkpoints(self._fabric, look)
+            case LookRuns():
+                return runs(self._fabric, look, self._clock())
+
+
+def fitting(answer: Answer, most: int) -> bytes:
+    """An answer as one message; what ranks had to say is shortened if it is too much."""
+    data = encode(answer)
+    if len(data) > most and isinstance(answer, Done) and answer.results:
+        share = max(200, most // (4 * len(answer.results)))
+        results = tuple((rank, f"{text[:share]}\n(shortened)") for rank, text in answer.results)
+        data = encode(replace(answer, results=results))
+    if len(data) > most:
+        data = encode(rendered(No(why=phrase("answer_too_long", bytes=len(data)), hint=phrase("ask_for_less"))))
+    return data

@@ -1,0 +1,32 @@
+"""The name of a rank's connection says who it is, and nothing else passes for one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchloom.bus.connection_names import connection_name, parse_connection_name
+from torchloom.protocol.ids import MAX_RANK, RankId
+
+LIFE = "0" * 23 + "a"
+_names = st.from_regex(r"[A-Za-z0-9_:-]{1,128}", fullmatch=True)
+
+
+@given(_names, _names, st.integers(0, MAX_RANK), st.from_regex(r"[0-9a-f]{24}", fullmatch=True))
+def test_what_is_named_is_read_again(job: str, replica: str, rank: int, life: str) -> None:
+    who = RankId(job, replica, rank)
+    assert parse_connection_name(connection_name(who, life)) == (who, life)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "weaver", f"rank a/b/0 {LIFE}\n", f"rank a/b/0 {LIFE.upper()}", f"rank a/b/-1 {LIFE}",
+        f"rank a/b/01 {LIFE}",        f"rank a/b/9999999 {LIFE}", f"rank a.c/b/0 {LIFE}", f"rank a/b/c/0 {LIFE}",
+        f" rank a/b/0 {LIFE}",
+        "rank a/b/0 12",        f"rank a/b/٣ {LIFE}",
+    ],
+)  # fmt: skip
+def test_any_other_text_is_nobody(text: str) -> None:
+    assert parse_connection_name(text) is None

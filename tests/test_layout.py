@@ -1,0 +1,124 @@
+"""The layout of the source tree: small folders and files, one meaning for each module name, no import cycles.
+
+docs/decisions/0018-packages.md has the reasons. Exceptions are named here one by one; an exception that is no longer
+needed fails its test, so that the lists only get shorter.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "torchloom"
+MOST_MODULES = 20
+MOST_LINES = 400
+
+LARGE_FOLDERS: set[str] = set()
+LONG_MODULES = {"torchloom.core.state.cluster", "torchloom.weaver.service"}
+OUTSIDE_LAYERS: set[str] = set()
+CYCLES: list[set[str]] = [
+    {"torchloom.cli.completion", "torchloom.cli.main", "torchloom.cli.parser", "torchloom.cli.shell"},
+]
+TWO_SIDES = {
+    "checkpoints": "checkpoints of a job: the verb and the table",
+    "control_plane": "nats-server and weaver together: the process that supervises them, and its verbs",
+    "curves": "the thinned history of a rank: kept and drawn",
+    "goodput": "the share of productive time: computed and shown",
+    "knobs": "values that may be changed: their rules, the verb and the table",
+    "lighthouse": "the lighthouse of a job: its messages and its verb",
+    "main": "the entry point of a process",
+    "node": "a machine with an agent: its messages, and the facts that the agent reads",
+    "node_checks": "whether a node is fit: decided and shown",
+    "nodes": "machines with agents: the verbs and the table",
+    "orders": "what one rank is asked to do at once: the weaver's side and the rank's",
+    "policy": "the response to each kind of incident: the table, and how it is explained",
+    "queries": "requests to see something: the messages and the answers",
+    "records": "what the log contains: the messages and their sentences",
+    "run_records": "records about runs: the messages and their sentences",
+    "settings": "environment variables: their table, and the verb that prints it",
+    "stacks": "stacks of a rank: written by the rank, read by the agent",
+    "status": "one screen about everything: the verbs and the view",
+    "why": "the story of an incident: the verb and the view",
+}
+"""Names that several packages use for one concept, with the concept."""
+AMBIGUOUS: set[str] = set()
+"""Names that several packages use for different things: to be renamed."""
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(("torchloom", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def _modules() -> dict[str, Path]:
+    return {_dotted(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+MODULES = _modules()
+
+
+def _imports(name: str) -> Iterator[str]:
+    """Every module that a module imports anywhere in it: at the top, in a function, or for type checkers only."""
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in MODULES else node.module
+
+
+def _cycles() -> list[set[str]]:
+    """The strongly connected components of the import graph that have more than one module."""
+    edges = {name: set(_imports(name)) - {name} for name in MODULES}
+    reached = {name: _reachable(name, edges) for name in MODULES}
+    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in MODULES}
+    return sorted((set(group) for group in groups if len(group) > 1), key=sorted)
+
+
+def _reachable(name: str, edges: dict[str, set[str]]) -> set[str]:
+    reached, ahead = set(), [name]
+    while ahead:
+        for other in edges[ahead.pop()]:
+            if other not in reached:
+                reached.add(other)
+                ahead.append(other)
+    return reached
+
+
+def test_folders_are_small() -> None:
+    sizes = Counter(name.rpartition(".")[0] for name, path in MODULES.items() if path.name != "__init__.py")
+    assert {folder for folder, size in sizes.items() if size > MOST_MODULES} == LARGE_FOLDERS
+
+
+def test_modules_are_short() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name for name, length in lengths.items() if length > MOST_LINES} == LONG_MODULES
+
+
+def test_a_module_name_has_one_meaning() -> None:
+    homes = defaultdict(set)
+    for name, path in MODULES.items():
+        if not path.name.startswith("__"):
+            homes[path.stem].add(name)
+    shared = {stem for stem, names in homes.items() if len(names) > 1}
+    assert shared == set(TWO_SIDES) | AMBIGUOUS
+    assert not set(TWO_SIDES) & AMBIGUOUS
+
+
+def test_every_module_is_in_a_layer() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    layered = {module for layer in layers for module in re.split(r"\s*\|\s*", layer)}
+    outside = {
+        name for name in MODULES if name != "torchloom" and not any(f"{name}.".startswith(f"{m}.") for m in layered)
+    }
+    assert outside == OUTSIDE_LAYERS
+
+
+def test_no_import_cycles_even_lazy_or_for_types_only() -> None:
+    assert _cycles() == CYCLES
