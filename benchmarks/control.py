@@ -248,7 +248,7 @@ async def _started(settings: Settings) -> None:
     deadline = time.monotonic() + START_SECONDS
     async with WeaverClient(settings, Role.VIEWER) as weaver:
         while time.monotonic() < deadline:
-            seen = [rank for rank in (await weaver.fabric("bench")).ranks if rank.presence == "live"]
+            seen = [rank for rank in (await weaver.cluster("bench")).ranks if rank.presence == "live"]
             if len(seen) == RANKS and all(rank.beat and rank.beat.step > 50 for rank in seen):
                 return
             await asyncio.sleep(0.1)
@@ -258,7 +258,7 @@ async def _started(settings: Settings) -> None:
 async def _stop(settings: Settings) -> None:
     async with WeaverClient(settings, Role.OPERATOR, timeout=30) as weaver:
         await weaver.ask(Steer(request=secrets.token_hex(16), verb="stop", job="bench"))
-        while any(rank.presence == "live" for rank in (await weaver.fabric("bench")).ranks):
+        while any(rank.presence == "live" for rank in (await weaver.cluster("bench")).ranks):
             await asyncio.sleep(0.05)
 
 

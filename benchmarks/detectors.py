@@ -35,13 +35,13 @@ from dataclasses import dataclass, field
 from benchmarks.plane import die_tidily
 from benchmarks.report import finish, quantile, table
 from benchmarks.traces import BENIGN, FAULTS, LIFE, RANKS, Step, Trace, record, stretched
-from torchloom.core.detect.hang import Stand, Verdict
-from torchloom.core.detect.hang_tracker import Case
-from torchloom.core.detect.rank_detectors import Senses
-from torchloom.core.detect.straggler import Race
+from torchloom.core.detect.hang import RankProgress, Verdict
+from torchloom.core.detect.hang_tracker import HangTracker
+from torchloom.core.detect.rank_detectors import RankDetectors
+from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.core.engine import Engine
 from torchloom.core.events import Reported
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.rank import Beat, Hello, StepTimes
 from torchloom.settings import Settings
@@ -75,7 +75,7 @@ def main() -> None:
 
 def rate(ranks: int, rounds: int, seed: int) -> dict[str, object]:
     """Events through the core in a second of one process."""
-    engine = Engine(Fabric(SETTINGS))
+    engine = Engine(ClusterState(SETTINGS))
     names = [RankId(f"job{n // 64}", "r", n % 64) for n in range(ranks)]
     for name in names:
         hello = Hello(incarnation=LIFE, node="node", pid=1, devices=("GPU-1",))
@@ -162,16 +162,16 @@ class Tally:
 
 def play(trace: Trace) -> list[tuple[int, str, int]]:
     """(beat, kind, rank) of all that is found to begin; rank -1: nobody was singled out."""
-    senses = [Senses(SETTINGS) for _ in range(RANKS)]
-    case, race, found = Case(), Race[int](), list[tuple[int, str, int]]()
+    detectors = [RankDetectors(SETTINGS) for _ in range(RANKS)]
+    case, race, found = HangTracker(), StragglerDetector[int](), list[tuple[int, str, int]]()
     hanging: Verdict | None = None
     for now, said in trace.beats():
         beat = int(now)
-        for rank, (sense, one) in enumerate(zip(senses, said, strict=True)):
+        for rank, (sense, one) in enumerate(zip(detectors, said, strict=True)):
             found += [(beat, finding.kind, rank) for finding in sense.hear(one, now) if not finding.over]
-        own = {rank: sense.own for rank, sense in enumerate(senses)}
+        own = {rank: sense.own for rank, sense in enumerate(detectors)}
         found += [(beat, finding.kind, rank) for rank, finding in race.look(own, SETTINGS) if not finding.over]
-        verdict = case.look([_stand(*each) for each in enumerate(zip(said, senses, strict=True))], SETTINGS, now)
+        verdict = case.look([_stand(*each) for each in enumerate(zip(said, detectors, strict=True))], SETTINGS, now)
         if verdict is not None and (hanging is None or verdict.culprits != hanging.culprits):
             found += [(beat, verdict.kind, rank) for rank in verdict.culprits or (-1,)]
         if verdict is not None and trace.kind != "hang" and verdict.seconds >= verdict.act_after:
@@ -180,10 +180,10 @@ def play(trace: Trace) -> list[tuple[int, str, int]]:
     return found
 
 
-def _stand(rank: int, heard: tuple[Beat, Senses]) -> Stand:
-    said, senses = heard
-    pace = senses.pace
-    return Stand(
+def _stand(rank: int, heard: tuple[Beat, RankDetectors]) -> RankProgress:
+    said, detectors = heard
+    pace = detectors.pace
+    return RankProgress(
         rank, said.step, said.still, phase=said.phase, collectives=said.collectives,
         limit=pace.limit(SETTINGS), started=pace.started, pause=pace.pause,
     )  # fmt: skip

@@ -150,7 +150,7 @@ def inflict(folder: Path, fault: str, pid: int) -> float:
 async def _known(settings: Settings, since: float, began: float) -> float:
     async with WeaverClient(settings, Role.VIEWER, timeout=2) as weaver:
         while time.monotonic() - began < CAP:
-            incidents = (await weaver.fabric(most=0)).incidents
+            incidents = (await weaver.cluster(most=0)).incidents
             if any(_tells(incident) for incident in incidents if incident.opened >= since):
                 return time.monotonic() - began
             await asyncio.sleep(0.01)

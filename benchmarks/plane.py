@@ -65,7 +65,7 @@ def weaver(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
 async def _answers(settings: Settings) -> bool:
     try:
         async with WeaverClient(settings, Role.VIEWER, timeout=1) as asking:
-            await asking.fabric(most=0)
+            await asking.cluster(most=0)
     except TorchLoomError:
         return False
     return True

@@ -21,7 +21,7 @@ from benchmarks.puppet import Answer, obey
 from benchmarks.report import quantile
 from torchloom.bus.connection import connect, find
 from torchloom.core.state.presence import Presence
-from torchloom.core.state.runtime import Watch
+from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.rank import Beat
 from torchloom.protocol.subjects import BEAT, Role
@@ -60,14 +60,14 @@ class Applied:
         self.count = 0
 
     def install(self) -> None:
-        hear = Watch.hear
+        hear = RuntimeState.hear
 
-        def counting(watch: Watch, rank: RankId, beat: Beat, now: float) -> bool:
-            taken = hear(watch, rank, beat, now)
+        def counting(runtime: RuntimeState, rank: RankId, beat: Beat, now: float) -> bool:
+            taken = hear(runtime, rank, beat, now)
             self.count += taken
             return taken
 
-        Watch.hear = counting  # type: ignore[method-assign, assignment]
+        RuntimeState.hear = counting  # type: ignore[method-assign, assignment]
 
 
 class WeaverHost:
@@ -82,7 +82,11 @@ class WeaverHost:
     async def until(self, order: Answer) -> Answer:
         """When every live rank's beat of this step has been applied."""
         step = int(order["step"])
-        waiting = [pulse for pulse in self._weaver.fabric.watch.pulses.values() if not pulse.missing and not pulse.over]
+        waiting = [
+            rank_runtime
+            for rank_runtime in self._weaver.cluster.runtime.ranks.values()
+            if not rank_runtime.missing and not rank_runtime.over
+        ]
         ranks = len(waiting)
 
         def done() -> bool:
@@ -108,16 +112,20 @@ class WeaverHost:
         """How it has fared since `begin`, and how things stand."""
         now, used = time.perf_counter(), time.process_time()
         lags = sorted(self._probe.lags)
-        fabric = self._weaver.fabric
+        cluster = self._weaver.cluster
         return {
             "cpu_share": (used - self._since[1]) / (now - self._since[0]),
             "rss_mb": self._process.memory_info().rss / 2**20,
             "lag_ms": {name: quantile(lags, share) * 1000 for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1))},
-            "live": sum(rank.presence is Presence.LIVE for rank in fabric.ranks.values()),
+            "live": sum(rank.presence is Presence.LIVE for rank in cluster.ranks.values()),
             "applied": self._applied.count if self._applied else 0,
-            "steps": sum(pulse.beat.step for pulse in fabric.watch.pulses.values() if pulse.beat is not None),
+            "steps": sum(
+                rank_runtime.beat.step
+                for rank_runtime in cluster.runtime.ranks.values()
+                if rank_runtime.beat is not None
+            ),
             "refused": dict(self._weaver.health.refused),
-            "reunion": fabric.watch.reunion,
+            "reunion": cluster.runtime.reunion,
         }
 
 

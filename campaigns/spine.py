@@ -29,7 +29,7 @@ from torchloom.protocol.codec import decode_entry
 from torchloom.protocol.incident_records import IncidentOpened
 from torchloom.protocol.operator import Done, Register
 from torchloom.protocol.subjects import LOG_STREAM, Role
-from torchloom.protocol.views import FabricView
+from torchloom.protocol.views import ClusterView
 from torchloom.settings import Settings
 from torchloom.weaver.store import Store
 
@@ -161,11 +161,11 @@ class Storm:
             await asyncio.sleep(0.2)
             with contextlib.suppress(Exception):
                 async with WeaverClient(self.settings, Role.VIEWER, timeout=10) as weaver:
-                    wrong = self.differences(await weaver.fabric())
+                    wrong = self.differences(await weaver.cluster())
         self.problems += wrong
         await self.check_log()
 
-    def differences(self, view: FabricView) -> list[str]:
+    def differences(self, view: ClusterView) -> list[str]:
         """Where the weaver's picture is not what really is."""
         seen = {rank.rank.replica: rank for rank in view.ranks if rank.rank.job == "storm"}
         wrong = []

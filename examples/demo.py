@@ -23,7 +23,7 @@ from torchloom.protocol.incident_records import IncidentOpened
 from torchloom.protocol.records import RankJoined, RankLost, Record
 from torchloom.protocol.run_records import AttemptLaunched, AttemptRunning
 from torchloom.protocol.subjects import LOG, Role
-from torchloom.protocol.views import FabricView, RankView
+from torchloom.protocol.views import ClusterView, RankView
 from torchloom.settings import Settings
 from torchloom.views.wording.phrases import render
 
@@ -76,9 +76,9 @@ class Stage:
     def kept(self, replica: str) -> Path:
         return self.folder / f"checkpoints-{replica}"
 
-    async def look(self) -> FabricView:
+    async def look(self) -> ClusterView:
         async with WeaverClient(self.settings, Role.VIEWER) as weaver:
-            return await weaver.fabric()
+            return await weaver.cluster()
 
     async def beating(self, replica: str, after: int = 0) -> RankView | None:
         for rank in (await self.look()).ranks:
@@ -175,7 +175,7 @@ async def show(stage: Stage) -> None:
     step = next(rank.beat.step for rank in before.ranks if rank.rank.replica == "hi" and rank.beat)
     os.kill(int(before.plane.weaver.rpartition(":")[2]), signal.SIGKILL)
 
-    async def back() -> FabricView | None:
+    async def back() -> ClusterView | None:
         view = await stage.look()
         return view if view.plane.term > before.plane.term else None
 

@@ -12,7 +12,7 @@ import pytest
 
 import torchloom
 from tests.cli.responder import Responder
-from tests.views.made import fabric, knobs
+from tests.views.made import cluster, knobs
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.client import Target, parse_target
 from torchloom.errors import BadInput, BadName, BadState, Refused, Unreachable
@@ -24,7 +24,7 @@ from torchloom.settings import Settings
 
 @pytest.fixture
 def weaver(settings: Settings) -> Iterator[Responder]:
-    with Responder(settings, fabric()) as responder:
+    with Responder(settings, cluster()) as responder:
         responder.knobs = knobs()
         yield responder
 

@@ -30,7 +30,7 @@ from torchloom.protocol.ids import check_name
 from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.operator import Ask, Done, EvictReplica, Fail, Recover, Register, Revert, SetKnobs, Steer
 from torchloom.protocol.subjects import Role
-from torchloom.protocol.views import ChangeView, CheckpointsView, FabricView, JobView, KnobsView
+from torchloom.protocol.views import ChangeView, CheckpointsView, ClusterView, JobView, KnobsView
 from torchloom.settings import Settings
 from torchloom.shared.suggestions import did_you_mean, unknown
 
@@ -105,12 +105,12 @@ class AsyncClient:
 
     # ── looking ──
 
-    async def status(self, job: str | None = None) -> FabricView:
+    async def status(self, job: str | None = None) -> ClusterView:
         """Everything, or what belongs to one job."""
-        return await (await self._weaver()).fabric(None if job is None else check_name("job", job))
+        return await (await self._weaver()).cluster(None if job is None else check_name("job", job))
 
     async def jobs(self) -> tuple[JobView, ...]:
-        return (await (await self._weaver()).fabric(most=0)).jobs
+        return (await (await self._weaver()).cluster(most=0)).jobs
 
     async def knobs(self, job: str) -> KnobsView:
         """What may be changed in a job, its values now, and every change made."""

@@ -83,9 +83,9 @@ class Settings:
     """File with the token that alerts must carry; empty: `ingress.token` in the state folder, made there."""
 
     snapshot_entries: int = 1000
-    """Log entries between two snapshots of the fabric."""
+    """Log entries between two snapshots of the cluster state."""
     snapshot_seconds: float = 60.0
-    """A changed fabric is written as a snapshot at least this often."""
+    """A changed cluster state is written as a snapshot at least this often."""
     curve_seconds: float = 10.0
     """How often a point is added to each rank's history."""
     curve_points: int = 240

@@ -6,12 +6,12 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.agent.stand import ENV, Stand
+from tests.agent.stand import ENV, RankProgress
 from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
 
 
 async def main(home: Path, tied: bool) -> None:
-    stand = Stand(home)
+    stand = RankProgress(home)
     await stand.start(home / "keeper", SupervisorOptions(tied=tied, preload=("json",), env=ENV))
     for warm in (True, False):
         begun = await stand.begin(stand.order("train.py", warm=warm))

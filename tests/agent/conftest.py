@@ -14,13 +14,13 @@ import pynvml
 import pytest
 
 from tests.agent.nvml.fake import A, B, FakeDriver, build
-from tests.agent.stand import ENV, Stand
+from tests.agent.stand import ENV, RankProgress
 from torchloom.agent.monitor import gpus
 from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
 
 
 def _standing(folder: Path, *preload: str) -> Iterator[Path]:
-    starter = Stand(folder.parent)
+    starter = RankProgress(folder.parent)
     env = ENV | {"MASTER_ADDR": "known to the keeper, and not to its ranks"}
 
     async def start() -> None:
@@ -29,7 +29,7 @@ def _standing(folder: Path, *preload: str) -> Iterator[Path]:
         await starter.link.close()
 
     async def dismiss() -> None:
-        ender = Stand(folder.parent)
+        ender = RankProgress(folder.parent)
         await ender.find(folder)
         await ender.link.dismiss()
 
@@ -52,8 +52,8 @@ def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield from _standing(tmp_path_factory.mktemp("torch") / "keeper", "torch", "numpy.random")
 
 
-async def _found(folder: Path, home: Path) -> AsyncIterator[Stand]:
-    stand = Stand(home)
+async def _found(folder: Path, home: Path) -> AsyncIterator[RankProgress]:
+    stand = RankProgress(home)
     await stand.find(folder)
     state = await stand.link.settled()
     assert state.why_cold == ""
@@ -65,21 +65,21 @@ async def _found(folder: Path, home: Path) -> AsyncIterator[Stand]:
 
 
 @pytest.fixture
-async def light(light_folder: Path, tmp_path: Path) -> AsyncIterator[Stand]:
+async def light(light_folder: Path, tmp_path: Path) -> AsyncIterator[RankProgress]:
     async for stand in _found(light_folder, tmp_path):
         yield stand
 
 
 @pytest.fixture
-async def torch_stand(torch_folder: Path, tmp_path: Path) -> AsyncIterator[Stand]:
+async def torch_stand(torch_folder: Path, tmp_path: Path) -> AsyncIterator[RankProgress]:
     async for stand in _found(torch_folder, tmp_path):
         yield stand
 
 
 @pytest.fixture
-async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+async def stand(tmp_path: Path) -> AsyncIterator[RankProgress]:
     """A tied keeper of the test's own, with nothing preloaded."""
-    stand = Stand(tmp_path)
+    stand = RankProgress(tmp_path)
     await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, env=ENV))
     yield stand
     await stand.link.close()

@@ -37,7 +37,7 @@ class Life:
 
 
 @dataclass(eq=False)
-class Stand:
+class RankProgress:
     """A link, what it heard, and a folder for scripts and outputs."""
 
     home: Path

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.stand import ENV, Stand
+from tests.agent.stand import ENV, RankProgress
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.monitor.exit_evidence import (
     cause_of,
@@ -167,7 +167,7 @@ def small_cgroup() -> Iterator[Path]:
 
 
 async def test_a_real_oom_kill_is_told_from_another_sigkill(small_cgroup: Path, tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
+    stand = RankProgress(tmp_path)
     state = await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, env=ENV))
     (small_cgroup / "cgroup.procs").write_text(str(state.pid))
     stand.script("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "plain.py")

@@ -12,7 +12,7 @@ from torchloom.agent.monitor.gpus import Seen
 from torchloom.agent.node_check import checks, trials
 from torchloom.agent.node_check.checks import Subject, answering, clock, computed, disk, examine, reasons
 from torchloom.protocol.node import Check
-from torchloom.protocol.views import FitnessView
+from torchloom.protocol.views import NodeChecksView
 from torchloom.views.format.tables import Screen
 from torchloom.views.node_checks import fitness as table
 
@@ -112,5 +112,5 @@ def test_two_processes_exchange_numbers_and_time_it() -> None:
 
 
 def test_reasons_name_what_was_looked_at() -> None:
-    view = FitnessView(checks=(Check(what="memory", found="none", fit=False), Check(what="clock", found="right")))
+    view = NodeChecksView(checks=(Check(what="memory", found="none", fit=False), Check(what="clock", found="right")))
     assert reasons(view) == ("memory: none",)

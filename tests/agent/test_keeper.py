@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from tests.agent.stand import ENV, SECONDS, Stand, lives, until
+from tests.agent.stand import ENV, SECONDS, RankProgress, lives, until
 from torchloom.agent.supervisor.exit_records import ExitRecordStore
 from torchloom.agent.supervisor.protocol import Begin
 from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone, SupervisorOptions
@@ -40,7 +40,7 @@ time.sleep(600)
 """
 
 
-async def test_an_end_is_told_and_written_down_until_it_is_forgotten(stand: Stand) -> None:
+async def test_an_end_is_told_and_written_down_until_it_is_forgotten(stand: RankProgress) -> None:
     stand.script("raise SystemExit(3)")
     life = await stand.live("train.py")
     key = life.ended.key
@@ -55,7 +55,7 @@ async def test_an_end_is_told_and_written_down_until_it_is_forgotten(stand: Stan
     assert not list(folder.glob("*.json"))
 
 
-async def test_a_rank_that_runs_is_not_forgotten(stand: Stand) -> None:
+async def test_a_rank_that_runs_is_not_forgotten(stand: RankProgress) -> None:
     stand.script(SLEEP)
     begin = stand.order("train.py")
     begun = await stand.begin(begin)
@@ -63,7 +63,7 @@ async def test_a_rank_that_runs_is_not_forgotten(stand: Stand) -> None:
     assert [kept.begun for kept in (await stand.link.look()).kept] == [begun]
 
 
-async def test_a_signal_ends_it(stand: Stand) -> None:
+async def test_a_signal_ends_it(stand: RankProgress) -> None:
     stand.script(SLEEP)
     begin = stand.order("train.py")
     await stand.begin(begin)
@@ -76,7 +76,7 @@ async def test_a_signal_ends_it(stand: Stand) -> None:
     assert (await stand.link.look()).kept[0].ended == ended
 
 
-async def test_a_signal_reaches_grandchildren_or_the_rank_alone(stand: Stand) -> None:
+async def test_a_signal_reaches_grandchildren_or_the_rank_alone(stand: RankProgress) -> None:
     stand.script(HEAR + FAMILY + OUTLIVE)
     begin = stand.order("train.py")
     await stand.begin(begin)
@@ -90,7 +90,7 @@ async def test_a_signal_reaches_grandchildren_or_the_rank_alone(stand: Stand) ->
 
 
 @pytest.mark.parametrize("sweep", [True, False])
-async def test_what_a_rank_leaves_in_its_group_is_swept_if_wished(stand: Stand, sweep: bool) -> None:
+async def test_what_a_rank_leaves_in_its_group_is_swept_if_wished(stand: RankProgress, sweep: bool) -> None:
     stand.script(FAMILY + "os._exit(4)")
     life = await stand.live("train.py", sweep=sweep)
     child = int(life.out)
@@ -102,7 +102,7 @@ async def test_what_a_rank_leaves_in_its_group_is_swept_if_wished(stand: Stand, 
         os.kill(child, signal.SIGKILL)
 
 
-async def test_output_is_appended_whatever_it_is(stand: Stand) -> None:
+async def test_output_is_appended_whatever_it_is(stand: RankProgress) -> None:
     stand.script("import sys\nprint('out', flush=True)\nsys.stderr.write('half a line')")
     begin = stand.order("train.py")
     Path(begin.stdout).write_text("before\n")
@@ -113,7 +113,7 @@ async def test_output_is_appended_whatever_it_is(stand: Stand) -> None:
     assert stat.S_IMODE(Path(begin.stderr).stat().st_mode) == 0o600
 
 
-async def test_one_file_can_take_both_outputs(stand: Stand) -> None:
+async def test_one_file_can_take_both_outputs(stand: RankProgress) -> None:
     stand.script("import sys\nfor i in range(3):\n    print(i, flush=True)\n    print('e', i, file=sys.stderr)")
     begin = stand.order("train.py")
     begin = Begin(key="both", argv=begin.argv, env=begin.env, cwd=begin.cwd, stdout=begin.stdout, stderr=begin.stdout)
@@ -135,7 +135,7 @@ async def test_one_file_can_take_both_outputs(stand: Stand) -> None:
     ],
 )
 async def test_a_start_that_fails_says_why_and_leaves_nothing(
-    stand: Stand, change: dict[str, object], why: str
+    stand: RankProgress, change: dict[str, object], why: str
 ) -> None:
     begin: Begin = msgspec.structs.replace(stand.order("train.py"), **change)
     assert await stand.refused(begin) == why
@@ -144,20 +144,20 @@ async def test_a_start_that_fails_says_why_and_leaves_nothing(
     assert psutil.Process(state.pid).children() == []
 
 
-async def test_a_pipe_that_nobody_reads_does_not_stop_the_keeper(stand: Stand) -> None:
+async def test_a_pipe_that_nobody_reads_does_not_stop_the_keeper(stand: RankProgress) -> None:
     pipe = stand.home / "pipe"
     os.mkfifo(pipe)
     begin = msgspec.structs.replace(stand.order("train.py"), stderr=str(pipe))
     assert await stand.refused(begin) == f"cannot write to {pipe}: No such device or address"
 
 
-async def test_a_warm_start_that_fails_says_why_too(light: Stand) -> None:
+async def test_a_warm_start_that_fails_says_why_too(light: RankProgress) -> None:
     light.script("")
     begin = msgspec.structs.replace(light.order("train.py", warm=True), cwd="/no/such/folder")
     assert await light.refused(begin) == "cannot enter /no/such/folder: No such file or directory"
 
 
-async def test_a_key_is_started_once(stand: Stand) -> None:
+async def test_a_key_is_started_once(stand: RankProgress) -> None:
     stand.script("")
     begin = stand.order("train.py")
     await stand.begin(begin)
@@ -168,13 +168,13 @@ async def test_a_key_is_started_once(stand: Stand) -> None:
     "change", [{"key": "../escape"}, {"key": ""}, {"argv": ()}, {"env": {"A": "\udcff"}}, {"argv": ("a\0b",)}]
 )
 async def test_a_start_that_cannot_be_meant_is_refused_before_it_is_sent(
-    stand: Stand, change: dict[str, object]
+    stand: RankProgress, change: dict[str, object]
 ) -> None:
     with pytest.raises(BadInput):
         await stand.link.begin(msgspec.structs.replace(stand.order("train.py"), **change))
 
 
-async def test_a_large_environment_arrives_whole(stand: Stand) -> None:
+async def test_a_large_environment_arrives_whole(stand: RankProgress) -> None:
     stand.script("import os\nprint(sum(len(v) for k, v in os.environ.items() if k.startswith('BIG')))")
     life = await stand.live("train.py", env={f"BIG{n}": "x" * 50_000 for n in range(20)})
     assert life.out == "1000000\n"
@@ -184,7 +184,7 @@ def names(folder: Path | str) -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-async def test_many_starts_leave_no_zombie_no_descriptor_and_no_file(light: Stand) -> None:
+async def test_many_starts_leave_no_zombie_no_descriptor_and_no_file(light: RankProgress) -> None:
     light.script("")
     pid = light.link.state.pid
     await light.live("train.py")
@@ -203,13 +203,13 @@ async def test_many_starts_leave_no_zombie_no_descriptor_and_no_file(light: Stan
 
 
 async def test_a_folder_too_deep_for_a_socket_address_works(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
+    stand = RankProgress(tmp_path)
     folder = tmp_path.joinpath(*["a-rather-long-name-of-a-folder"] * 6)
     await stand.start(folder, SupervisorOptions(tied=True, env=ENV))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "keeper.sock").stat().st_mode) == 0o600
     stand.script("")
-    again = Stand(tmp_path)
+    again = RankProgress(tmp_path)
     await again.find(folder)
     await again.live("train.py")
     await again.link.dismiss()
@@ -217,22 +217,22 @@ async def test_a_folder_too_deep_for_a_socket_address_works(tmp_path: Path) -> N
         await again.find(folder)
 
 
-async def test_a_folder_has_one_keeper(stand: Stand) -> None:
+async def test_a_folder_has_one_keeper(stand: RankProgress) -> None:
     with pytest.raises(AlreadyUp):
-        await Stand(stand.home).start(stand.link.folder, SupervisorOptions(tied=True, env=ENV))
+        await RankProgress(stand.home).start(stand.link.folder, SupervisorOptions(tied=True, env=ENV))
     stand.script("")
     await stand.live("train.py")
 
 
 async def test_a_keeper_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="/no/python"):
-        await Stand(tmp_path).start(tmp_path / "keeper", SupervisorOptions(python="/no/python"))
+        await RankProgress(tmp_path).start(tmp_path / "keeper", SupervisorOptions(python="/no/python"))
     with pytest.raises(TorchLoomError, match="No module named 'torchloom'"):
-        await Stand(tmp_path).start(tmp_path / "keeper", SupervisorOptions(tied=True, flags=("-S",), env=ENV))
+        await RankProgress(tmp_path).start(tmp_path / "keeper", SupervisorOptions(tied=True, flags=("-S",), env=ENV))
 
 
 async def test_what_cannot_be_imported_ahead_makes_starts_cold(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
+    stand = RankProgress(tmp_path)
     await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, preload=("json", "no_such_module"), env=ENV))
     stand.script("")
     answer = await stand.link.begin(stand.order("train.py", warm=True))  # asked while it preloads
@@ -242,7 +242,7 @@ async def test_what_cannot_be_imported_ahead_makes_starts_cold(tmp_path: Path) -
 
 
 async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
+    stand = RankProgress(tmp_path)
     stand.script(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
         "lib/threaded.py",
@@ -255,7 +255,7 @@ async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> No
 
 
 async def test_a_new_agent_takes_the_place_of_the_old(light_folder: Path, tmp_path: Path) -> None:
-    old, new = Stand(tmp_path), Stand(tmp_path)
+    old, new = RankProgress(tmp_path), RankProgress(tmp_path)
     await old.find(light_folder)
     await new.find(light_folder)
     await until(lambda: bool(old.gone))
@@ -268,7 +268,7 @@ async def test_a_new_agent_takes_the_place_of_the_old(light_folder: Path, tmp_pa
     await new.link.close()
 
 
-async def test_rubbish_does_not_disturb_the_keeper(stand: Stand) -> None:
+async def test_rubbish_does_not_disturb_the_keeper(stand: RankProgress) -> None:
     for rubbish in (b"{", b'{"is": "Begin"}', b"@", b'{"is": "Nothing"}', b"\xff" * 50_000):
         stand.link.connection.send(rubbish)
     stand.script("")
@@ -307,7 +307,7 @@ async def test_without_its_agent_a_standing_keeper_goes_on_and_is_found_again(tm
     await until(lambda: not lives(pids[first]))
     assert lives(keeper)
     assert lives(pids[second])
-    stand = Stand(tmp_path)
+    stand = RankProgress(tmp_path)
     state = await stand.find(tmp_path / "keeper")
     await stand.end_of(first)
     assert stand.ends[first].signal == signal.SIGSEGV
@@ -320,7 +320,7 @@ async def test_without_its_agent_a_standing_keeper_goes_on_and_is_found_again(tm
 
 
 async def test_ranks_die_with_their_keeper_and_the_agent_hears_of_it(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
+    stand = RankProgress(tmp_path)
     stand.script(SLEEP)
     await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, preload=("json",), env=ENV))
     begun = [await stand.begin(stand.order("train.py", warm=warm)) for warm in (True, False)]
@@ -343,7 +343,7 @@ async def test_ranks_die_with_their_keeper_and_the_agent_hears_of_it(tmp_path: P
 
 
 async def test_a_start_in_flight_fails_when_the_keeper_dies(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
+    stand = RankProgress(tmp_path)
     stand.script("import time\ntime.sleep(600)", "lib/slow.py")
     env = ENV | {"PYTHONPATH": str(tmp_path / "lib")}
     await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, preload=("slow",), env=env))
@@ -357,7 +357,7 @@ async def test_a_start_in_flight_fails_when_the_keeper_dies(tmp_path: Path) -> N
 
 
 async def test_a_terminated_keeper_takes_its_ranks_and_their_children_along(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
+    stand = RankProgress(tmp_path)
     stand.script(FAMILY + "time.sleep(600)")
     await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, env=ENV))
     begin = stand.order("train.py")

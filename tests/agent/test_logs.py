@@ -12,7 +12,7 @@ from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import encode
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import Launch, Place
-from torchloom.protocol.queries import LookLines
+from torchloom.protocol.queries import QueryLines
 
 
 def launch(folder: Path, attempt: int, submitted: float) -> Launch:
@@ -29,10 +29,10 @@ def launch(folder: Path, attempt: int, submitted: float) -> Launch:
 
 def test_what_a_run_before_printed_is_not_taken_for_what_this_one_prints(tmp_path: Path) -> None:
     old = launch(tmp_path, 1, submitted=100.0)
-    look = LookLines(job="mnist", submitted=200.0)
+    look = QueryLines(job="mnist", submitted=200.0)
     with pytest.raises(TorchLoomError, match="not started yet"):
         find(tmp_path, look, "n1")
     new = launch(tmp_path, 2, submitted=200.0)
     assert find(tmp_path, look, "n1") == log_folder(tmp_path / "mnist", new) / "rank-0.out"
-    assert find(tmp_path, LookLines(job="mnist"), "n1").parent == log_folder(tmp_path / "mnist", new)
-    assert find(tmp_path, LookLines(job="mnist", submitted=100.0), "n1").parent == log_folder(tmp_path / "mnist", old)
+    assert find(tmp_path, QueryLines(job="mnist"), "n1").parent == log_folder(tmp_path / "mnist", new)
+    assert find(tmp_path, QueryLines(job="mnist", submitted=100.0), "n1").parent == log_folder(tmp_path / "mnist", old)

@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from tests.agent.stand import Stand
+from tests.agent.stand import RankProgress
 from torchloom.agent.supervisor.protocol import Begun
 
 
-async def test_torch_is_there_already_and_computes(torch_stand: Stand) -> None:
+async def test_torch_is_there_already_and_computes(torch_stand: RankProgress) -> None:
     torch_stand.script("""
 import sys
 print("torch" in sys.modules)
@@ -25,7 +25,7 @@ print(bool(model.weight.grad.isfinite().all()), torch.get_num_threads())
     assert life.end == (0, None, "True\nTrue 1\n", "")
 
 
-async def test_loaders_work_forked_and_spawned(torch_stand: Stand) -> None:
+async def test_loaders_work_forked_and_spawned(torch_stand: RankProgress) -> None:
     torch_stand.script("""
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -41,7 +41,7 @@ if __name__ == "__main__":
     assert life.end == (0, None, "[[0, 1, 4, 9], [16, 25, 36, 49]]\n" * 2, "")
 
 
-async def test_chance_differs_between_ranks_unless_seeded(torch_stand: Stand) -> None:
+async def test_chance_differs_between_ranks_unless_seeded(torch_stand: RankProgress) -> None:
     torch_stand.script("""
 import random, multiprocessing, uuid, tempfile, numpy, torch
 print(random.random(), numpy.random.random(), torch.rand(1).item(), torch.initial_seed(), uuid.uuid4(),
@@ -55,7 +55,7 @@ print(random.random(), numpy.random.random(), torch.rand(1).item())
     assert seeded == other_seeded
 
 
-async def test_two_ranks_meet_and_reduce(torch_stand: Stand) -> None:
+async def test_two_ranks_meet_and_reduce(torch_stand: RankProgress) -> None:
     torch_stand.script("""
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -77,7 +77,7 @@ dist.destroy_process_group()
     assert [life.end[:3] for life in lives] == [(0, None, f"[3.0, 3.0, 3.0] {n}\n") for n in range(2)]
 
 
-async def test_a_rank_cannot_have_other_thread_counts_than_its_keeper(torch_stand: Stand) -> None:
+async def test_a_rank_cannot_have_other_thread_counts_than_its_keeper(torch_stand: RankProgress) -> None:
     torch_stand.script("import os, torch\nprint(torch.get_num_threads())")
     begin = torch_stand.order("train.py", warm=True, env={"OMP_NUM_THREADS": "2"})
     begun = await torch_stand.link.begin(begin)
@@ -90,7 +90,7 @@ async def test_a_rank_cannot_have_other_thread_counts_than_its_keeper(torch_stan
     assert torch_stand.text(begin.stdout) == "2\n"
 
 
-async def test_the_error_torch_records_is_found(torch_stand: Stand) -> None:
+async def test_the_error_torch_records_is_found(torch_stand: RankProgress) -> None:
     from torchloom.agent.monitor.exit_evidence import last_lines, raised, recorded_error, summary
 
     torch_stand.script("""
@@ -108,7 +108,7 @@ main()
 
 
 @pytest.mark.parametrize("warm", [True, False])
-async def test_a_rank_of_ours_has_its_optimizer_steps_counted(torch_stand: Stand, warm: bool) -> None:
+async def test_a_rank_of_ours_has_its_optimizer_steps_counted(torch_stand: RankProgress, warm: bool) -> None:
     torch_stand.script("""
 import torch
 from torch.optim import optimizer

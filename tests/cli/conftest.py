@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.cli.responder import Responder
-from tests.views.made import fabric
+from tests.views.made import cluster
 from torchloom.cli.main import main
 from torchloom.settings import Settings
 
@@ -32,7 +32,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def weaver(settings: Settings) -> Iterator[Responder]:
-    with Responder(settings, fabric()) as responder:
+    with Responder(settings, cluster()) as responder:
         yield responder
 
 

@@ -16,17 +16,17 @@ from torchloom.bus.connection import connect, find
 from torchloom.protocol.codec import decode_ask, decode_look, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask, Done, No
-from torchloom.protocol.queries import Look, LookCheckpoints, LookCurves, LookFabric, LookKnobs, LookRuns
+from torchloom.protocol.queries import Look, QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
 from torchloom.protocol.records import Entry, Record
 from torchloom.protocol.subjects import ASK, LOG, LOG_STREAM, LOOK, Role
-from torchloom.protocol.views import CheckpointsView, CurvesView, FabricView, KnobsView, Point, RunsView
+from torchloom.protocol.views import CheckpointsView, ClusterView, CurvesView, KnobsView, Point, RunsView
 from torchloom.settings import Settings
 
 
 class Responder:
     """Runs on a thread of its own, as the CLI under test has its own event loop."""
 
-    def __init__(self, settings: Settings, view: FabricView) -> None:
+    def __init__(self, settings: Settings, view: ClusterView) -> None:
         self.settings = settings
         self.view = view
         self.curves: tuple[tuple[RankId, tuple[Point, ...]], ...] = ()
@@ -70,7 +70,7 @@ class Responder:
         self._client = await connect(find(self.settings, Role.WEAVER), name="stand-in", keep_trying=True)
         await self._client.jetstream().add_stream(name=LOG_STREAM.name, subjects=[LOG.to()], allow_direct=True)
         await self._listen()
-        await self._client.request(LOOK.to(), encode(LookFabric(limit=0)), timeout=30)  # answered: it is up
+        await self._client.request(LOOK.to(), encode(QueryCluster(limit=0)), timeout=30)  # answered: it is up
         self.looked.clear()
 
     def leave(self) -> None:
@@ -95,19 +95,19 @@ class Responder:
     async def _look(self, message: Msg) -> None:
         look = decode_look(message.data)
         self.looked.append(look)
-        if isinstance(look, LookKnobs):
+        if isinstance(look, QueryKnobs):
             known = any(job.job == look.job for job in self.view.jobs)
             await message.respond(encode(self.knobs if known else KnobsView()))
             return
-        if isinstance(look, LookCheckpoints):
+        if isinstance(look, QueryCheckpoints):
             await message.respond(encode(self.checkpoints.get(look.job, CheckpointsView(job=look.job))))
             return
-        if isinstance(look, LookRuns):
+        if isinstance(look, QueryRuns):
             runs = tuple(run for run in self.runs.runs if look.job in {None, run.job, run.task.part_of})
             await message.respond(encode(RunsView(runs=runs, nodes=self.runs.nodes)))
             return
         end = look.offset + look.limit
-        if isinstance(look, LookCurves):
+        if isinstance(look, QueryCurves):
             await message.respond(encode(CurvesView(curves=self.curves[look.offset : end], total=len(self.curves))))
         else:
             jobs = tuple(job for job in self.view.jobs if look.job in {None, job.job})

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import GPU, LIFE, REPLICA, fabric
+from tests.views.made import GPU, LIFE, REPLICA, cluster
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.rank import Hello
@@ -154,7 +154,7 @@ def test_following_waits_for_a_log_that_is_not_there_yet(server: EmbeddedServer,
     follower = Follower(settings)
     try:
         follower.until_said("no stream LOOM_LOG yet; waiting")
-        with Responder(settings, fabric()) as weaver:
+        with Responder(settings, cluster()) as weaver:
             weaver.append(JobBegan(job="first"))
             assert follower.next() == "Job first began"
     finally:

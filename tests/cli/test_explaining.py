@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import NOW, fabric, incident, job
+from tests.views.made import NOW, cluster, incident, job
 from torchloom.cli import completion_names
 from torchloom.cli.parser import parse
 from torchloom.cli.policy_options import with_rules
@@ -21,7 +21,7 @@ from torchloom.job.policy_syntax import FORM
 from torchloom.protocol.incident_records import About
 from torchloom.protocol.job import Rule, Task
 from torchloom.protocol.operator import Submit
-from torchloom.protocol.queries import LookFabric
+from torchloom.protocol.queries import QueryCluster
 from torchloom.protocol.views import Goodput, RunsView, RunView
 from torchloom.settings import Settings
 
@@ -36,7 +36,7 @@ def a_run(name: str = "mnist", **task: Any) -> RunView:
 
 @pytest.fixture
 def troubled(weaver: Responder) -> Responder:
-    weaver.view = fabric(
+    weaver.view = cluster(
         jobs=(job("mnist"), job("bert")),
         incidents=(
             incident("i4", job="bert", what="bert: rank 0 failed", closed=NOW),
@@ -64,7 +64,7 @@ def test_why_of_a_job(troubled: Responder, at: Loom) -> None:
     assert lines[1] == "goodput   90 % of 1 min 40 s was productive; lost: crash 10 s"
     assert lines[3:5] == ["i2 · hang · mnist · open", "rank 0 hangs"]  # the one that is open
     assert [line.split()[0] for line in lines[-2:]] == ["i3", "i1"]  # and nothing of others
-    assert LookFabric(limit=0, incident="i2") in troubled.looked  # told whole
+    assert QueryCluster(limit=0, incident="i2") in troubled.looked  # told whole
 
 
 def test_why_of_a_job_as_json(troubled: Responder, at: Loom) -> None:
@@ -139,7 +139,7 @@ def test_a_run_that_is_over_is_told_while_nobody_began_the_job_anew(taken_over: 
 
 def test_what_a_submitted_job_waits_for_is_told(weaver: Responder, at: Loom, tmp_path: Any) -> None:
     (tmp_path / "new.toml").write_text('script = "a.py"')
-    weaver.view = fabric(jobs=(), ranks=())
+    weaver.view = cluster(jobs=(), ranks=())
     waiting = "a node with room for 1 (there is no agent)"
     weaver.runs = RunsView(runs=(replace(a_run("new"), phase="submitted", waiting=waiting),))
     assert at("submit", str(tmp_path / "new.toml")).out == f"done\nnew waits for {waiting}\n"

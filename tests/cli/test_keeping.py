@@ -14,7 +14,7 @@ from tests.cli.responder import Responder
 from tests.cli.test_process import on_terminal
 from torchloom.checkpoints.store.locks import reading
 from torchloom.cli.shell import _Completer
-from torchloom.protocol.queries import LookCheckpoints
+from torchloom.protocol.queries import QueryCheckpoints
 from torchloom.protocol.views import CheckpointsView, SavedStep
 
 
@@ -111,7 +111,7 @@ def test_a_job_whose_folder_is_here_is_read_from_disk(weaver: Responder, at: Loo
     assert ran.code == 0
     assert ran.out.startswith(f"mnist saves into {runs}\n")
     assert "a resume takes step-200" in ran.out
-    assert weaver.looked[-1] == LookCheckpoints(job="mnist")
+    assert weaver.looked[-1] == QueryCheckpoints(job="mnist")
     assert json.loads(at("checkpoints", "mnist", "-o", "json").out)["job"] == "mnist"
 
 

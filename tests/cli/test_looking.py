@@ -10,10 +10,10 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import GPU, NOW, device, fabric, incident, job, rank, seat
+from tests.views.made import GPU, NOW, cluster, device, incident, job, rank, seat
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.queries import LookCurves, LookFabric
+from torchloom.protocol.queries import QueryCluster, QueryCurves
 from torchloom.protocol.views import Point
 
 
@@ -42,7 +42,7 @@ def test_status_as_text_and_json(weaver: Responder, at: Loom) -> None:
 
 
 def test_all_pages_are_gathered(weaver: Responder, at: Loom) -> None:
-    weaver.view = fabric(ranks=tuple(rank(number=i) for i in range(2500)))
+    weaver.view = cluster(ranks=tuple(rank(number=i) for i in range(2500)))
     view = decoded(at, "status")
     assert [r["rank"]["rank"] for r in view["ranks"]] == list(range(2500))
     assert [(look.offset, look.limit) for look in weaver.looked] == [(0, 1000), (1000, 1000), (2000, 500)]
@@ -54,28 +54,28 @@ def test_all_pages_are_gathered(weaver: Responder, at: Loom) -> None:
 
 
 def test_a_rank_that_left_between_two_pages_does_not_make_it_wait_for_ever(weaver: Responder, at: Loom) -> None:
-    weaver.view = fabric(ranks=tuple(rank(number=i) for i in range(1200)), total_ranks=1300)
+    weaver.view = cluster(ranks=tuple(rank(number=i) for i in range(1200)), total_ranks=1300)
     assert len(decoded(at, "status")["ranks"]) == 1200
 
 
 def test_jobs_and_devices(weaver: Responder, at: Loom) -> None:
     assert at("jobs").out.splitlines()[1].split()[:3] == ["mnist", "running", "1/2"]
     assert decoded(at, "jobs")[0]["job"] == "mnist"
-    assert weaver.looked[-1] == LookFabric(limit=0)  # ranks are not asked for where they are not shown
+    assert weaver.looked[-1] == QueryCluster(limit=0)  # ranks are not asked for where they are not shown
     assert GPU in at("devices").out
     assert decoded(at, "devices")[0] == {
         "device": GPU, "node": "n1", "health": "ok", "since": NOW - 60, "cause": "", "replicas": [],
         "reading": None,
     }  # fmt: skip
-    assert weaver.looked[-1] == LookFabric(limit=300, readings=True)  # devices come with the ranks that use them
-    weaver.view = fabric(jobs=(), devices=())
+    assert weaver.looked[-1] == QueryCluster(limit=300, readings=True)  # devices come with the ranks that use them
+    weaver.view = cluster(jobs=(), devices=())
     assert (at("jobs").out, at("devices").out) == ("no jobs yet\n", "no devices yet\n")
     assert decoded(at, "jobs") == []
 
 
 @pytest.fixture
 def shared(weaver: Responder) -> Responder:
-    weaver.view = fabric(
+    weaver.view = cluster(
         ranks=(rank("mnist", "hi", 0), rank("mnist", "hi", 1), rank("bert", "hi", 0), rank("bert", "ho", 0)),
         seats=(
             seat("GPU-1", "mnist", "hi", 0), seat("GPU-2", "mnist", "hi", 1, "n2"), seat("GPU-1", "bert", "hi", 0),
@@ -120,7 +120,7 @@ def test_unknown_names(shared: Responder, at: Loom, words: list[str], what: str,
 
 
 def test_incidents(weaver: Responder, at: Loom) -> None:
-    weaver.view = fabric(
+    weaver.view = cluster(
         jobs=(job("mnist"), job("bert")),
         incidents=(incident("i3", job="bert"), incident("i2", closed=NOW), incident("i1")),
     )
@@ -128,7 +128,7 @@ def test_incidents(weaver: Responder, at: Loom) -> None:
     assert [i["id"] for i in decoded(at, "incidents", "--open")] == ["i3", "i1"]
     assert [i["id"] for i in decoded(at, "incidents", "--job", "mnist", "--open")] == ["i1"]
     assert "i2" in at("incidents").out
-    weaver.view = fabric(incidents=())
+    weaver.view = cluster(incidents=())
     assert at("incidents").out == "no incidents\n"
 
 
@@ -138,7 +138,7 @@ def test_curves(weaver: Responder, at: Loom) -> None:
     found = decoded(at, "curves", "mnist")
     assert len(found["curves"]) == 150
     assert found["curves"][0][1][3] == {"at": NOW + 3, "step": 3, "loss": 3.0, "samples_per_second": None}
-    assert [look.offset for look in weaver.looked if isinstance(look, LookCurves)] == [0, 100]
+    assert [look.offset for look in weaver.looked if isinstance(look, QueryCurves)] == [0, 100]
     shown = at("curves", "mnist").out
     assert "mnist/hi/0: 10 points" in shown
     assert "130 more ranks" in shown

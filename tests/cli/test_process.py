@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import device, fabric, job, knobs, plane, rank
+from tests.views.made import cluster, device, job, knobs, plane, rank
 from torchloom.protocol.records import JobBegan
 from torchloom.settings import Settings
 
@@ -67,14 +67,14 @@ def test_a_reader_that_goes_away_is_no_error(weaver: Responder, settings: Settin
 
 
 def test_text_survives_a_terminal_without_unicode(weaver: Responder, settings: Settings) -> None:
-    weaver.view = fabric(jobs=(job(reason="größe 漢"),))
+    weaver.view = cluster(jobs=(job(reason="größe 漢"),))
     done = run("--state", settings.state, "jobs", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
     assert done.returncode == 0, done.stderr
     assert "gr??e ?" in done.stdout
 
 
 def test_the_shell_goes_on_after_a_failing_line(weaver: Responder, settings: Settings) -> None:
-    weaver.view = fabric(devices=(device("GPU-1"),))
+    weaver.view = cluster(devices=(device("GPU-1"),))
     script = 'jobs\n\n# a comment\nstauts\ndevices\nmap --device "GPU-x"\nhelp jobs\nexit\njobs\n'
     done = run("--state", settings.state, "shell", stdin=script)
     assert done.returncode == 4, "of the last line that failed"
@@ -149,7 +149,7 @@ def test_a_verb_of_two_words_completes(tmp_path: Path) -> None:
 
 
 def test_names_complete_from_the_live_weaver(weaver: Responder, settings: Settings) -> None:
-    weaver.view = fabric(
+    weaver.view = cluster(
         jobs=(job("mnist"), job("bert")), devices=(device("GPU-1"), device("GPU-2")), seats=(),
         ranks=(rank("mnist", "hi", 0),),
     )  # fmt: skip
@@ -162,7 +162,7 @@ def test_names_complete_from_the_live_weaver(weaver: Responder, settings: Settin
 
 
 def test_targets_knobs_and_changes_complete(weaver: Responder, settings: Settings) -> None:
-    weaver.view = fabric(jobs=(job("mnist"),), ranks=(rank("mnist", "hi", 0),), seats=())
+    weaver.view = cluster(jobs=(job("mnist"),), ranks=(rank("mnist", "hi", 0),), seats=())
     weaver.knobs = knobs()
     state = {"TORCHLOOM_STATE": settings.state}
     assert complete("loom pause m", **state) == ["mnist", "mnist/hi", "mnist/hi/0"]
@@ -213,7 +213,7 @@ def test_down_does_not_ask_for_a_control_plane_of_another_machine(weaver: Respon
 
 
 def test_doctor_on_a_healthy_plane(weaver: Responder, settings: Settings, at: Loom) -> None:
-    weaver.view = fabric(plane=plane(now=time.time()))
+    weaver.view = cluster(plane=plane(now=time.time()))
     report = json.loads(at("doctor", "-o", "json").out)
     levels = {check["check"]: check["level"] for check in report["checks"]}
     assert {
@@ -233,7 +233,7 @@ def test_doctor_on_a_healthy_plane(weaver: Responder, settings: Settings, at: Lo
 
 
 def test_doctor_finds_what_is_wrong(weaver: Responder, settings: Settings, at: Loom) -> None:
-    weaver.view = fabric(plane=plane(trouble="the log cannot be written"))  # its clock is years ahead, too
+    weaver.view = cluster(plane=plane(trouble="the log cannot be written"))  # its clock is years ahead, too
     Path(settings.state).chmod(0o755)
     (Path(settings.state) / "creds" / "viewer.creds").chmod(0o644)
     ran = at("doctor", "-o", "json")

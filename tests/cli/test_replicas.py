@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import LIFE, NOW, fabric, incident, job, rank
+from tests.views.made import LIFE, NOW, cluster, incident, job, rank
 from torchloom.cli import completion_names
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.incident_records import About
@@ -38,7 +38,7 @@ def a_part(part: str, phase: str = "running", log_dir: str = "", **more: Any) ->
 @pytest.fixture
 def replicas(weaver: Responder) -> Responder:
     beat = Beat(incarnation=LIFE, step=1500, quorum=3, participants=2)
-    weaver.view = fabric(
+    weaver.view = cluster(
         jobs=(job("ft", ranks=2, live=2), job("other")),
         ranks=(
             rank("ft", "ft_0", member="ft_0:u1", beat=beat),
@@ -99,7 +99,7 @@ def test_one_that_is_out_of_the_quorum_does_not_look_as_if_it_trained(replicas: 
         rank("ft", "ft_0", member="ft_0:u1", evicted=True),
         rank("ft", "ft_1", member="ft_1:u2", presence="left", drained=True),
     )
-    replicas.view = fabric(jobs=(job("ft", ranks=2, live=0),), ranks=out)
+    replicas.view = cluster(jobs=(job("ft", ranks=2, live=0),), ranks=out)
     lines = at("status", "ft").out.splitlines()
     assert " evicted " in next(line for line in lines if "ft_0:u1" in line)
     assert " drained " in next(line for line in lines if "ft_1:u2" in line)
@@ -141,7 +141,7 @@ def test_why_of_the_job_and_of_one_of_its_replicas(replicas: Responder, at: Loom
     found = document(at, "why", "ft:0")
     assert {found["incident"]["id"], *(other["id"] for other in found["others"])} == {"i4", "i1"}
     assert at("why", "fft").code != 0
-    replicas.view = fabric(jobs=(), ranks=(), incidents=())  # none of its ranks has spoken yet
+    replicas.view = cluster(jobs=(), ranks=(), incidents=())  # none of its ranks has spoken yet
     assert at("why", "ft").out.startswith("job       ft:0 is running")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import LIFE, fabric, job, rank
+from tests.views.made import LIFE, cluster, job, rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done, No, Steer
 from torchloom.protocol.rank import Beat
@@ -57,7 +57,7 @@ def test_stacks_of_each_rank_stand_under_its_heading(weaver: Responder, at: Loom
 @pytest.mark.parametrize("verb", ["stop", "kill"])
 def test_harm_is_named_and_needs_a_yes(weaver: Responder, at: Loom, verb: str) -> None:
     beats = [Beat(incarnation=LIFE, step=step) for step in (1480, 1500)]
-    weaver.view = fabric(
+    weaver.view = cluster(
         jobs=(job("mnist"), job("bert")),
         ranks=(
             rank(number=0, beat=beats[0]), rank(number=1, beat=beats[1], presence="lost"),

@@ -1,6 +1,6 @@
 """Trouble without end, simulated: jobs under policies drawn at random, whose ranks freeze, hang, die and come back.
 
-Only agents, ranks and the clock are played; the engine is the real one. Beside the weaver's fabric stands
+Only agents, ranks and the clock are played; the engine is the real one. Beside the weaver's cluster state stands
 one into which nothing but the log is folded. After every decision what must always hold is looked at:
 
 - every incident has a number of its own, and about one thing one is open at most;
@@ -30,7 +30,7 @@ from torchloom.core.engine import Engine
 from torchloom.core.events import (
     Asked,
     Event,
-    FactTold,
+    FactReported,
     Found,
     LinkClosed,
     LinkOpened,
@@ -39,7 +39,7 @@ from torchloom.core.events import (
     VerdictKnown,
 )
 from torchloom.core.incidents.policy import rule_for
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.protocol.facts import (
@@ -66,14 +66,14 @@ from torchloom.protocol.rank import (
     Order,
     Ordered,
     Propose,
+    QueryStep,
     Ready,
     Reply,
     Saved,
     SaveFailed,
-    Standing,
+    StepReport,
     StepTimes,
     Verdict,
-    WhereAreYou,
 )
 from torchloom.protocol.records import Record
 from torchloom.protocol.run_records import AttemptStopping
@@ -115,8 +115,8 @@ class Body:
 class Chaos:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.engine = Engine(Fabric(SETTINGS))
-        self.mirror = Fabric(SETTINGS)
+        self.engine = Engine(ClusterState(SETTINGS))
+        self.mirror = ClusterState(SETTINGS)
         """Knows the log alone."""
         self.now = 1000.0
         self.agents = {node: PlayedAgent(node, 8, _devices(node)) for node in NODES}
@@ -146,8 +146,8 @@ class Chaos:
     # ── the weaver ──
 
     @property
-    def fabric(self) -> Fabric:
-        return self.engine.fabric
+    def cluster(self) -> ClusterState:
+        return self.engine.cluster
 
     def happen(self, event: Event) -> None:
         self.count += 1
@@ -171,10 +171,10 @@ class Chaos:
 
     def compare(self) -> None:
         """The log, folded, is the state."""
-        if self.mirror.state() != self.fabric.state():
+        if self.mirror.state() != self.cluster.state():
             self.wrong("the log, folded, is not the state")
-        ranks = self.fabric.ranks.values()
-        if self.fabric.present_of_job != Counter(rank.id.job for rank in ranks if rank.presence in PRESENT):
+        ranks = self.cluster.ranks.values()
+        if self.cluster.present_of_job != Counter(rank.id.job for rank in ranks if rank.presence in PRESENT):
             self.wrong("ranks that are present were miscounted")
 
     def wrong(self, what: str) -> None:
@@ -224,14 +224,18 @@ class Chaos:
         """How long what is responded to has been seen, by agents or in beats."""
         seen = [status for node in run.nodes for status in self._statuses(run, node)]
         if began.kind == "hang":
-            pulses = [self.fabric.watch.pulses.get(RankId(run.job, "main", place.rank)) for place in run.places]
-            beats = [pulse.beat.still for pulse in pulses if pulse is not None and pulse.beat is not None]
+            ranks = [self.cluster.runtime.ranks.get(RankId(run.job, "main", place.rank)) for place in run.places]
+            beats = [
+                rank_runtime.beat.still
+                for rank_runtime in ranks
+                if rank_runtime is not None and rank_runtime.beat is not None
+            ]
             return max([*beats, *(status.still for status in seen)], default=0.0)
         mine = [status for status in seen if status.rank in began.ranks]
         return min((status.frozen if began.kind == "frozen" else status.held for status in mine), default=0.0)
 
     def _statuses(self, run: Run, node: str) -> Iterable[RankStatus]:
-        known = self.fabric.watch.nodes.get(node)
+        known = self.cluster.runtime.nodes.get(node)
         for status in known.beat.attempts if known is not None else ():
             if (status.job, status.attempt) == (run.job, run.attempt):
                 yield from status.ranks
@@ -344,7 +348,7 @@ class Chaos:
         if body is None or agent is None:
             return
         code, by = self.chance.choice(((None, "SIGKILL"), (1, ""), (0, "")))
-        attempt = self.fabric.runs.by_job[body.id.job].attempt
+        attempt = self.cluster.runs.by_job[body.id.job].attempt
         agent.end(body.id.rank, code=code, signal=by, attempt=attempt, job=body.id.job)
         if self.chance.random() < 0.5:
             self.happen(LinkClosed(body.id, body.life, "link", "Client Closed"))
@@ -352,7 +356,7 @@ class Chaos:
             exited = RankExited(
                 job=body.id.job, replica="main", rank=body.id.rank, incarnation=body.life, exit_code=code, signal=by
             )
-            self.happen(FactTold(exited))
+            self.happen(FactReported(exited))
         self.bodies.pop(body.id, None)
 
     def link(self) -> None:
@@ -394,8 +398,8 @@ class Chaos:
     def replace(self) -> None:
         """Another weaver goes on from what is stored."""
         state = self.mirror.state()
-        self.engine = Engine(Fabric(SETTINGS, state))
-        if self.fabric.state() != state:
+        self.engine = Engine(ClusterState(SETTINGS, state))
+        if self.cluster.state() != state:
             self.wrong("a snapshot, loaded, is another state")
         self.happen(TookOver("weaver"))
         self.engine.restart(self.now)
@@ -404,7 +408,7 @@ class Chaos:
 
     def join(self) -> None:
         """Ranks that were started say so; of those that are gone nothing more is heard."""
-        runs = [run for run in self.fabric.runs.by_job.values() if not run.over]
+        runs = [run for run in self.cluster.runs.by_job.values() if not run.over]
         lives = {place.incarnation for run in runs for place in run.places if self._running(run, place.rank)}
         self.bodies = {id: body for id, body in self.bodies.items() if body.life in lives}
         for run in runs:
@@ -451,12 +455,12 @@ class Chaos:
             node, order = self.inspects.pop(chance.randrange(len(self.inspects)))
             stacks = (RankStacks(rank=0, how="itself", text='  File "a.py", line 1 in forward'),)
             fact = Inspected(job=order.job, node=node, incident=order.incident, ranks=stacks)
-        self.happen(FactTold(fact))
+        self.happen(FactReported(fact))
 
     def ask(self) -> None:
         chance = self.chance
         job, device = chance.choice(JOBS), chance.choice(_devices(chance.choice(NODES)))
-        known = self.fabric.runs.active(job)
+        known = self.cluster.runs.active(job)
         asks: list[Ask] = [
             Recover(device=device),
             Drain(node=chance.choice(NODES), undo=True),
@@ -507,7 +511,7 @@ class Chaos:
         return self.chance.choice(list(self.bodies.values())) if self.bodies else None
 
     def _agent_of(self, body: Body) -> PlayedAgent | None:
-        run = self.fabric.runs.active(body.id.job)
+        run = self.cluster.runs.active(body.id.job)
         for agent in self.agents.values():
             if run is not None and any(r.incarnation == body.life for r in _ranks(agent, run)):
                 return agent
@@ -544,8 +548,8 @@ def _patience(rule: Rule) -> float:
 
 def _answer(command: Command, step: int) -> Reply | None:
     match command:
-        case WhereAreYou(id=id, incarnation=own):
-            return Standing(incarnation=own, id=id, step=step, step_seconds=0.02)
+        case QueryStep(id=id, incarnation=own):
+            return StepReport(incarnation=own, id=id, step=step, step_seconds=0.02)
         case Propose(change=change, incarnation=own):
             return Ready(incarnation=own, id=change.id, ok=True, step=step)
         case Verdict(id=id, incarnation=own, commit=True):

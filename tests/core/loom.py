@@ -7,7 +7,7 @@ from torchloom.core.engine import Engine
 from torchloom.core.events import (
     Asked,
     Event,
-    FactTold,
+    FactReported,
     Heard,
     LinkClosed,
     LinkOpened,
@@ -15,7 +15,7 @@ from torchloom.core.events import (
     Reported,
     Tick,
 )
-from torchloom.core.state.cluster import Fabric, State
+from torchloom.core.state.cluster import ClusterState, State
 from torchloom.protocol.facts import Fact
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask, Done, No
@@ -45,8 +45,8 @@ def a_hello(
 
 class Loom:
     def __init__(self, settings: Settings = SETTINGS, state: State | None = None) -> None:
-        self.fabric = Fabric(settings, state)
-        self.engine = Engine(self.fabric)
+        self.cluster = ClusterState(settings, state)
+        self.engine = Engine(self.cluster)
         self.log: list[tuple[float, tuple[Record, ...]]] = []
         self.sent: list[tuple[RankId, Command]] = []
         self.replies: list[tuple[str, Done | No]] = []
@@ -93,7 +93,7 @@ class Loom:
         while self.now < end:
             self.now = min(end, self.now + 0.25)
             for rank in heartbeat:
-                self.beat(rank, int(self.fabric.ranks[rank].incarnation, 16))
+                self.beat(rank, int(self.cluster.ranks[rank].incarnation, 16))
             seen += self.happen(Tick()).records
         return seen
 
@@ -114,7 +114,7 @@ class Loom:
         return self.happen(Heard(rank, Beat(incarnation=life(number), step=step, change=change)))
 
     def tell(self, fact: Fact) -> Decision:
-        return self.happen(FactTold(fact))
+        return self.happen(FactReported(fact))
 
     def ask(self, ask: Ask, reply: str = "") -> Decision:
         return self.happen(Asked(ask, reply))
@@ -127,17 +127,17 @@ class Loom:
         return self.happen(self.engine.hear_roll(there))
 
     def presence(self, rank: RankId = HI) -> str:
-        return self.fabric.ranks[rank].presence.value
+        return self.cluster.ranks[rank].presence.value
 
     def open_incidents(self) -> list[Prose]:
-        return [i.what for i in self.fabric.incidents.values() if i.closed is None]
+        return [i.what for i in self.cluster.incidents.values() if i.closed is None]
 
     def restarted(self) -> Loom:
         """Another weaver that folds the same log."""
-        other = Loom(self.fabric.settings)
+        other = Loom(self.cluster.settings)
         for at, records in self.log:
-            other.fabric.fold(records, at)
+            other.cluster.fold(records, at)
         other.now = self.now
         other.log = list(self.log)
-        other.fabric.restart_watch(other.now)
+        other.cluster.restart_runtime(other.now)
         return other

@@ -127,14 +127,14 @@ class Site:
 
     def __init__(self, *nodes: str, cores: int = 4, devices: tuple[str, ...] = ()) -> None:
         self.loom = Loom()
-        self.loom.fabric.watch.blind_until = -1e9
+        self.loom.cluster.runtime.blind_until = -1e9
         self.agents = {node: PlayedAgent(node, cores, devices) for node in nodes or ("n1",)}
         self.silent: set[str] = set()
         self.hear()
 
     @property
     def run(self) -> Run:
-        return self.loom.fabric.runs.by_job[JOB]
+        return self.loom.cluster.runs.by_job[JOB]
 
     @property
     def phase(self) -> str:
@@ -156,7 +156,7 @@ class Site:
     def tend(self, node: str | None = None) -> bool:
         """Every run that may go on does; whether anything followed."""
         followed = False
-        for job in self.loom.fabric.runs.due(node):
+        for job in self.loom.cluster.runs.due(node):
             followed |= self.tell(self.loom.happen(RunDue(job)))
         return followed
 
@@ -165,7 +165,7 @@ class Site:
         followed = False
         for node, agent in self.agents.items():
             if node not in self.silent:
-                self.loom.fabric.watch.hear_node(node, agent.beat(), self.loom.now)
+                self.loom.cluster.runtime.hear_node(node, agent.beat(), self.loom.now)
                 followed |= self.tell(self.loom.happen(NodeHeard(node)))
                 followed |= self.tend(node)
         return followed
@@ -200,15 +200,15 @@ class Site:
 
     def restart_weaver(self) -> None:
         now = self.loom.now
-        again = Loom(state=self.loom.fabric.state())
+        again = Loom(state=self.loom.cluster.state())
         again.now = now
-        again.fabric.restart_watch(now)
+        again.cluster.restart_runtime(now)
         self.loom = again
 
 
 def waiting(site: Site, job: str = JOB) -> Prose:
     """What a run waits for."""
-    return waits_for(site.loom.fabric, site.loom.fabric.runs.by_job[job], site.loom.now)
+    return waits_for(site.loom.cluster, site.loom.cluster.runs.by_job[job], site.loom.now)
 
 
 def room(node: str, free: int, count: int, failed: int | None = None) -> Phrase:

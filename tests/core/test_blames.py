@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.loom import Loom, life
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device import BLAMES_KEPT
 from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, Fact
 from torchloom.protocol.node import NodeBeat
@@ -33,9 +33,9 @@ def over(alert: str, began: float = 100.0) -> Fact:
 def failed(loom: Loom) -> bool:
     """After a restart too."""
     again = loom.restarted()
-    assert again.fabric.state() == loom.fabric.state()
-    assert Fabric(loom.fabric.settings, loom.fabric.state()).state() == loom.fabric.state()
-    return loom.fabric.devices[GPU].failed
+    assert again.cluster.state() == loom.cluster.state()
+    assert ClusterState(loom.cluster.settings, loom.cluster.state()).state() == loom.cluster.state()
+    return loom.cluster.devices[GPU].failed
 
 
 def test_an_alert_that_is_over_takes_back_what_it_said(loom: Loom) -> None:
@@ -49,10 +49,10 @@ def test_an_alert_that_is_over_takes_back_what_it_said(loom: Loom) -> None:
 def test_one_alert_does_not_recover_what_another_still_holds_failed(loom: Loom) -> None:
     loom.tell(fires("a", cause="XID 79"))
     loom.tell(fires("b", cause="two bits flipped"))
-    assert len(loom.fabric.incidents) == 1
+    assert len(loom.cluster.incidents) == 1
     loom.tell(over("a"))
     assert failed(loom)
-    assert loom.fabric.devices[GPU].cause == "two bits flipped"
+    assert loom.cluster.devices[GPU].cause == "two bits flipped"
     assert len(loom.open_incidents()) == 1
     loom.tell(over("b"))
     assert not failed(loom)
@@ -128,13 +128,13 @@ def test_the_end_of_an_alert_that_was_never_told_recovers_nothing(loom: Loom) ->
 def test_who_blames_is_remembered_within_bounds(loom: Loom) -> None:
     for number in range(BLAMES_KEPT + 10):
         loom.tell(fires(f"a{number}"))
-    assert len(loom.fabric.devices[GPU].blames) == BLAMES_KEPT
+    assert len(loom.cluster.devices[GPU].blames) == BLAMES_KEPT
 
 
 def test_a_device_that_only_an_agent_has_told_of_fails_and_recovers() -> None:
     loom = Loom()
     beat = NodeBeat(incarnation=life(1), host="10.0.0.7", cores=8, memory_mb=1000, devices=(GPU,))
-    loom.fabric.watch.hear_node("n7", beat, loom.now)
+    loom.cluster.runtime.hear_node("n7", beat, loom.now)
     assert loom.ask(Recover(device=GPU)).records == ()
     answer = loom.ask(Fail(device=GPU, cause="XID 79")).answer
     assert isinstance(answer, Done)
@@ -142,6 +142,6 @@ def test_a_device_that_only_an_agent_has_told_of_fails_and_recovers() -> None:
         "device_fails", device=GPU, cause="XID 79", on_it=phrase("no_replica_on_it", replicas=())
     )
     assert failed(loom)
-    assert loom.fabric.devices[GPU].node == "n7"
+    assert loom.cluster.devices[GPU].node == "n7"
     loom.ask(Recover(device=GPU))
     assert not failed(loom)

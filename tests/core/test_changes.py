@@ -13,7 +13,7 @@ from torchloom.core.changes import orders, two_phase_commit
 from torchloom.core.decision import Decision
 from torchloom.core.events import Replied, Reported, VerdictKnown
 from torchloom.core.state import change_ledger
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import Presence
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentOpened
@@ -22,17 +22,17 @@ from torchloom.protocol.operator import Done, No, Revert, SetKnobs, Steer
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import (
     Applied,
-    Committed,
+    ChangeSpec,
     Goodbye,
     Knobs,
     Order,
     Ordered,
     Propose,
+    QueryStep,
     Ready,
-    Standing,
+    StepReport,
     Verdict,
     Welcome,
-    WhereAreYou,
 )
 from torchloom.protocol.records import Abort, ChangeDecided, ChangeProposed, ChangeSettled, OrderEnded, RankDied
 
@@ -81,7 +81,7 @@ def only(loom: Loom, kind: type[T]) -> T:
 
 def stand(loom: Loom, step: int = 10, number: int = 1, ranks: Iterable[RankId] = (A, B), paused: bool = False) -> None:
     for rank in ranks:
-        standing = Standing(incarnation=life(1), id=request(number), step=step, step_seconds=0.02, paused=paused)
+        standing = StepReport(incarnation=life(1), id=request(number), step=step, step_seconds=0.02, paused=paused)
         loom.happen(Replied(rank, standing))
 
 
@@ -103,7 +103,7 @@ def judge(loom: Loom, stands: bool | None = None) -> Decision:
 
 
 def take(loom: Loom, change: str, ranks: Iterable[RankId] = (A, B), ok: bool = True, result: str = "") -> None:
-    step = loom.fabric.ledger.changes[change].change.step if change in loom.fabric.ledger.changes else 0
+    step = loom.cluster.ledger.changes[change].change.step if change in loom.cluster.ledger.changes else 0
     for rank in ranks:
         loom.happen(Replied(rank, Applied(incarnation=life(1), id=change, step=step, ok=ok, result=result)))
 
@@ -116,9 +116,9 @@ def make(loom: Loom, number: int = 1, step: int = 10, **about: object) -> Done:
 
 
 def carry(loom: Loom, number: int, step: int = 10) -> Done:
-    lives = tuple(loom.fabric.watch.courses.by_request[request(number)].lives)
+    lives = tuple(loom.cluster.runtime.operations.by_request[request(number)].lives)
     stand(loom, step, number, lives)
-    change = f"c{loom.fabric.ledger.change_count}"
+    change = f"c{loom.cluster.ledger.change_count}"
     promise(loom, change, lives)
     judge(loom)
     take(loom, change, lives)
@@ -128,7 +128,7 @@ def carry(loom: Loom, number: int, step: int = 10) -> Done:
 
 
 def phase(loom: Loom, change: str = "c1") -> str:
-    return loom.fabric.ledger.changes[change].phase.value
+    return loom.cluster.ledger.changes[change].phase.value
 
 
 def outcome(id: str, *parts: Phrase) -> Phrase:
@@ -159,7 +159,7 @@ def told_no(loom: Loom, reply: str = "") -> No:
 def test_a_change_is_asked_proposed_promised_decided_taken_and_answered_with_its_step() -> None:
     loom = a_job()
     loom.ask(a_set(), "to1")
-    assert {rank for rank, _ in sent(loom, WhereAreYou)} == {A, B}
+    assert {rank for rank, _ in sent(loom, QueryStep)} == {A, B}
     assert not loom.log[-1][1][0].__class__.__name__.startswith("Change")  # nothing is certain yet
 
     stand(loom, 10, ranks=(A,))
@@ -167,7 +167,7 @@ def test_a_change_is_asked_proposed_promised_decided_taken_and_answered_with_its
     stand(loom, 12, ranks=(B,))
     proposed = loom.log[-1][1][0]
     assert isinstance(proposed, ChangeProposed)
-    assert proposed.change == Committed(id="c1", number=1, step=14, values={"lr": 0.5}, key=f"c1-{request(1)[:16]}")
+    assert proposed.change == ChangeSpec(id="c1", number=1, step=14, values={"lr": 0.5}, key=f"c1-{request(1)[:16]}")
     assert proposed.before == {"lr": 0.1}
     assert only(loom, Propose).change == proposed.change or len(sent(loom, Propose)) == 2
 
@@ -179,7 +179,7 @@ def test_a_change_is_asked_proposed_promised_decided_taken_and_answered_with_its
     decided = judge(loom)
     assert decided.records == (ChangeDecided(id="c1", commit=True),)
     assert {(rank, v.commit) for rank, v in sent(loom, Verdict)} == {(A, True), (B, True)}
-    assert loom.fabric.ledger.knobs["mnist"]["lr"].value == 0.5
+    assert loom.cluster.ledger.knobs["mnist"]["lr"].value == 0.5
     assert loom.answers("to1") == []
 
     take(loom, "c1", (A,))
@@ -190,7 +190,7 @@ def test_a_change_is_asked_proposed_promised_decided_taken_and_answered_with_its
     assert isinstance(settled, ChangeSettled)
     assert settled.applied == 2
     assert loom.answers("to1") == [Done(text=applied("c1", 14), change="c1", step=14)]
-    assert not loom.fabric.watch.courses.by_request
+    assert not loom.cluster.runtime.operations.by_request
 
 
 def test_who_does_not_want_to_wait_is_answered_when_it_is_certain() -> None:
@@ -290,12 +290,12 @@ def test_a_value_that_a_knob_cannot_have_is_refused_before_anyone_is_asked(value
 def refusal(about: dict[str, object]) -> No:
     """Of a change that nobody is asked about."""
     loom = a_job()
-    before = loom.fabric.state()
+    before = loom.cluster.state()
     ask = SetKnobs(**{"request": request(1), "job": "mnist", "values": {"lr": 0.5}, **about})  # type: ignore[arg-type]
     answer = loom.ask(ask).answer
     assert isinstance(answer, No)
     assert not loom.sent
-    assert loom.fabric.state() == before
+    assert loom.cluster.state() == before
     return answer
 
 
@@ -305,8 +305,8 @@ def test_a_step_that_is_past_is_refused_with_who_is_how_far() -> None:
     stand(loom, 10, ranks=(A,))
     stand(loom, 11, ranks=(B,))
     assert told_no(loom, "to1").why == phrase("step_past", step=11, rank=B, finished=11)
-    assert not loom.fabric.ledger.changes
-    assert not loom.fabric.watch.courses.by_request
+    assert not loom.cluster.ledger.changes
+    assert not loom.cluster.runtime.operations.by_request
 
 
 def test_a_step_asked_for_is_not_moved_when_it_proves_too_early() -> None:
@@ -351,7 +351,7 @@ def test_a_lost_rank_must_be_back_or_dead_first() -> None:
     assert answer.why == phrase("target_lost", rank=B, reason="Client Closed")
     loom.wait(4, heartbeat=(A,))
     assert loom.ask(a_set()).answer is None
-    assert [rank for rank, _ in sent(loom, WhereAreYou)] == [A]
+    assert [rank for rank, _ in sent(loom, QueryStep)] == [A]
 
 
 # ── refused, late, silent ──
@@ -368,8 +368,8 @@ def test_one_rank_that_refuses_ends_it_for_all_with_its_reason() -> None:
     assert {(rank, v.commit) for rank, v in sent(loom, Verdict)} == {(A, False), (B, False)}
     assert told_no(loom, "to1").why == aborted("c1", "refused", B, refusal="lr=0.5: this rank has no such knob")
     assert phase(loom) == "aborted"
-    assert loom.fabric.ledger.knobs["mnist"]["lr"].value == 0.1
-    assert loom.fabric.ledger.in_force(A) == ()
+    assert loom.cluster.ledger.knobs["mnist"]["lr"].value == 0.1
+    assert loom.cluster.ledger.in_force(A) == ()
 
 
 def test_a_step_that_came_too_early_is_proposed_anew_further_ahead_and_not_for_ever() -> None:
@@ -379,14 +379,14 @@ def test_a_step_that_came_too_early_is_proposed_anew_further_ahead_and_not_for_e
     for attempt in range(1, two_phase_commit.ATTEMPTS + 1):
         front = 10 * attempt
         stand(loom, front)
-        leads.append(loom.fabric.ledger.changes[f"c{attempt}"].change.step - front)
+        leads.append(loom.cluster.ledger.changes[f"c{attempt}"].change.step - front)
         assert loom.answers("to1") == []
         refuse(loom, f"c{attempt}", A, "step is past", late=True)
         judge(loom)
     assert leads == sorted(leads)
     assert leads[-1] > leads[0]
     assert told_no(loom, "to1").why == aborted("c4", "late", A, refusal="step is past")
-    assert len(loom.fabric.ledger.changes) == two_phase_commit.ATTEMPTS
+    assert len(loom.cluster.ledger.changes) == two_phase_commit.ATTEMPTS
 
 
 def test_a_rank_that_reaches_the_step_first_has_it_proposed_anew() -> None:
@@ -407,10 +407,10 @@ def test_who_does_not_answer_is_asked_again_and_in_the_end_nothing_is_changed() 
     loom = a_job()
     loom.ask(a_set(), "to1")
     loom.wait(1, heartbeat=(A, B))
-    assert len(sent(loom, WhereAreYou)) >= 6
+    assert len(sent(loom, QueryStep)) >= 6
     loom.wait(5, heartbeat=(A, B))
     assert told_no(loom, "to1").why == phrase("ranks_unanswering", ranks=[A, B])
-    assert not loom.fabric.ledger.changes
+    assert not loom.cluster.ledger.changes
 
     loom.ask(a_set(2), "to2")
     stand(loom, number=2)
@@ -450,20 +450,20 @@ def test_one_question_asked_twice_is_answered_twice_and_done_once() -> None:
     done = Done(text=applied("c1", 12), change="c1", step=12)
     assert loom.answers("to1") == loom.answers("to2") == loom.answers("to3") == [done]
     assert loom.ask(a_set(), "to4").answer == done
-    assert list(loom.fabric.ledger.changes) == ["c1"]
+    assert list(loom.cluster.ledger.changes) == ["c1"]
 
 
 def test_replies_of_another_life_or_another_change_count_for_nothing() -> None:
     loom = a_job()
     loom.ask(a_set(), "to1")
-    loom.happen(Replied(A, Standing(incarnation=life(9), id=request(1), step=3)))
+    loom.happen(Replied(A, StepReport(incarnation=life(9), id=request(1), step=3)))
     stand(loom)
     promise(loom, "c1", (A,))
     promise(loom, "c1", (B,), number=9)
     promise(loom, "c7", (B,))
     promise(loom, "c1", (RankId("mnist", "r", 5),))
     assert not loom.verdicts
-    assert loom.fabric.ledger.changes["c1"].change.step == 12
+    assert loom.cluster.ledger.changes["c1"].change.step == 12
 
 
 # ── the weaver restarts ──
@@ -473,7 +473,7 @@ def test_a_weaver_restarted_after_the_question_is_asked_again() -> None:
     loom = a_job()
     loom.ask(a_set(), "to1")
     again = loom.restarted()
-    assert not again.fabric.watch.courses.by_request
+    assert not again.cluster.runtime.operations.by_request
     make(again)
 
 
@@ -502,7 +502,7 @@ def test_a_weaver_restarted_after_the_verdict_was_written_learns_it_from_the_ser
     refuse(again, "c1", A, "it is over already")  # it found the verdict by itself and took the change
     judge(again, stands=True)
     assert phase(again) == "committed"
-    assert again.fabric.ledger.changes["c1"].outcome == phrase("all_ranks_ready")  # whatever this weaver wanted
+    assert again.cluster.ledger.changes["c1"].outcome == phrase("all_ranks_ready")  # whatever this weaver wanted
     take(again, "c1")
     assert phase(again) == "settled"
 
@@ -524,7 +524,7 @@ def test_a_weaver_restarted_after_the_decision_tells_it_again_until_all_have_tak
     assert {rank for rank, _ in sent(again, Verdict)} == {B}
     take(again, "c1", (B,))
     assert again.answers("to2")[0].step == 12  # type: ignore[union-attr]
-    assert again.restarted().fabric.state() == again.fabric.state()
+    assert again.restarted().cluster.state() == again.cluster.state()
 
 
 def test_a_weaver_restarted_after_the_end_still_knows_how_it_ended() -> None:
@@ -539,7 +539,7 @@ def test_a_weaver_restarted_after_the_end_still_knows_how_it_ended() -> None:
     answer = again.ask(a_set(2)).answer
     assert isinstance(answer, No)
     assert answer.why == aborted("c2", "refused", A, refusal="not today")
-    assert Fabric(loom.fabric.settings, loom.fabric.state()).state() == loom.fabric.state()
+    assert ClusterState(loom.cluster.settings, loom.cluster.state()).state() == loom.cluster.state()
 
 
 # ── ranks come and go ──
@@ -599,16 +599,16 @@ def test_a_job_that_begins_anew_leaves_no_one_waiting() -> None:
     promise(loom, "c1", (A,))
     judge(loom)
     loom.leave(A)
-    loom.fabric.watch.courses.by_request[request(1)].applied.clear()
-    course = loom.fabric.watch.courses.by_request[request(1)]
+    loom.cluster.runtime.operations.by_request[request(1)].applied.clear()
+    operation = loom.cluster.runtime.operations.by_request[request(1)]
     loom.wait(4)
-    loom.fabric.watch.courses.begin(course)  # as if the new run began before the next tick
+    loom.cluster.runtime.operations.begin(operation)  # as if the new run began before the next tick
     loom.join(A, number=2)
-    assert not loom.fabric.ledger.changes
+    assert not loom.cluster.ledger.changes
     loom.replies.clear()
     loom.wait(0.5)
     assert told_no(loom, "to1").why == phrase("change_run_over", id="c1", job="mnist")
-    assert not loom.fabric.watch.courses.by_request
+    assert not loom.cluster.runtime.operations.by_request
 
 
 def test_a_rank_that_joins_before_the_verdict_ends_it() -> None:
@@ -676,17 +676,17 @@ def test_a_rank_that_starts_is_welcomed_with_what_is_in_force_oldest_first() -> 
     loom.join(A, number=2, link="s:9")
     welcome = dict(sent(loom, Welcome))[A]
     assert [(c.id, c.step) for c in welcome.changes] == [("c1", 12), ("c2", 22), ("c4", 1000)]
-    assert [c.id for c in loom.fabric.ledger.in_force(B)] == ["c1", "c2", "c3", "c4"]
+    assert [c.id for c in loom.cluster.ledger.in_force(B)] == ["c1", "c2", "c3", "c4"]
 
 
 def test_a_knob_of_one_rank_changes_there_alone() -> None:
     loom = a_job()
     done = make(loom, values={"depth": 3}, replica="r", rank=1)
     assert done.text == applied("c1", 12, ranks=1)
-    assert [c.id for c in loom.fabric.ledger.in_force(B)] == ["c1"]
-    assert loom.fabric.ledger.in_force(A) == ()
-    assert loom.fabric.ledger.knobs["mnist"]["depth"].value == 1
-    assert loom.fabric.ledger.changes["c1"].target == "mnist/r/1"
+    assert [c.id for c in loom.cluster.ledger.in_force(B)] == ["c1"]
+    assert loom.cluster.ledger.in_force(A) == ()
+    assert loom.cluster.ledger.knobs["mnist"]["depth"].value == 1
+    assert loom.cluster.ledger.changes["c1"].target == "mnist/r/1"
 
 
 def test_reverting_brings_the_values_back_that_were_found() -> None:
@@ -695,16 +695,16 @@ def test_reverting_brings_the_values_back_that_were_found() -> None:
     loom.ask(Revert(request=request(2), job="mnist", change="c1", operator="bob"), "to2")
     done = carry(loom, 2, 20)
     assert done.change == "c2"
-    assert loom.fabric.ledger.changes["c1"].reverted_by == "c2"
-    assert loom.fabric.ledger.changes["c2"].change.values == {"lr": 0.1, "batch": 32}
-    assert loom.fabric.ledger.knobs["mnist"]["lr"].value == 0.1
-    assert [c.id for c in loom.fabric.ledger.in_force(A)] == ["c2"]
+    assert loom.cluster.ledger.changes["c1"].reverted_by == "c2"
+    assert loom.cluster.ledger.changes["c2"].change.values == {"lr": 0.1, "batch": 32}
+    assert loom.cluster.ledger.knobs["mnist"]["lr"].value == 0.1
+    assert [c.id for c in loom.cluster.ledger.in_force(A)] == ["c2"]
     answer = loom.ask(Revert(request=request(3), job="mnist", change="c1")).answer
     assert answer == No(why=phrase("reverted_already", change="c1", by="c2"))
     loom.ask(Revert(request=request(4), job="mnist", change="c2"), "to4")  # undo the undoing
     carry(loom, 4, 30)
-    assert [c.id for c in loom.fabric.ledger.in_force(A)] == ["c3"]
-    assert loom.fabric.ledger.knobs["mnist"]["lr"].value == 0.5
+    assert [c.id for c in loom.cluster.ledger.in_force(A)] == ["c3"]
+    assert loom.cluster.ledger.knobs["mnist"]["lr"].value == 0.5
 
 
 def test_what_still_lies_ahead_is_reverted_when_it_comes() -> None:
@@ -715,7 +715,7 @@ def test_what_still_lies_ahead_is_reverted_when_it_comes() -> None:
     judge(loom)
     loom.ask(Revert(request=request(2), job="mnist", change="c1"), "to2")
     stand(loom, 20, 2)
-    undoing = loom.fabric.ledger.changes["c2"].change
+    undoing = loom.cluster.ledger.changes["c2"].change
     assert undoing.step == 500  # where ranks that hold c1 take it, and then this
     assert undoing.number > 1
 
@@ -746,7 +746,7 @@ def test_an_aborted_revert_leaves_the_change_in_force() -> None:
     stand(loom, 20, 2)
     refuse(loom, "c2", A)
     judge(loom)
-    assert [c.id for c in loom.fabric.ledger.in_force(A)] == ["c1"]
+    assert [c.id for c in loom.cluster.ledger.in_force(A)] == ["c1"]
 
 
 # ── disagreement ──
@@ -769,7 +769,7 @@ def test_a_rank_whose_beats_stay_behind_a_change_is_an_incident_at_the_second() 
 def test_a_restarted_weaver_still_knows_what_beats_must_say() -> None:
     loom = a_job()
     make(loom)
-    for again in (loom.restarted(), Loom(state=loom.fabric.state())):
+    for again in (loom.restarted(), Loom(state=loom.cluster.state())):
         again.beat(B, step=13, change=0)
         assert again.beat(B, step=14, change=0).records
 
@@ -811,7 +811,7 @@ def test_what_all_do_at_one_step_goes_the_same_way(verb: str) -> None:
     loom = a_job()
     loom.ask(a_steer(verb), "to1")
     stand(loom)
-    assert loom.fabric.ledger.changes["c1"].change.action == verb
+    assert loom.cluster.ledger.changes["c1"].change.action == verb
     promise(loom, "c1")
     judge(loom)
     for rank in (A, B):
@@ -820,7 +820,7 @@ def test_what_all_do_at_one_step_goes_the_same_way(verb: str) -> None:
     assert isinstance(answer, Done)
     assert answer.step == 12
     assert bool(answer.results) == (verb == "checkpoint")
-    assert loom.fabric.ledger.in_force(A) == ()
+    assert loom.cluster.ledger.in_force(A) == ()
 
 
 @pytest.mark.parametrize("verb", ["pause", "stop", "checkpoint", "resume"])
@@ -857,7 +857,7 @@ def test_paused_ranks_take_a_change_where_they_stand() -> None:
     loom = a_job()
     loom.ask(a_set(), "to1")
     stand(loom, 30, paused=True)
-    assert loom.fabric.ledger.changes["c1"].change.step == 30
+    assert loom.cluster.ledger.changes["c1"].change.step == 30
 
 
 # ── orders ──
@@ -886,7 +886,7 @@ def test_a_request_repeated_after_its_order_ended_is_told_how_it_ended() -> None
     for rank in (A, B):
         obey(loom, rank)
     assert loom.ask(a_steer("resume")).answer == Done(text=outcome("o1", phrase("order_applied", count=2)))
-    assert loom.fabric.ledger.order_count == 1
+    assert loom.cluster.ledger.order_count == 1
 
 
 def test_an_order_is_sent_again_to_who_is_silent_and_expires() -> None:
@@ -956,7 +956,7 @@ def test_old_changes_are_forgotten_but_not_those_in_force(monkeypatch: pytest.Mo
     make(loom, 1, 10, values={"batch": 64})
     for number in range(2, change_ledger.KEEP_CHANGES + 11):
         make(loom, number, 10 * number)
-    kept = loom.fabric.ledger.changes
+    kept = loom.cluster.ledger.changes
     assert len(kept) <= change_ledger.KEEP_CHANGES + 2
     assert "c1" in kept  # nothing has replaced it
     assert "c2" not in kept  # replaced, and long ago
@@ -969,11 +969,11 @@ def test_old_changes_are_forgotten_but_not_those_in_force(monkeypatch: pytest.Mo
         again = loom.ask(a_set(number)).answer
         assert isinstance(again, No)  # just ended: still known
         assert again.why == aborted(f"c{number}", "refused", A, refusal="no such knob")
-    left = [change for change in loom.fabric.ledger.changes.values() if change.phase == "aborted"]
+    left = [change for change in loom.cluster.ledger.changes.values() if change.phase == "aborted"]
     assert len(left) == change_ledger.KEEP_CHANGES
-    assert f"c{refused}" not in loom.fabric.ledger.changes
-    assert len(loom.fabric.ledger.in_force(A)) == change_ledger.KEEP_CHANGES + 2  # the replaced, the newest, and c1
-    assert loom.restarted().fabric.state() == loom.fabric.state()
+    assert f"c{refused}" not in loom.cluster.ledger.changes
+    assert len(loom.cluster.ledger.in_force(A)) == change_ledger.KEEP_CHANGES + 2  # the replaced, the newest, and c1
+    assert loom.restarted().cluster.state() == loom.cluster.state()
 
 
 def test_old_orders_are_forgotten() -> None:
@@ -981,8 +981,8 @@ def test_old_orders_are_forgotten() -> None:
     for number in range(1, change_ledger.KEEP_CHANGES + 11):
         loom.ask(a_steer("stacks", number))
         obey(loom, A, order=f"o{number}")
-    assert len(loom.fabric.ledger.orders) == change_ledger.KEEP_CHANGES
-    assert "o1" not in loom.fabric.ledger.orders
+    assert len(loom.cluster.ledger.orders) == change_ledger.KEEP_CHANGES
+    assert "o1" not in loom.cluster.ledger.orders
 
 
 def test_a_lost_rank_that_disagrees_is_still_found_by_its_beats() -> None:
@@ -999,8 +999,8 @@ def test_a_weaver_restarted_from_a_snapshot_gives_everyone_time_to_answer() -> N
     loom = a_job()
     loom.ask(a_set(), "to1")
     stand(loom)
-    again = Loom(state=loom.fabric.state())
-    again.fabric.restart_watch(again.now)
+    again = Loom(state=loom.cluster.state())
+    again.cluster.restart_runtime(again.now)
     again.wait(1, heartbeat=(A, B))
     assert not again.verdicts
 
@@ -1030,12 +1030,12 @@ def test_a_change_that_lies_ahead_is_withdrawn_and_never_has_an_effect() -> None
     judge(loom)
     loom.ask(Revert(request=request(2), job="mnist", change="c1"))
     stand(loom, 30, 2)
-    withdrawal = loom.fabric.ledger.changes["c2"].change
+    withdrawal = loom.cluster.ledger.changes["c2"].change
     assert (withdrawal.step, withdrawal.values, withdrawal.withdraws) == (1000, {}, "c1")
     promise(loom, "c2")
     judge(loom)
-    assert [change.id for change in loom.fabric.ledger.in_force(A)] == ["c2"]
-    knob = loom.fabric.ledger.knobs["mnist"]["lr"]
+    assert [change.id for change in loom.cluster.ledger.in_force(A)] == ["c2"]
+    knob = loom.cluster.ledger.knobs["mnist"]["lr"]
     assert (knob.value, knob.change) == (0.1, "")
 
 
@@ -1055,9 +1055,9 @@ def test_a_revert_that_lies_ahead_is_undone_by_setting_the_values_for_those_who_
     assert [change.id for change in only(loom, Welcome).changes] == ["c2"]
     loom.ask(Revert(request=request(3), job="mnist", change="c2"))
     stand(loom, 20, 3, (A,))
-    loom.happen(Replied(B, Standing(incarnation=life(2), id=request(3), step=15, step_seconds=0.02)))
-    undoing = loom.fabric.ledger.changes["c3"]
-    assert undoing.change.step == loom.fabric.ledger.changes["c2"].change.step
+    loom.happen(Replied(B, StepReport(incarnation=life(2), id=request(3), step=15, step_seconds=0.02)))
+    undoing = loom.cluster.ledger.changes["c3"]
+    assert undoing.change.step == loom.cluster.ledger.changes["c2"].change.step
     assert (undoing.change.values, undoing.change.withdraws) == ({"lr": 0.5}, "")
     assert undoing.before == {"lr": 0.1}  # as c2 leaves it, at that very step
 
@@ -1067,10 +1067,10 @@ def test_a_withdrawal_that_is_reverted_brings_the_change_back_ahead_or_past() ->
     ahead(loom, 1, a_set(over=7, at_step=1000))
     ahead(loom, 2)
     ahead(loom, 3)
-    again = loom.fabric.ledger.changes["c3"]
+    again = loom.cluster.ledger.changes["c3"]
     assert (again.change.step, again.change.values, again.change.over) == (1000, {"lr": 0.5}, 7)
     assert again.before == {"lr": 0.1}
-    assert [change.id for change in loom.fabric.ledger.in_force(A)] == ["c3"]
+    assert [change.id for change in loom.cluster.ledger.in_force(A)] == ["c3"]
 
     loom = a_job()
     ahead(loom, 1, a_set(at_step=1000))
@@ -1079,7 +1079,7 @@ def test_a_withdrawal_that_is_reverted_brings_the_change_back_ahead_or_past() ->
     take(loom, "c2")
     loom.ask(Revert(request=request(3), job="mnist", change="c2"), "to3")
     carry(loom, 3, 1100)
-    assert loom.fabric.ledger.changes["c3"].change.values == {"lr": 0.5}
+    assert loom.cluster.ledger.changes["c3"].change.values == {"lr": 0.5}
 
 
 def test_what_a_change_found_is_what_a_rank_said_it_had() -> None:
@@ -1087,9 +1087,9 @@ def test_what_a_change_found_is_what_a_rank_said_it_had() -> None:
     loom.ask(a_set(1, values={"lr": 0.5}))
     for rank in (A, B):
         said = {"lr": 0.123} if rank == A else {}
-        standing = Standing(incarnation=life(1), id=request(1), step=10, step_seconds=0.1, knobs=said)
+        standing = StepReport(incarnation=life(1), id=request(1), step=10, step_seconds=0.1, knobs=said)
         loom.happen(Replied(rank, standing))
-    assert loom.fabric.ledger.changes["c1"].before == {"lr": 0.123}
+    assert loom.cluster.ledger.changes["c1"].before == {"lr": 0.123}
 
 
 def test_a_rank_that_an_operator_killed_is_known_to_be_dead_and_by_whom() -> None:
@@ -1109,11 +1109,11 @@ def test_a_rank_that_a_kill_never_reached_is_not_called_killed_when_its_link_clo
     loom.close(A, link=f"s:{A.rank}")
     loom.wait(60, heartbeat=(B,))
     assert loom.answers("to1")  # presumed dead, which is what was wanted
-    assert loom.fabric.ledger.orders["o1"].ok
+    assert loom.cluster.ledger.orders["o1"].ok
     loom.open(A, link="s:9")  # presumed wrongly
-    assert loom.fabric.ranks[A].presence is Presence.LIVE
+    assert loom.cluster.ranks[A].presence is Presence.LIVE
     loom.close(A, link="s:9")
-    assert loom.fabric.ranks[A].presence is Presence.LOST  # it may come back once more, and be asked
+    assert loom.cluster.ranks[A].presence is Presence.LOST  # it may come back once more, and be asked
 
 
 def test_a_change_that_its_only_rank_missed_is_a_failure_and_an_incident_if_its_beats_go_on_saying_so() -> None:
@@ -1139,4 +1139,4 @@ def test_a_change_taken_while_paused_is_reverted_not_withdrawn() -> None:
     take(loom, "c1", (A, B))
     loom.ask(Revert(request=request(2), job="mnist", change="c1"))
     stand(loom, 20, 2, paused=True)
-    assert loom.fabric.ledger.changes["c2"].change.values == {"lr": 0.1}
+    assert loom.cluster.ledger.changes["c2"].change.values == {"lr": 0.1}

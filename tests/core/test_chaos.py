@@ -16,7 +16,7 @@ from torchloom.core.incidents.periodic_checks import hang_of_run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentOpened, ResponseBegan
 from torchloom.protocol.phrase import Phrase, phrase
-from torchloom.protocol.rank import Beat, Committed
+from torchloom.protocol.rank import Beat, ChangeSpec
 
 EVENTS = 25_000
 
@@ -68,11 +68,11 @@ def test_ranks_that_do_not_answer_the_roll_call_get_incidents_with_numbers_of_th
 def test_a_beat_that_shows_two_things_opens_two_incidents() -> None:
     site = Training()
     rank, life = RankId(JOB, "main", 1), site.run.places[1].incarnation
-    pulse = site.loom.fabric.watch.pulses[rank]
-    pulse.missed, pulse.astray = Committed(id="c9", number=9, step=1, values={}, action="set"), 2
+    rank_runtime = site.loom.cluster.runtime.ranks[rank]
+    rank_runtime.missed, rank_runtime.astray = ChangeSpec(id="c9", number=9, step=1, values={}, action="set"), 2
     beat = Beat(incarnation=life, step=site.step)
     found = (Finding("not_finite", "loss is NaN"),)
-    decision = decide(site.loom.fabric, Heard(rank, beat, found), site.loom.now)
+    decision = decide(site.loom.cluster, Heard(rank, beat, found), site.loom.now)
     ids = [record.id for record in decision.records if isinstance(record, IncidentOpened)]
     assert len(ids) == len(set(ids)) == 2
 
@@ -81,8 +81,8 @@ def test_agreeing_with_its_peers_again_closes_nothing_else_about_a_rank() -> Non
     site = Training()
     find(site, "straggler", "is slow")
     rank, life = RankId(JOB, "main", 1), site.run.places[1].incarnation
-    site.loom.fabric.watch.pulses[rank].mended = True
-    decision = decide(site.loom.fabric, Heard(rank, Beat(incarnation=life, step=site.step)), site.loom.now)
+    site.loom.cluster.runtime.ranks[rank].mended = True
+    decision = decide(site.loom.cluster, Heard(rank, Beat(incarnation=life, step=site.step)), site.loom.now)
     assert decision.records == ()
 
 
@@ -96,7 +96,7 @@ def test_trouble_that_is_over_before_the_checkpoint_came_ends_no_rank() -> None:
         site.look()
     assert site.run.response is None
     assert site.run.attempt == 1
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert incident.history[-1][1] == phrase("response_undone", do=("checkpoint", "restart"))
 
 
@@ -115,18 +115,18 @@ def test_a_hang_that_is_over_before_the_checkpoint_came_ends_no_rank() -> None:
 def test_a_new_weaver_does_not_take_what_it_has_not_seen_yet_for_the_end_of_a_hang() -> None:
     site = Training()
     site.stand(10, rank=0)
-    (known,) = site.loom.fabric.incidents
+    (known,) = site.loom.cluster.incidents
     site.restart_weaver()
-    site.loom.fabric.watch.blind_until = -1e9
+    site.loom.cluster.runtime.blind_until = -1e9
     for passed in range(11, 17):
         site.beat_step(site.step, None, still=float(passed))
         site.seen = {rank: {"still": float(passed)} for rank in (0, 1)}
         site.look()
     site.seen = {}
-    assert site.loom.fabric.incidents[known].closed is None
-    assert len(site.loom.fabric.incidents) == 1
+    assert site.loom.cluster.incidents[known].closed is None
+    assert len(site.loom.cluster.incidents) == 1
     site.train(4)
-    outcome = site.loom.fabric.incidents[known].outcome
+    outcome = site.loom.cluster.incidents[known].outcome
     assert isinstance(outcome, Phrase)
     assert outcome.code == "went_on_by_itself"
 
@@ -140,7 +140,7 @@ def test_an_attempt_that_fails_before_it_runs_is_told_in_place_of_the_one_before
     for node in ("n1", "n2"):  # where it runs, and then where it is to run
         site.silent.add(node)
         site.settle(60)
-    told = [i for i in site.loom.fabric.incidents.values() if i.about == About(run=JOB)]
+    told = [i for i in site.loom.cluster.incidents.values() if i.about == About(run=JOB)]
     assert len(told) == 2
     assert [i.closed is None for i in told] == [False, True]
     assert isinstance(told[0].outcome, Phrase)
@@ -156,10 +156,10 @@ def test_what_a_rank_said_it_was_doing_is_over_once_its_agent_sees_it_train() ->
     site.beat_step(site.step, None, phase="checkpoint")
     site.seen = {1: {"held": 1.5, "still": 1.5}}
     site.look()
-    found = hang_of_run(site.loom.fabric, JOB, site.loom.now)
+    found = hang_of_run(site.loom.cluster, JOB, site.loom.now)
     assert found is not None
     assert (found.kind, found.culprits) == ("held", (1,))
-    assert found.act_after == site.loom.fabric.settings.held_act_seconds
+    assert found.act_after == site.loom.cluster.settings.held_act_seconds
 
 
 def test_a_silent_rank_that_is_presumed_dead_is_alive_if_its_agent_sees_it_run() -> None:
@@ -171,7 +171,7 @@ def test_a_silent_rank_that_is_presumed_dead_is_alive_if_its_agent_sees_it_run()
         site.loom.happen(Tick())
         site.look()
     assert site.loom.presence(RankId(JOB, "main", 1)) == "dead"
-    found = hang_of_run(site.loom.fabric, JOB, site.loom.now)
+    found = hang_of_run(site.loom.cluster, JOB, site.loom.now)
     assert found is not None
     assert (found.kind, found.culprits) == ("held", (1,))
 
@@ -187,5 +187,7 @@ def test_memory_that_creeps_up_towards_what_the_machine_has_is_told_of_the_rank_
             site.loom.happen(Heard(RankId(JOB, "main", place.rank), beat))
         site.loom.look()
         site.look()
-    assert [i.about for i in site.loom.fabric.incidents.values()] == [About(rank=RankId(JOB, "main", 1), part="memory")]
+    assert [i.about for i in site.loom.cluster.incidents.values()] == [
+        About(rank=RankId(JOB, "main", 1), part="memory")
+    ]
     assert site.run.attempt == 1

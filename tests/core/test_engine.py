@@ -15,8 +15,8 @@ from torchloom.core.decide import decide
 from torchloom.core.engine import Engine
 from torchloom.core.events import Asked, Event, FellSilent, Heard, JobDue, LinkClosed, RunDue
 from torchloom.core.incidents.periodic_checks import SLICE
-from torchloom.core.state.cluster import Fabric
-from torchloom.core.state.runtime import Pulse
+from torchloom.core.state.cluster import ClusterState
+from torchloom.core.state.runtime import RankRuntime
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.lighthouse import LighthouseBeat
@@ -54,8 +54,8 @@ def test_an_ordinary_beat_needs_no_decision() -> None:
 
 
 def test_a_lighthouse_that_does_not_know_of_an_eviction_is_told_once_a_second() -> None:
-    engine = Engine(Fabric(Loom().fabric.settings))
-    engine.fabric.fold((MembersEvicted(job=JOB, members=("m",), reason="gone"),), 0.0)
+    engine = Engine(ClusterState(Loom().cluster.settings))
+    engine.cluster.fold((MembersEvicted(job=JOB, members=("m",), reason="gone"),), 0.0)
     beat = LighthouseBeat(incarnation=life(1), address="a:1")
     heard = [engine.hear_lighthouse(JOB, beat, now) is not None for now in (0.0, 0.1, 0.2, 1.5, 1.6)]
     assert heard == [True, True, False, True, False]  # the first is news, which it is anyway
@@ -77,7 +77,7 @@ def asked() -> list[tuple[Loom, Asked]]:
 
 def test_what_is_decided_cannot_be_changed_afterwards() -> None:
     for loom, event in asked():
-        decision = decide(loom.fabric, event, loom.now)
+        decision = decide(loom.cluster, event, loom.now)
         assert decision.records
         for record in decision.records:
             assert record.__struct_config__.frozen
@@ -87,21 +87,21 @@ def test_what_is_decided_cannot_be_changed_afterwards() -> None:
 
 def test_to_decide_changes_nothing_and_to_fold_does() -> None:
     for loom, event in asked():
-        before = loom.fabric.state(), repr(loom.fabric.watch.courses)
-        decision = decide(loom.fabric, event, loom.now)
-        assert (loom.fabric.state(), repr(loom.fabric.watch.courses)) == before
-        loom.fabric.fold(decision.records, loom.now)
-        assert (loom.fabric.state(), repr(loom.fabric.watch.courses)) != before
+        before = loom.cluster.state(), repr(loom.cluster.runtime.operations)
+        decision = decide(loom.cluster, event, loom.now)
+        assert (loom.cluster.state(), repr(loom.cluster.runtime.operations)) == before
+        loom.cluster.fold(decision.records, loom.now)
+        assert (loom.cluster.state(), repr(loom.cluster.runtime.operations)) != before
 
 
 def test_one_decision_folded_twice_gives_two_courses() -> None:
     one, other = a_job(), a_job()
-    decision = decide(one.fabric, Asked(a_set(), "to1"), one.now)
+    decision = decide(one.cluster, Asked(a_set(), "to1"), one.now)
     for loom in (one, other):
-        loom.fabric.fold(decision.records, loom.now)
+        loom.cluster.fold(decision.records, loom.now)
     stand(one, ranks=(A,))
-    assert set(one.fabric.watch.courses.by_request[request(1)].standings) == {A}
-    assert not other.fabric.watch.courses.by_request[request(1)].standings
+    assert set(one.cluster.runtime.operations.by_request[request(1)].step_reports) == {A}
+    assert not other.cluster.runtime.operations.by_request[request(1)].step_reports
 
 
 def test_what_a_restarted_weaver_does_without_is_folded_but_not_stored() -> None:
@@ -110,9 +110,9 @@ def test_what_a_restarted_weaver_does_without_is_folded_but_not_stored() -> None
     decision = loom.ask(a_set(), "to1")
     assert decision.records
     assert not decision.stored
-    assert loom.fabric.watch.courses.by_request[request(1)].waiters == ["to1"]
+    assert loom.cluster.runtime.operations.by_request[request(1)].waiters == ["to1"]
     loom.ask(a_set(), "to2")
-    assert loom.fabric.watch.courses.by_request[request(1)].waiters == ["to1", "to2"]
+    assert loom.cluster.runtime.operations.by_request[request(1)].waiters == ["to1", "to2"]
     assert len(loom.log) == before
     stand(loom, ranks=(A, B))
     assert msgspec.msgpack.encode(loom.log[-1][1])  # a proposal is
@@ -123,7 +123,7 @@ def test_whoever_gives_an_order_waits_for_its_end() -> None:
     ask: Steer = a_steer("stacks")
     decision = loom.ask(ask, "to1")
     assert [type(record).__name__ for record in decision.stored] == ["OrderGiven"]
-    assert loom.fabric.watch.courses.by_request[ask.request].waiters == ["to1"]
+    assert loom.cluster.runtime.operations.by_request[ask.request].waiters == ["to1"]
 
 
 # ── slices ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,30 +149,30 @@ def train(loom: Loom, ranks: Iterable[RankId], step: int) -> None:
         assert loom.engine.hear(rank, replace(BEAT, step=50 * step), loom.now) is None
 
 
-class Counted(dict[RankId, Pulse]):
+class Counted(dict[RankId, RankRuntime]):
     """Who was looked at."""
 
-    def __init__(self, pulses: dict[RankId, Pulse]) -> None:
-        super().__init__(pulses)
+    def __init__(self, ranks: dict[RankId, RankRuntime]) -> None:
+        super().__init__(ranks)
         self.looked: list[RankId] = []
 
-    def __getitem__(self, rank: RankId) -> Pulse:
+    def __getitem__(self, rank: RankId) -> RankRuntime:
         self.looked.append(rank)
         return super().__getitem__(rank)
 
-    def get(self, rank: RankId, default: Pulse | None = None) -> Pulse | None:  # type: ignore[override]
+    def get(self, rank: RankId, default: RankRuntime | None = None) -> RankRuntime | None:  # type: ignore[override]
         self.looked.append(rank)
         return super().get(rank, default)
 
 
 def test_a_pass_looks_at_every_rank_and_a_slice_of_it_at_few() -> None:
     loom, ranks = a_fleet(small=3, large=LARGE, other=1)
-    pulses = loom.fabric.watch.pulses = Counted(loom.fabric.watch.pulses)
+    ranks = loom.cluster.runtime.ranks = Counted(loom.cluster.runtime.ranks)
     seen: set[RankId] = set()
     for _ in loom.engine.look(loom.now):
-        assert len(set(pulses.looked)) <= SLICE
-        seen.update(pulses.looked)
-        pulses.looked.clear()
+        assert len(set(ranks.looked)) <= SLICE
+        seen.update(ranks.looked)
+        ranks.looked.clear()
     assert seen == set(ranks)
 
 
@@ -180,12 +180,12 @@ def test_small_jobs_share_a_slice() -> None:
     loom, _ = a_fleet(**{f"job{number}": 1 for number in range(20)})
     slices = list(loom.engine.look(loom.now))
     assert len(slices) == 2  # the second has what was found out about the last job
-    assert {event.job for events in slices for event in events if isinstance(event, JobDue)} == set(loom.fabric.jobs)
+    assert {event.job for events in slices for event in events if isinstance(event, JobDue)} == set(loom.cluster.jobs)
 
 
 def places(loom: Loom) -> tuple[RankId, RankId, RankId, RankId]:
     """At both sides of a border between two slices, and at both ends."""
-    order = tuple(loom.fabric.ranks_of_job["large"])
+    order = tuple(loom.cluster.ranks_of_job["large"])
     return order[0], order[SLICE - 1], order[SLICE], order[-1]
 
 
@@ -209,7 +209,7 @@ def test_a_rank_that_hangs_is_found_in_whichever_slice_it_is() -> None:
                 step = 450 if rank == culprit else 451
                 loom.engine.hear(rank, Beat(incarnation=life(1), step=step, still=float(second)), loom.now)
             loom.look()
-        (incident,) = loom.fabric.incidents.values()
+        (incident,) = loom.cluster.incidents.values()
         assert incident.about == About(rank=culprit, part="hang")
 
 
@@ -227,8 +227,8 @@ def test_ranks_may_come_and_go_between_two_slices() -> None:
     loom, ranks = a_fleet(large=LARGE, other=3)
     slices = loom.engine.look(loom.now)
     next(slices)
-    loom.fabric.fold([RankForgotten(rank=rank) for rank in ranks if rank.job == "other"], loom.now)
-    loom.fabric.fold([RankForgotten(rank=rank) for rank in places(loom)], loom.now)
+    loom.cluster.fold([RankForgotten(rank=rank) for rank in ranks if rank.job == "other"], loom.now)
+    loom.cluster.fold([RankForgotten(rank=rank) for rank in places(loom)], loom.now)
     loom.join(RankId("new", "r", 0))
     events = [event for events in slices for event in events]
     assert [event.job for event in events if isinstance(event, JobDue)] == ["large"]
@@ -247,7 +247,7 @@ def test_a_pass_leaves_the_hangs_of_runs_to_their_agents() -> None:
         site.seen[1] = {"step": stuck, "still": float(seconds)}
         site.loom.look()
         site.look()
-    assert [i.about for i in site.loom.fabric.incidents.values()] == [About(rank=RankId(JOB, "main", 1), part="hang")]
+    assert [i.about for i in site.loom.cluster.incidents.values()] == [About(rank=RankId(JOB, "main", 1), part="hang")]
 
 
 def test_a_run_that_waits_to_be_handled_is_not_made_due_again() -> None:

@@ -33,7 +33,7 @@ def test_a_node_that_is_not_fit_is_left_out_and_named() -> None:
     site.settle(2)
     assert (site.phase, site.run.nodes) == ("running", ("n2",))
     assert incidents(site) == [phrase("node_not_fit", node="n1", why="memory: 3 of 4 MB free")]
-    told = next(iter(site.loom.fabric.incidents.values()))
+    told = next(iter(site.loom.cluster.incidents.values()))
     assert (told.about, told.decision) == (
         About(node="n1", part="fitness"),
         phrase("unfit_gets_no_ranks"),
@@ -52,7 +52,7 @@ def test_with_nowhere_to_go_it_waits_says_why_and_goes_on_once_that_is_mended() 
     site.agents["n1"].unfit = ()
     site.settle(AGAIN_SECONDS + 1)
     assert site.phase == "running"
-    assert [i.outcome for i in site.loom.fabric.incidents.values()] == [phrase("node_fit_again")]
+    assert [i.outcome for i in site.loom.cluster.incidents.values()] == [phrase("node_fit_again")]
 
 
 def test_what_was_found_holds_for_a_while() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.core.loom import life
 from tests.core.site import JOB, Site
 from tests.examples import examples
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.goodput import KEEP_STRETCHES, Account, Stretch, tally
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
@@ -20,8 +20,8 @@ from torchloom.protocol.records import JobForgotten, JobResumed, RankJoined, Rec
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
-    AttemptHeld,
     AttemptLaunched,
+    AttemptPaused,
     AttemptRunning,
     AttemptStopping,
     RunEnded,
@@ -64,10 +64,10 @@ def ended(attempt: int = 1, wait: float = 0.0) -> AttemptEnded:
 
 
 def told(*history: tuple[float, Record], now: float) -> Goodput:
-    fabric = Fabric(Settings())
+    cluster = ClusterState(Settings())
     for at, record in history:
-        fabric.fold((record,), at)
-    again = Fabric(Settings(), fabric.state())  # it is all in the state
+        cluster.fold((record,), at)
+    again = ClusterState(Settings(), cluster.state())  # it is all in the state
     found = again.goodput.of(JOB, now)
     assert found is not None
     assert found.productive + sum(found.lost.values()) == pytest.approx(found.elapsed)
@@ -154,7 +154,7 @@ def test_a_lost_node_one_that_leaves_and_an_evicted_device_are_told_apart() -> N
 
 def test_a_pause_and_the_end_that_was_asked_for_are_told() -> None:
     held: list[tuple[float, Record]] = [
-        (45, AttemptHeld(job=JOB, attempt=1)), (55, AttemptHeld(job=JOB, attempt=1, held=False)),
+        (45, AttemptPaused(job=JOB, attempt=1)), (55, AttemptPaused(job=JOB, attempt=1, held=False)),
     ]  # fmt: skip
     end: list[tuple[float, Record]] = [
         (115, stopping(9, then="cancel")), (118, RunEnded(job=JOB, phase="cancelled", step=9)),
@@ -195,10 +195,10 @@ def test_an_attempt_that_came_to_no_step_was_not_productive() -> None:
 
 
 def test_while_no_step_is_made_it_is_starting_and_ranks_that_never_speak_are_believed() -> None:
-    fabric = Fabric(Settings())
+    cluster = ClusterState(Settings())
     for at, record in (*START, (35.0, joined())):
-        fabric.fold((record,), at)
-    spent = [fabric.goodput.of(JOB, 115, step) for step in (0, 1, None)]
+        cluster.fold((record,), at)
+    spent = [cluster.goodput.of(JOB, 115, step) for step in (0, 1, None)]
     assert [found and found.productive for found in spent] == [0, 80, 80]
     assert told(*START, (115, RunEnded(job=JOB, phase="done", step=0)), now=200).productive == 100
 
@@ -214,10 +214,10 @@ def test_ranks_that_never_speak_came_as_far_as_the_next_attempt_goes_on_from() -
 def test_a_new_run_begins_a_new_account_and_a_forgotten_job_has_none() -> None:
     done: tuple[float, Record] = (115, RunEnded(job=JOB, phase="done", step=9))
     assert told(*START, done, (200, SUBMITTED), now=201) == Goodput(elapsed=1, productive=0, lost={"waiting": 1})
-    fabric = Fabric(Settings())
+    cluster = ClusterState(Settings())
     for at, record in (*START, done, (200.0, JobForgotten(job=JOB))):
-        fabric.fold((record,), at)
-    assert fabric.goodput.of(JOB, 300) is None
+        cluster.fold((record,), at)
+    assert cluster.goodput.of(JOB, 300) is None
 
 
 @given(
@@ -256,14 +256,14 @@ def test_productive_and_lost_seconds_are_all_there_is(moves: list[tuple[str, flo
                 site.loom.now -= min(seconds, 0.1)
             case "pause" if site.phase in {"running", "paused"}:
                 held = site.phase == "running"
-                site.loom.fabric.fold((AttemptHeld(job=JOB, attempt=site.run.attempt, held=held),), site.loom.now)
+                site.loom.cluster.fold((AttemptPaused(job=JOB, attempt=site.run.attempt, held=held),), site.loom.now)
             case "hang":
-                hang = opened("hang", id=f"i{site.loom.fabric.incidents.count + 1}", about=About(job=JOB, part="hang"))
-                site.loom.fabric.fold((hang,), site.loom.now)
+                hang = opened("hang", id=f"i{site.loom.cluster.incidents.count + 1}", about=About(job=JOB, part="hang"))
+                site.loom.cluster.fold((hang,), site.loom.now)
             case "kill0" | "kill1" if agent.attempts and agent.attempts[max(agent.attempts)].ranks:
                 agent.resume = (f"/step-{step}", step)
                 agent.end(int(move[-1]), signal="SIGKILL")
-        found = site.loom.fabric.goodput.of(JOB, site.loom.now)
+        found = site.loom.cluster.goodput.of(JOB, site.loom.now)
         assert found is not None
         assert found.elapsed == pytest.approx(site.loom.now - submitted, abs=0.2)
         assert found.productive + sum(found.lost.values()) == pytest.approx(found.elapsed)
@@ -272,14 +272,14 @@ def test_productive_and_lost_seconds_are_all_there_is(moves: list[tuple[str, flo
 
 
 def test_of_many_attempts_the_sum_is_kept() -> None:
-    fabric = Fabric(Settings())
-    fabric.fold((SUBMITTED,), 0.0)
+    cluster = ClusterState(Settings())
+    cluster.fold((SUBMITTED,), 0.0)
     at = 0.0
     for attempt in range(1, 3 * KEEP_STRETCHES):
         step = 10 * attempt
-        fabric.fold((begun(attempt), launched(attempt, step - 10), AttemptRunning(job=JOB, attempt=attempt)), at)
-        fabric.fold((stopping(step, attempt=attempt), ended(attempt)), at + 1)
+        cluster.fold((begun(attempt), launched(attempt, step - 10), AttemptRunning(job=JOB, attempt=attempt)), at)
+        cluster.fold((stopping(step, attempt=attempt), ended(attempt)), at + 1)
         at += 1
-    account: Account = fabric.goodput.by_job[JOB]
+    account: Account = cluster.goodput.by_job[JOB]
     assert len(account.stretches) == KEEP_STRETCHES
     assert tally(account, at).productive == pytest.approx(at)

@@ -28,11 +28,11 @@ def group(replicas: int = 2, **more: object) -> Site:
 
 
 def run_of(site: Site, part: object) -> Run:
-    return site.loom.fabric.runs.by_job[f"{JOB}:{part}"]
+    return site.loom.cluster.runs.by_job[f"{JOB}:{part}"]
 
 
 def phases(site: Site) -> dict[str, str]:
-    return {name.rpartition(":")[2]: run.phase.value for name, run in site.loom.fabric.runs.by_job.items()}
+    return {name.rpartition(":")[2]: run.phase.value for name, run in site.loom.cluster.runs.by_job.items()}
 
 
 def member(number: int, life: int = 1) -> str:
@@ -52,7 +52,7 @@ def join(site: Site, number: int, life: int = 1) -> RankId:
 def shine(site: Site, *members: str, evicted: tuple[str, ...] = (), quorum: int = 1) -> tuple[tuple[str, Evict], ...]:
     """The lighthouse speaks; what it is told."""
     beat = LighthouseBeat(incarnation="0" * 24, address="n1:1", quorum=quorum, members=members, evicted=evicted)
-    site.loom.fabric.watch.hear_lighthouse(JOB, beat)
+    site.loom.cluster.runtime.hear_lighthouse(JOB, beat)
     return site.loom.happen(LighthouseHeard(JOB)).evictions
 
 
@@ -135,7 +135,7 @@ def test_a_name_that_is_in_use_is_refused_and_the_same_question_answered_again()
     assert isinstance(site.submit(2, torchft=Torchft(replicas=2), per_node=1), No)
     assert isinstance(site.submit(1, torchft=Torchft(replicas=2), per_node=1), Done)
     assert isinstance(site.submit(3), No)
-    assert len(site.loom.fabric.runs.by_job) == 3
+    assert len(site.loom.cluster.runs.by_job) == 3
 
 
 def test_a_lighthouse_comes_back_where_it_was() -> None:
@@ -178,7 +178,7 @@ def test_a_replica_that_dies_is_evicted_and_started_again_while_the_others_go_on
     assert [run_of(site, n).ordinal for n in range(3)] == [1, 2, 1]
     assert phases(site) == {"lighthouse": "running", "0": "running", "1": "running", "2": "running"}
     assert len(incidents(site)) == 1
-    assert all(incident.closed is not None for incident in site.loom.fabric.incidents.values())
+    assert all(incident.closed is not None for incident in site.loom.cluster.incidents.values())
 
 
 def test_a_replica_with_peers_that_train_needs_no_checkpoint() -> None:
@@ -296,7 +296,7 @@ def test_a_lighthouse_that_counts_on_one_who_is_gone_is_told_so() -> None:
     site = group()
     rank = join(site, 1)
     # As a weaver finds it that was away when the rank left.
-    site.loom.fabric.ranks[rank] = replace(site.loom.fabric.ranks[rank], presence=Presence.LEFT)
+    site.loom.cluster.ranks[rank] = replace(site.loom.cluster.ranks[rank], presence=Presence.LEFT)
     ((_, told),) = shine(site, member(0), member(1))
     assert told.members == (member(1),)
 
@@ -329,7 +329,7 @@ def test_a_script_that_does_not_say_who_it_is_is_known_by_where_its_ranks_meet()
     beat = LighthouseBeat(
         incarnation="0" * 24, address="n1:1", quorum=1, stores={"x:1": f"{run.host}:{run.port}", "y:2": "n1.local:1"}
     )
-    site.loom.fabric.watch.hear_lighthouse(JOB, beat)
+    site.loom.cluster.runtime.hear_lighthouse(JOB, beat)
     site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
     site.settle(0.0)
     assert evicted(site)[0] == ("x:1",)
@@ -343,10 +343,10 @@ def test_what_a_replica_did_before_it_was_lost_is_not_lost_with_it() -> None:
     site.settle(100.0)
     site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
     site.settle(2.0)
-    spent = site.loom.fabric.goodput.of(f"{JOB}:1", site.loom.now)
+    spent = site.loom.cluster.goodput.of(f"{JOB}:1", site.loom.now)
     assert spent is not None
     assert spent.productive > 90
     assert "redone" not in spent.lost
-    (incident,) = (i for i in site.loom.fabric.incidents.values() if i.stopped is not None)
+    (incident,) = (i for i in site.loom.cluster.incidents.values() if i.stopped is not None)
     assert incident.lost_steps == 0
     assert phrase("heals") in [entry for _, entry in incident.history]

@@ -11,7 +11,7 @@ from tests.core.site import JOB, Site, incidents
 from torchloom.core.decision import Decision
 from torchloom.core.detect.rank_spans import spans
 from torchloom.core.detect.stack_groups import group, story
-from torchloom.core.events import FactTold, Heard, LinkOpened, Reported, Tick
+from torchloom.core.events import FactReported, Heard, LinkOpened, Reported, Tick
 from torchloom.core.incidents.policy import planned
 from torchloom.core.state.runs import Run
 from torchloom.protocol.facts import Inspected, RankStacks
@@ -126,7 +126,7 @@ def test_a_rank_that_stops_for_a_moment_and_goes_on_is_no_reason_to_do_anything(
     site = Training()
     site.stand(1, rank=1, frozen=True)
     site.train(3)
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert incident.closed is not None
     assert isinstance(incident.outcome, Phrase)
     assert incident.outcome.code == "went_on_by_itself"
@@ -175,17 +175,17 @@ def test_an_agent_that_has_just_begun_to_look_does_not_end_an_incident() -> None
     site.stand(5, rank=1, frozen=True)
     site.beat_step(site.step, None, still=6.0)
     site.look()  # a new agent, whose counters stand at 0
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert incident.closed is None
     site.train(2)
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert incident.closed is not None
 
 
 def test_a_weaver_that_was_away_does_not_blame_anyone_for_what_it_missed() -> None:
     site = Training()
     site.loom.now += 1000
-    site.loom.fabric.restart_watch(site.loom.now)
+    site.loom.cluster.restart_runtime(site.loom.now)
     site.look()
     assert incidents(site) == []
 
@@ -204,15 +204,15 @@ def heard(evidence: Iterable[Prose]) -> list[Phrase]:
 def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> None:
     site = Training()
     site.stand(1, rank=1, frozen=True)
-    (incident,) = site.loom.fabric.incidents
+    (incident,) = site.loom.cluster.incidents
     ranks = (
         RankStacks(rank=0, how="itself", text=WAITS),
         RankStacks(rank=1, how="py-spy", text=SLEEPS, state="stopped", said="oops"),
     )
     said = Inspected(job=JOB, node="n1", incident=incident, ranks=ranks, host="load 1")
-    site.loom.happen(FactTold(said))
-    site.loom.happen(FactTold(said))
-    evidence = list(site.loom.fabric.incidents[incident].evidence)
+    site.loom.happen(FactReported(said))
+    site.loom.happen(FactReported(said))
+    evidence = list(site.loom.cluster.incidents[incident].evidence)
     lines = [
         *story(group({0: WAITS, 1: SLEEPS}), culprits=(1,)),
         phrase("stacks_from_outside", rank=1, state="stopped"),
@@ -227,15 +227,15 @@ def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> Non
 
 def test_stacks_for_an_incident_that_nobody_knows_are_left_alone() -> None:
     site = Training()
-    decision = site.loom.happen(FactTold(Inspected(job=JOB, node="n1", incident="i99")))
+    decision = site.loom.happen(FactReported(Inspected(job=JOB, node="n1", incident="i99")))
     assert not decision
 
 
 def test_an_agent_that_did_not_answer_is_asked_again_and_one_that_did_is_not() -> None:
     site = Training(("n1", "n2"), per_node=1, nodes=2)
     site.stand(1, rank=1, frozen=True)
-    (incident,) = site.loom.fabric.incidents
-    site.loom.happen(FactTold(Inspected(job=JOB, node="n1", incident=incident)))
+    (incident,) = site.loom.cluster.incidents
+    site.loom.happen(FactReported(Inspected(job=JOB, node="n1", incident=incident)))
     site.told.clear()
     site.stand(1, rank=1, frozen=1.5)
     assert {node for node, _ in inspect_orders(site)} == {"n2"}
@@ -256,7 +256,7 @@ def test_a_dry_run_says_once_what_it_would_do() -> None:
     site.stand(30, rank=1, frozen=True)
     assert site.run.attempt == 1
     assert site.records(ResponseBegan) == []
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     nothing = phrase("policy_held_back", why=phrase("policy_dry_run"), policy=planned("restart"))
     assert incident.decision == nothing
     assert [r.decision for r in site.records(IncidentAmended)].count(nothing) == 1  # type: ignore[attr-defined]
@@ -266,7 +266,7 @@ def test_where_no_checkpoint_is_known_of_a_frozen_rank_is_given_far_more_time() 
     site = Training(checkpoint_dir="")
     site.stand(300, rank=1, frozen=True)
     assert site.run.attempt == 1
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert isinstance(incident.decision, Phrase)
     assert incident.decision.code == "if_it_lasts_all_is_lost"
     site.stand(700, rank=1, frozen=True)
@@ -294,7 +294,7 @@ def test_a_limit_ends_what_a_rule_does() -> None:
     site.stand(20, rank=1, frozen=True)
     assert site.run.attempt == 2
     held_back = phrase("policy_held_back", why=phrase("policy_limit_reached", limit=1), policy=planned("restart"))
-    assert list(site.loom.fabric.incidents.values())[-1].decision == held_back
+    assert list(site.loom.cluster.incidents.values())[-1].decision == held_back
 
 
 def test_restarts_for_hangs_count_against_the_budget() -> None:
@@ -308,7 +308,7 @@ def test_what_was_decided_survives_a_restart_of_the_weaver() -> None:
     site = Training()
     site.stand(4, rank=1, frozen=True)
     again = site.loom.restarted()
-    assert again.fabric.state() == site.loom.fabric.state()
+    assert again.cluster.state() == site.loom.cluster.state()
 
 
 # ── jobs that others started ──
@@ -338,7 +338,7 @@ def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_
             loom.happen(Heard(rank, beat))
         loom.look()
         loom.now += 1
-    (incident,) = loom.fabric.incidents.values()
+    (incident,) = loom.cluster.incidents.values()
     assert incident.about == About(rank=RankId("theirs", "r", 1), part="hang")
     assert incident.decision == phrase("not_ours_to_restart")
     orders = [command for _, command in loom.sent[sent:] if isinstance(command, Order)]
@@ -353,7 +353,7 @@ def test_whoever_waits_for_a_rank_that_nobody_hears_is_not_blamed() -> None:
         loom.look()
         loom.happen(Tick())
         loom.now += 1
-    assert {i.about for i in loom.fabric.incidents.values()} == {About(rank=RankId("theirs", "r", 1))}
+    assert {i.about for i in loom.cluster.incidents.values()} == {About(rank=RankId("theirs", "r", 1))}
 
 
 def test_a_rank_that_is_lost_because_it_is_frozen_is_one_incident() -> None:
@@ -370,7 +370,7 @@ def test_a_rank_that_is_lost_because_it_is_frozen_is_one_incident() -> None:
         site.loom.happen(Tick())
     assert site.loom.presence(RankId(JOB, "main", silent.rank)) == "lost"
     assert len(incidents(site)) == 1
-    (known,) = site.loom.fabric.incidents.values()
+    (known,) = site.loom.cluster.incidents.values()
     assert any(isinstance(line, Phrase) and line.code == "rank_lost_too" for line in known.evidence)
 
 
@@ -399,7 +399,7 @@ class Together(Training):
 
     @property
     def replicas(self) -> list[Run]:
-        return [self.loom.fabric.runs.by_job[f"{JOB}:{number}"] for number in range(3)]
+        return [self.loom.cluster.runs.by_job[f"{JOB}:{number}"] for number in range(3)]
 
     def join(self) -> None:
         for run in self.replicas:
@@ -457,7 +457,7 @@ def test_the_only_one_that_has_trained_is_given_far_more_time_when_it_is_frozen(
 def test_the_incident_says_what_was_heard_of_the_one_that_is_frozen() -> None:
     site = Together(dry_run=True)
     site.wait(3, 1, frozen=True)
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert incident.about == About(rank=RankId(JOB, f"{JOB}_1", 0), part="frozen")
     first = incident.evidence[0]
     assert isinstance(first, Phrase)
@@ -468,11 +468,11 @@ def test_the_incident_says_what_was_heard_of_the_one_that_is_frozen() -> None:
 def test_stacks_of_a_replica_are_kept_with_the_incident_of_its_job() -> None:
     site = Together(dry_run=True)
     site.wait(1, 1, frozen=True)
-    (incident,) = site.loom.fabric.incidents
+    (incident,) = site.loom.cluster.incidents
     ranks = (RankStacks(rank=0, how="py-spy", text=SLEEPS, state="stopped"),)
-    site.loom.happen(FactTold(Inspected(job=f"{JOB}:1", node="n1", incident=incident, ranks=ranks)))
+    site.loom.happen(FactReported(Inspected(job=f"{JOB}:1", node="n1", incident=incident, ranks=ranks)))
     lines = [*story(group({0: SLEEPS})), phrase("stacks_from_outside", rank=0, state="stopped")]
-    assert phrase("stacks_on_node", node="n1", lines=lines) in site.loom.fabric.incidents[incident].evidence
+    assert phrase("stacks_on_node", node="n1", lines=lines) in site.loom.cluster.incidents[incident].evidence
 
 
 def test_where_no_replica_stands_out_nothing_is_done() -> None:
@@ -486,18 +486,18 @@ def test_one_that_goes_on_by_itself_is_left_alone() -> None:
     site = Together()
     site.wait(1, 1, frozen=True)
     site.train(3)
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert isinstance(incident.outcome, Phrase)
     assert incident.outcome.code == "went_on_by_itself"
     assert site.ordinals == [1, 1, 1]
 
 
 def test_what_was_seen_of_one_attempt_does_not_count_for_the_next() -> None:
-    watch = Loom().fabric.watch
-    first = watch.case("a", (("a", 1),))
-    assert watch.case("a", (("a", 1),)) is first
-    assert watch.case("b", (("b", 1),)) is not first
-    assert watch.case("a", (("a", 1),)) is first
-    second = watch.case("a", (("a", 2),))
+    runtime = Loom().cluster.runtime
+    first = runtime.case("a", (("a", 1),))
+    assert runtime.case("a", (("a", 1),)) is first
+    assert runtime.case("b", (("b", 1),)) is not first
+    assert runtime.case("a", (("a", 1),)) is first
+    second = runtime.case("a", (("a", 2),))
     assert second is not first
-    assert watch.case("a", (("a", 2), ("b", 1))) is not second  # of replicas, one more
+    assert runtime.case("a", (("a", 2), ("b", 1))) is not second  # of replicas, one more

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.core.loom import Loom, a_hello, life
 from tests.examples import examples
-from torchloom.core.events import FactTold, LinkClosed, LinkOpened, Reported
-from torchloom.core.state.cluster import Fabric, State
+from torchloom.core.events import FactReported, LinkClosed, LinkOpened, Reported
+from torchloom.core.state.cluster import ClusterState, State
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Fail, Recover, Register
@@ -55,7 +55,7 @@ def senders(draw: st.DrawFn) -> list[list[Event]]:
                 exited = RankExited(
                     job=rank.job, replica=rank.replica, rank=rank.rank, incarnation=life(number), signal="SIGKILL"
                 )
-                result.append([Reported(rank, a_hello(number)), FactTold(exited)][1:])
+                result.append([Reported(rank, a_hello(number)), FactReported(exited)][1:])
     result.append(server)
     return result
 
@@ -90,19 +90,19 @@ def test_the_order_across_senders_does_not_matter(
         pending = shuffled(histories, chance.randrange)
         late: list[Event] = []
         for event in pending:
-            if isinstance(event, FactTold) and not _joined(loom, event.fact):
+            if isinstance(event, FactReported) and not _joined(loom, event.fact):
                 late.append(event)
             else:
                 loom.happen(event)
         for event in late:
             loom.happen(event)
-        loom.wait(10, heartbeat=tuple(r for r in loom.fabric.ranks if loom.presence(r) == "live"))
-        ends.append((membership(loom.fabric.state()), list(loom.fabric.drmap)))
+        loom.wait(10, heartbeat=tuple(r for r in loom.cluster.ranks if loom.presence(r) == "live"))
+        ends.append((membership(loom.cluster.state()), list(loom.cluster.drmap)))
     assert ends[0] == ends[1]
 
 
 def _joined(loom: Loom, fact: RankExited) -> bool:
-    known = loom.fabric.ranks.get(RankId(fact.job, fact.replica, fact.rank))
+    known = loom.cluster.ranks.get(RankId(fact.job, fact.replica, fact.rank))
     return known is not None and known.incarnation >= fact.incarnation
 
 
@@ -113,18 +113,18 @@ def test_folding_the_log_gives_the_same_state_and_so_does_a_snapshot(
 ) -> None:
     loom = Loom()
     extras = [Register(device="GPU-7", job="m", replica="r"), Fail(device="GPU-1"), Recover(device="GPU-1")]
-    snapshot, snapshot_at = loom.fabric.state(), 0
+    snapshot, snapshot_at = loom.cluster.state(), 0
     for number, event in enumerate(shuffled(histories, chance.randrange)):
         loom.happen(event)
         if number % 5 == 4:
             loom.ask(extras[chance.randrange(3)])
             loom.wait(chance.choice([0.25, 4.0]))
         if number == cut:
-            snapshot, snapshot_at = loom.fabric.state(), len(loom.log)
-    assert loom.restarted().fabric.state() == loom.fabric.state()
-    fabric = Fabric(Settings(), snapshot)
-    fabric.restart_watch(loom.now)
+            snapshot, snapshot_at = loom.cluster.state(), len(loom.log)
+    assert loom.restarted().cluster.state() == loom.cluster.state()
+    cluster = ClusterState(Settings(), snapshot)
+    cluster.restart_runtime(loom.now)
     for at, records in loom.log[snapshot_at:]:
-        fabric.fold(records, at)
-    assert fabric.state() == loom.fabric.state()
-    assert list(fabric.drmap) == list(loom.fabric.drmap)
+        cluster.fold(records, at)
+    assert cluster.state() == loom.cluster.state()
+    assert list(cluster.drmap) == list(loom.cluster.drmap)

@@ -7,12 +7,12 @@ import pytest
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site
 from torchloom.core.incidents.policy import planned
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incident import KEPT, MOST, Incident, noted
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.queries import LookFabric
+from torchloom.protocol.queries import QueryCluster
 from torchloom.protocol.records import JobResumed
 from torchloom.protocol.run_records import AttemptStopping
 from torchloom.protocol.views import PlaneView
@@ -39,7 +39,7 @@ def entries(incident: Incident) -> list[Prose]:
 
 def test_a_crash_tells_what_was_done_and_what_it_cost() -> None:
     site = killed()
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert entries(incident) == [
         phrase("decided", decision=planned("restart")),
         phrase("attempt_stopped", attempt=1, step=None),
@@ -55,9 +55,9 @@ def test_the_story_survives_the_weaver() -> None:
     site = killed()
     again = Loom()
     for at, records in site.loom.log:
-        again.fabric.fold(records, at)
-    assert again.fabric.state().incidents == site.loom.fabric.state().incidents
-    assert Fabric(Settings(), site.loom.fabric.state()).incidents == site.loom.fabric.incidents
+        again.cluster.fold(records, at)
+    assert again.cluster.state().incidents == site.loom.cluster.state().incidents
+    assert ClusterState(Settings(), site.loom.cluster.state()).incidents == site.loom.cluster.incidents
 
 
 def test_the_next_run_of_a_job_is_not_told_by_the_incident_that_ended_the_last() -> None:
@@ -67,11 +67,11 @@ def test_the_next_run_of_a_job_is_not_told_by_the_incident_that_ended_the_last()
     site.agents["n1"].end(1, signal="SIGKILL")
     site.settle()
     assert site.phase == "failed"
-    (before,) = site.loom.fabric.incidents.values()
+    (before,) = site.loom.cluster.incidents.values()
     site.submit(2)
     site.settle()
     assert site.phase == "running"
-    assert site.loom.fabric.incidents[before.id] == before
+    assert site.loom.cluster.incidents[before.id] == before
     assert (before.lost_steps, before.lost_seconds) == (None, None)
 
 
@@ -79,19 +79,19 @@ def test_responses_are_told_one_after_the_other() -> None:
     site = Site()
     site.submit()
     site.settle()
-    fabric, now = site.loom.fabric, site.loom.now
+    cluster, now = site.loom.cluster, site.loom.now
     opened = IncidentOpened(
         id="i1", what="w", about=About(rank=RankId(JOB, "main", 1), part="hang"), job=JOB, decision="wait", kind="hang"
     )
     began = ResponseBegan(job=JOB, incident="i1", kind="hang", do=("stacks", "checkpoint", "restart"))
-    fabric.fold((opened,), now + 1)
-    fabric.fold((began, IncidentAmended(id="i1", decision="act")), now + 2)
-    fabric.fold((ResponseWent(job=JOB, left=("checkpoint", "restart")),), now + 3)
-    fabric.fold((IncidentAmended(id="i1", evidence=("where the ranks were:\n  a", "n1: busy")),), now + 4)
-    fabric.fold((IncidentAmended(id="i1", evidence=("how it ended", "and its last words")),), now + 4)
-    fabric.fold((IncidentAmended(id="i1", evidence=("no checkpoint came",)),), now + 4)
-    fabric.fold((AttemptStopping(job=JOB, attempt=1, reason="r", step=1204, incident="i1"),), now + 5)
-    assert entries(fabric.incidents["i1"]) == [
+    cluster.fold((opened,), now + 1)
+    cluster.fold((began, IncidentAmended(id="i1", decision="act")), now + 2)
+    cluster.fold((ResponseWent(job=JOB, left=("checkpoint", "restart")),), now + 3)
+    cluster.fold((IncidentAmended(id="i1", evidence=("where the ranks were:\n  a", "n1: busy")),), now + 4)
+    cluster.fold((IncidentAmended(id="i1", evidence=("how it ended", "and its last words")),), now + 4)
+    cluster.fold((IncidentAmended(id="i1", evidence=("no checkpoint came",)),), now + 4)
+    cluster.fold((AttemptStopping(job=JOB, attempt=1, reason="r", step=1204, incident="i1"),), now + 5)
+    assert entries(cluster.incidents["i1"]) == [
         phrase("decided", decision="wait"),
         phrase("response_begins", do=["stacks", "checkpoint", "restart"], job=""),
         phrase("response_done", do=["stacks"]),
@@ -102,60 +102,60 @@ def test_responses_are_told_one_after_the_other() -> None:
 
 def test_steps_are_lost_since_the_checkpoint_or_where_the_script_itself_says_it_goes_on() -> None:
     site = killed()
-    fabric, now = site.loom.fabric, site.loom.now
+    cluster, now = site.loom.cluster, site.loom.now
     opened = IncidentOpened(id="i9", what="w", about=About(rank=RankId(JOB, "main", 1)), job=JOB, kind="crash")
-    fabric.fold((opened, AttemptStopping(job=JOB, attempt=2, reason="r", step=100, incident="i9")), now)
-    assert fabric.incidents["i9"].step == 100
+    cluster.fold((opened, AttemptStopping(job=JOB, attempt=2, reason="r", step=100, incident="i9")), now)
+    assert cluster.incidents["i9"].step == 100
     site.settle()
-    assert fabric.incidents["i9"].lost_steps == 70
-    fabric.fold((JobResumed(rank=RankId(JOB, "main", 0), step=90, path="p"),), now)
-    assert fabric.incidents["i9"].lost_steps == 10
+    assert cluster.incidents["i9"].lost_steps == 70
+    cluster.fold((JobResumed(rank=RankId(JOB, "main", 0), step=90, path="p"),), now)
+    assert cluster.incidents["i9"].lost_steps == 10
 
 
 def test_what_is_decided_while_an_attempt_is_being_ended_for_something_else_is_another_story() -> None:
     site = Site()
     site.submit()
     site.settle()
-    fabric, now = site.loom.fabric, site.loom.now
+    cluster, now = site.loom.cluster, site.loom.now
     mine = IncidentOpened(id="i1", what="w", about=About(rank=RankId(JOB, "main", 1)), job=JOB)
-    fabric.fold((mine, AttemptStopping(job=JOB, attempt=1, reason="r", step=1, incident="i1")), now)
-    fabric.fold((IncidentOpened(id="i2", what="w", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now)
-    fabric.fold((IncidentOpened(id="i3", what="w", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now + 1)
-    assert [i.stopped for i in fabric.incidents.values()] == [(JOB, 1), None, None]
+    cluster.fold((mine, AttemptStopping(job=JOB, attempt=1, reason="r", step=1, incident="i1")), now)
+    cluster.fold((IncidentOpened(id="i2", what="w", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now)
+    cluster.fold((IncidentOpened(id="i3", what="w", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now + 1)
+    assert [i.stopped for i in cluster.incidents.values()] == [(JOB, 1), None, None]
 
 
 def test_what_is_told_after_an_attempt_was_ended_is_not_why() -> None:
     site = Site()
     site.submit()
     site.settle()
-    fabric, now = site.loom.fabric, site.loom.now
-    fabric.fold((AttemptStopping(job=JOB, attempt=1, reason="r", step=1),), now)
-    fabric.fold((IncidentOpened(id="i1", what="w", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now + 1)
-    assert fabric.incidents["i1"].stopped is None
+    cluster, now = site.loom.cluster, site.loom.now
+    cluster.fold((AttemptStopping(job=JOB, attempt=1, reason="r", step=1),), now)
+    cluster.fold((IncidentOpened(id="i1", what="w", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now + 1)
+    assert cluster.incidents["i1"].stopped is None
 
 
 def test_a_rank_that_was_lost_and_turns_out_to_be_dead_has_crashed() -> None:
     site = Site()
     site.submit()
     site.settle()
-    fabric, now = site.loom.fabric, site.loom.now
-    fabric.fold((IncidentOpened(id="i1", what="it is lost", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now)
+    cluster, now = site.loom.cluster, site.loom.now
+    cluster.fold((IncidentOpened(id="i1", what="it is lost", about=About(rank=RankId(JOB, "main", 0)), job=JOB),), now)
     stopping = AttemptStopping(job=JOB, attempt=1, reason="r", step=1, incident="i1")
-    fabric.fold((IncidentAmended(id="i1", decision="restart"), stopping), now + 1)
-    assert (fabric.incidents["i1"].kind, fabric.incidents["i1"].stopped) == ("crash", (JOB, 1))
-    fabric.fold((IncidentOpened(id="i2", what="w", about=About(run=JOB), job=JOB),), now + 1)
-    assert fabric.incidents["i2"].kind == ""
+    cluster.fold((IncidentAmended(id="i1", decision="restart"), stopping), now + 1)
+    assert (cluster.incidents["i1"].kind, cluster.incidents["i1"].stopped) == ("crash", (JOB, 1))
+    cluster.fold((IncidentOpened(id="i2", what="w", about=About(run=JOB), job=JOB),), now + 1)
+    assert cluster.incidents["i2"].kind == ""
 
 
 def test_a_device_that_failed_tells_of_the_job_that_was_moved() -> None:
     site = Site()
     site.submit()
     site.settle()
-    fabric, now = site.loom.fabric, site.loom.now
+    cluster, now = site.loom.cluster, site.loom.now
     device = IncidentOpened(id="i1", what="w", about=About(device="GPU-1"), kind="device")
     stopping = AttemptStopping(job=JOB, attempt=1, reason="r", step=7, incident="i1", counts=False)
-    fabric.fold((device, stopping), now)
-    view = picture(fabric, PLANE, LookFabric(job=JOB))
+    cluster.fold((device, stopping), now)
+    view = picture(cluster, PLANE, QueryCluster(job=JOB))
     assert [(i.id, i.stopped) for i in view.incidents] == [("i1", JOB)]
 
 
@@ -170,23 +170,23 @@ def test_a_story_is_short_and_does_not_say_the_same_twice() -> None:
 # ── what of it is in a picture ──
 
 
-def many(count: int, evidence: str, job: str = JOB) -> Fabric:
-    fabric = Fabric(Settings())
+def many(count: int, evidence: str, job: str = JOB) -> ClusterState:
+    cluster = ClusterState(Settings())
     for number in range(count):
-        fabric.fold(
+        cluster.fold(
             (
                 IncidentOpened(id=f"{job}-{number}", what="w", about=About(job="s"), job=job, evidence=(evidence,)),
                 IncidentAmended(id=f"{job}-{number}", outcome="o", closed=True),
             ),
             float(number),
         )
-    return fabric
+    return cluster
 
 
 @pytest.mark.wording
 def test_a_picture_tells_the_newest_whole_and_as_many_as_fit() -> None:
     evidence = "x" * (EVIDENCE_SHOWN // 10)
-    view = picture(many(40, evidence), PLANE, LookFabric(limit=0))
+    view = picture(many(40, evidence), PLANE, QueryCluster(limit=0))
     lengths = [len(incident.evidence[0]) for incident in view.incidents]
     assert len(lengths) == 40
     assert lengths[0] == len(evidence)
@@ -195,22 +195,22 @@ def test_a_picture_tells_the_newest_whole_and_as_many_as_fit() -> None:
 
 @pytest.mark.wording
 def test_one_incident_is_told_whole_however_old() -> None:
-    fabric = many(CLOSED_SHOWN * 3, "x" * 10_000)
-    assert f"{JOB}-1" not in [i.id for i in picture(fabric, PLANE, LookFabric()).incidents]
-    (found,) = picture(fabric, PLANE, LookFabric(incident=f"{JOB}-1")).incidents
+    cluster = many(CLOSED_SHOWN * 3, "x" * 10_000)
+    assert f"{JOB}-1" not in [i.id for i in picture(cluster, PLANE, QueryCluster()).incidents]
+    (found,) = picture(cluster, PLANE, QueryCluster(incident=f"{JOB}-1")).incidents
     assert len(found.evidence[0]) == 10_000
-    assert picture(fabric, PLANE, LookFabric(incident="none")).incidents == ()
+    assert picture(cluster, PLANE, QueryCluster(incident="none")).incidents == ()
 
 
 def test_the_incidents_of_a_job_are_not_crowded_out_by_those_of_others() -> None:
-    fabric = many(3, "mine", job="quiet")
+    cluster = many(3, "mine", job="quiet")
     for number in range(CLOSED_SHOWN * 2):
         noisy = IncidentOpened(id=f"n{number}", what="w", about=About(job="s"), job="noisy")
-        fabric.fold((noisy, IncidentAmended(id=f"n{number}", closed=True)), 100.0 + number)
-    assert len(picture(fabric, PLANE, LookFabric(job="quiet")).incidents) == 3
+        cluster.fold((noisy, IncidentAmended(id=f"n{number}", closed=True)), 100.0 + number)
+    assert len(picture(cluster, PLANE, QueryCluster(job="quiet")).incidents) == 3
 
 
 def test_records_of_a_job_that_is_not_known_are_no_one_s_story() -> None:
-    fabric = Fabric(Settings())
-    fabric.fold((JobResumed(rank=RankId("x", "main", 0), step=1, path="p"),), 1.0)
-    assert fabric.incidents == {}
+    cluster = ClusterState(Settings())
+    cluster.fold((JobResumed(rank=RankId("x", "main", 0), step=1, path="p"),), 1.0)
+    assert cluster.incidents == {}

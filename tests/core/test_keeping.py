@@ -8,12 +8,12 @@ from tests.core.loom import HI, Loom, life
 from torchloom.core.decision import Decision
 from torchloom.core.events import Reported
 from torchloom.core.state.checkpoint_index import KEEP_SAVED
-from torchloom.core.state.cluster import Fabric, State
+from torchloom.core.state.cluster import ClusterState, State
 from torchloom.core.state.incident import Incident
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.queries import LookCheckpoints
+from torchloom.protocol.queries import QueryCheckpoints
 from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed, Record
 from torchloom.protocol.views import CheckpointsView, ResumedStep
@@ -47,7 +47,7 @@ def joined() -> Loom:
 
 
 def seen(loom: Loom, job: str = "mnist") -> CheckpointsView:
-    return checkpoints(loom.fabric, LookCheckpoints(job=job))
+    return checkpoints(loom.cluster, QueryCheckpoints(job=job))
 
 
 def kinds(decision: Decision) -> list[type[Record]]:
@@ -55,7 +55,7 @@ def kinds(decision: Decision) -> list[type[Record]]:
 
 
 def only_incident(loom: Loom) -> Incident:
-    (incident,) = loom.fabric.incidents.values()
+    (incident,) = loom.cluster.incidents.values()
     return incident
 
 
@@ -160,7 +160,7 @@ def test_a_later_checkpoint_ends_the_incident() -> None:
     assert kinds(save(loom, 300)) == [CheckpointSaved]
     fail(loom, 400)
     assert loom.open_incidents() == [FAILING]
-    assert len(loom.fabric.incidents) == 2
+    assert len(loom.cluster.incidents) == 2
 
 
 def test_the_failure_of_one_job_is_not_ended_by_another() -> None:
@@ -188,7 +188,7 @@ def test_a_resumption_is_recorded() -> None:
     loom = joined()
     assert resume(loom, 100).records == (JobResumed(rank=HI, step=100, path="/runs/a/step-100"),)
     assert seen(loom).resumed == ResumedStep(step=100, path="/runs/a/step-100", at=loom.now)
-    assert not loom.fabric.incidents
+    assert not loom.cluster.incidents
 
 
 def test_a_damaged_checkpoint_is_an_incident_that_is_over_at_once() -> None:
@@ -205,7 +205,7 @@ def test_several_damaged_ones_are_one_incident() -> None:
     loom = joined()
     resume(loom, 100, a="torn", b="torn")
     resume(loom, 100, **{f"s{n}": "torn" for n in range(60)})
-    few, many = loom.fabric.incidents.values()
+    few, many = loom.cluster.incidents.values()
     assert few.what == phrase("checkpoints_damaged", names=["a", "b"], job="mnist")
     assert many.what == phrase("checkpoints_damaged", names=[f"s{n}" for n in range(60)], job="mnist")
     assert len(many.evidence) == 20
@@ -250,7 +250,7 @@ def test_a_new_run_of_the_job_finds_what_the_last_one_left() -> None:
     before = seen(loom)
     loom.leave()
     loom.wait(10)
-    assert loom.fabric.jobs["mnist"].phase == "finished"
+    assert loom.cluster.jobs["mnist"].phase == "finished"
     loom.join(number=2, node="node2")
     assert seen(loom) == before
     save(loom, 300, number=2)
@@ -271,11 +271,11 @@ def test_a_forgotten_job_leaves_nothing_behind() -> None:
     loom.join(other)
     loom.leave(other)
     loom.wait(10)
-    assert "mnist" not in loom.fabric.jobs
+    assert "mnist" not in loom.cluster.jobs
     assert seen(loom) == CheckpointsView(job="mnist")
-    assert loom.fabric.state().keeping.jobs == ()
+    assert loom.cluster.state().keeping.jobs == ()
     assert only_incident(loom).outcome == phrase("job_forgotten")
-    assert loom.restarted().fabric.state() == loom.fabric.state()
+    assert loom.restarted().cluster.state() == loom.cluster.state()
 
 
 def test_all_of_it_survives_a_snapshot_and_is_a_fold_of_the_log() -> None:
@@ -283,21 +283,21 @@ def test_all_of_it_survives_a_snapshot_and_is_a_fold_of_the_log() -> None:
     save(loom, 100)
     fail(loom, 200)
     resume(loom, 100, step200="torn")
-    state = loom.fabric.state()
+    state = loom.cluster.state()
     assert len(state.keeping.jobs) == 1
     stored = msgspec.json.decode(msgspec.json.encode(state), type=State)
     assert stored == state
     again = Loom(state=stored)
     again.now = loom.now
     assert seen(again) == seen(loom)
-    assert loom.restarted().fabric.state() == state
+    assert loom.restarted().cluster.state() == state
     for one in (loom, again):
         save(one, 300)  # ends the incident there, too
-    assert again.fabric.state() == loom.fabric.state()
+    assert again.cluster.state() == loom.cluster.state()
 
 
 def test_a_snapshot_of_an_older_version_knows_of_none() -> None:
-    state = msgspec.to_builtins(joined().fabric.state())
+    state = msgspec.to_builtins(joined().cluster.state())
     del state["keeping"]
-    fabric = Fabric(Settings(), msgspec.convert(state, State))
-    assert checkpoints(fabric, LookCheckpoints(job="mnist")) == CheckpointsView(job="mnist")
+    cluster = ClusterState(Settings(), msgspec.convert(state, State))
+    assert checkpoints(cluster, QueryCheckpoints(job="mnist")) == CheckpointsView(job="mnist")

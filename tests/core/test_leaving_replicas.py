@@ -13,7 +13,7 @@ from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.node import Halt
 from torchloom.protocol.operator import Done, DrainReplica, EvictReplica, No, SetKnobs, Steer
 from torchloom.protocol.phrase import Phrase, phrase
-from torchloom.protocol.rank import Applied, Beat, Joined, Propose, Ready, Standing, Verdict, WhereAreYou
+from torchloom.protocol.rank import Applied, Beat, Joined, Propose, QueryStep, Ready, StepReport, Verdict
 from torchloom.protocol.records import JobEnded
 
 RANKS = {number: RankId(JOB, f"{JOB}_{number}", 0) for number in range(3)}
@@ -42,7 +42,7 @@ def drain(site: Site, number: int, undo: bool = False) -> Done | No:
     return decision.answer
 
 
-class Course:
+class PendingOperation:
     """Ranks that answer what they are asked; what is said once is answered once."""
 
     def __init__(self, site: Site) -> None:
@@ -56,11 +56,11 @@ class Course:
         for _ in range(10):
             new, self.read = loom.sent[self.read :], len(loom.sent)
             for rank, command in new:
-                own = loom.fabric.ranks[rank].incarnation
-                reply: Standing | Ready | Applied
+                own = loom.cluster.ranks[rank].incarnation
+                reply: StepReport | Ready | Applied
                 match command:
-                    case WhereAreYou(id=id):
-                        reply = Standing(incarnation=own, id=id, step=10)
+                    case QueryStep(id=id):
+                        reply = StepReport(incarnation=own, id=id, step=10)
                     case Propose(change=change):
                         reply = Ready(incarnation=own, id=change.id, ok=True, step=10)
                     case Verdict(id=id, commit=True):
@@ -90,7 +90,7 @@ def test_a_replica_that_is_evicted_is_killed_and_started_again_while_the_others_
     assert [run_of(site, n).ordinal for n in (0, 1)] == [1, 2]
     assert run_of(site, 1).stops == ()  # nobody's fault
     assert incidents(site) == [phrase("of_job", job=f"{JOB}:1", text=phrase("replica_evicted", operator="ann"))]
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert incident.decision == phrase("replica_restarts")
     assert incident.outcome == phrase("started_again_to_heal", attempt=2)
 
@@ -112,16 +112,16 @@ def outside(lighthouse: bool, *members: str) -> Site:
         rank = RankId("theirs", f"r{number}", 0)
         site.loom.join(rank, number + 1, devices=(f"GPU-{number}",))
         if name:
-            life = site.loom.fabric.ranks[rank].incarnation
+            life = site.loom.cluster.ranks[rank].incarnation
             site.loom.happen(Reported(rank, Joined(incarnation=life, member=name)))
     if lighthouse:
-        site.loom.fabric.watch.hear_lighthouse("theirs", LighthouseBeat(incarnation="0" * 24, address="a:1"))
+        site.loom.cluster.runtime.hear_lighthouse("theirs", LighthouseBeat(incarnation="0" * 24, address="a:1"))
     return site
 
 
 def test_the_last_one_that_trains_is_not_evicted() -> None:
     site = training()
-    ranks = Course(site)
+    ranks = PendingOperation(site)
     drain(site, 0)
     ranks.go()
     site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
@@ -146,7 +146,7 @@ def test_one_is_not_evicted_before_the_others_have_healed() -> None:
 
 def test_one_that_is_drained_is_not_evicted_too() -> None:
     site = training()
-    ranks = Course(site)
+    ranks = PendingOperation(site)
     drain(site, 0)
     ranks.go()
     site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
@@ -217,7 +217,7 @@ def test_a_lighthouse_is_no_replica() -> None:
 
 def test_a_drained_replica_leaves_at_a_step_and_waits_while_the_others_go_on() -> None:
     site = training()
-    ranks = Course(site)
+    ranks = PendingOperation(site)
     answer = drain(site, 1)
     assert isinstance(answer, Done)
     assert answer.text == phrase("replica_leaves", replica=f"{JOB}/{JOB}_1")
@@ -233,7 +233,7 @@ def test_a_drained_replica_leaves_at_a_step_and_waits_while_the_others_go_on() -
 
 def test_undone_it_comes_back() -> None:
     site = training()
-    ranks = Course(site)
+    ranks = PendingOperation(site)
     drain(site, 1)
     ranks.go()
     site.agents["n1"].end(0, code=0, job=f"{JOB}:1")
@@ -247,7 +247,7 @@ def test_undone_it_comes_back() -> None:
 
 def test_undone_when_it_is_about_to_leave_it_comes_back_too() -> None:
     site = training()
-    ranks = Course(site)
+    ranks = PendingOperation(site)
     drain(site, 1)
     ranks.go()
     drain(site, 1, undo=True)
@@ -275,8 +275,8 @@ def test_while_another_change_is_under_way_it_is_asked_again_until_it_can_be() -
     site.loom.happen(Asked(other, "bob"))
     drain(site, 1)
     site.settle(1.0)
-    assert {rank for rank, command in site.loom.sent if isinstance(command, WhereAreYou)} == {RANKS[0]}
-    ranks = Course(site)
+    assert {rank for rank, command in site.loom.sent if isinstance(command, QueryStep)} == {RANKS[0]}
+    ranks = PendingOperation(site)
     ranks.go()
     site.settle(1.0)
     ranks.go()
@@ -285,7 +285,7 @@ def test_while_another_change_is_under_way_it_is_asked_again_until_it_can_be() -
 
 def test_one_that_came_to_nothing_is_asked_again() -> None:
     site = training()
-    ranks = Course(site)
+    ranks = PendingOperation(site)
     ranks.verdict = False
     drain(site, 1)
     ranks.go()
@@ -298,7 +298,7 @@ def test_one_that_came_to_nothing_is_asked_again() -> None:
 
 def test_the_job_ends_when_the_others_have_ended_and_a_drained_one_is_away() -> None:
     site = training()
-    ranks = Course(site)
+    ranks = PendingOperation(site)
     drain(site, 1)
     ranks.go()
     site.agents["n1"].end(0, code=0, job=f"{JOB}:1")
@@ -312,7 +312,7 @@ def test_the_job_ends_when_the_others_have_ended_and_a_drained_one_is_away() -> 
 
 def test_the_last_one_that_trains_is_not_drained() -> None:
     site = training()
-    ranks = Course(site)
+    ranks = PendingOperation(site)
     drain(site, 0)
     ranks.go()
     site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
@@ -379,8 +379,8 @@ def test_a_weaver_that_is_started_anew_remembers_who_is_drained() -> None:
     site = training()
     drain(site, 1)
     again = site.loom.restarted()
-    assert again.fabric.state() == site.loom.fabric.state()
-    assert again.fabric.runs.by_job[f"{JOB}:1"].drained
+    assert again.cluster.state() == site.loom.cluster.state()
+    assert again.cluster.runs.by_job[f"{JOB}:1"].drained
     site.restart_weaver()
     assert isinstance(site.loom, Loom)
     shine(site, member(0))
@@ -389,7 +389,7 @@ def test_a_weaver_that_is_started_anew_remembers_who_is_drained() -> None:
 
 def test_knobs_can_be_set_while_a_replica_is_away() -> None:
     site = training()
-    ranks = Course(site)
+    ranks = PendingOperation(site)
     drain(site, 1)
     ranks.go()
     site.agents["n1"].end(0, code=0, job=f"{JOB}:1")

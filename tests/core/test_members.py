@@ -84,50 +84,50 @@ def test_who_it_is_told_twice_is_known_once() -> None:
     joined = Joined(incarnation=NEW, member="r0:a")
     assert len(say(site, joined)) == 1
     assert say(site, joined) == ()
-    assert site.loom.fabric.ranks[RANK].member == "r0:a"
+    assert site.loom.cluster.ranks[RANK].member == "r0:a"
 
 
 def test_a_new_life_has_a_new_id_and_the_old_one_is_never_counted_on_again() -> None:
     site = living(OLD)
     say(site, Joined(incarnation=OLD, member="r0:a"))
     site.loom.close(RANK, 0)
-    site.loom.fabric.watch.hear_lighthouse("theirs", LighthouseBeat(incarnation=OLD, address="a:1"))
+    site.loom.cluster.runtime.hear_lighthouse("theirs", LighthouseBeat(incarnation=OLD, address="a:1"))
     site.loom.wait(30)
     hello = Hello(incarnation=NEW, node="n1", pid=2, devices=("GPU-1",))
     site.loom.happen(Reported(RANK, hello))
-    assert site.loom.fabric.ranks[RANK].member == ""
+    assert site.loom.cluster.ranks[RANK].member == ""
     assert evicted(site) == [("r0:a",)]
 
 
 def test_one_whose_process_has_ended_without_a_word_is_evicted_though_its_link_may_be_all_that_was_lost() -> None:
     site = outside(True, "r0:a", "r1:b")
     rank = RankId("theirs", "r1", 0)
-    incarnation = site.loom.fabric.ranks[rank].incarnation
+    incarnation = site.loom.cluster.ranks[rank].incarnation
     site.loom.close(rank, 2)
-    assert site.loom.fabric.ranks[rank].presence is Presence.LOST
+    assert site.loom.cluster.ranks[rank].presence is Presence.LOST
     assert evicted(site) == []
     site.loom.tell(RankExited(job="theirs", replica="r1", rank=0, incarnation=incarnation))
     assert evicted(site) == [("r1:b",)]
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     ended = phrase("rank_process_ended", status=None)
     assert (incident.reason, incident.outcome) == (ended, phrase("rank_dead", why=ended))
 
 
 def test_who_was_evicted_is_not_evicted_again() -> None:
     site = living()
-    first = evict(site.loom.fabric, "theirs", ("r0:a", "r0:a", ""), "gone")
-    site.loom.fabric.fold(first.records, 1.0)
+    first = evict(site.loom.cluster, "theirs", ("r0:a", "r0:a", ""), "gone")
+    site.loom.cluster.fold(first.records, 1.0)
     assert [order.members for _, order in first.evictions] == [("r0:a",)]
-    assert not evict(site.loom.fabric, "theirs", ("r0:a",), "gone")
+    assert not evict(site.loom.cluster, "theirs", ("r0:a",), "gone")
 
 
 def test_what_was_said_survives_a_restart_of_the_weaver() -> None:
     site = outside(True, "r0:a", "r1:b")
     site.loom.ask(Fail(device="GPU-0", cause="XID 79"), "me")
-    assert site.loom.restarted().fabric.state() == site.loom.fabric.state()
+    assert site.loom.restarted().cluster.state() == site.loom.cluster.state()
     site.restart_weaver()
-    assert site.loom.fabric.evicted == {"theirs": ("r0:a",)}
-    assert site.loom.fabric.ranks[RankId("theirs", "r1", 0)].member == "r1:b"
+    assert site.loom.cluster.evicted == {"theirs": ("r0:a",)}
+    assert site.loom.cluster.ranks[RankId("theirs", "r1", 0)].member == "r1:b"
 
 
 # ── a device that fails ──
@@ -158,7 +158,7 @@ def test_exactly_the_replicas_on_a_device_that_fails_are_evicted_and_start_elsew
     assert evicted(site) == [(member(1),)]
     assert [run_of(site, n).ordinal for n in range(3)] == [1, 2, 1]
     assert run_of(site, 1).places[0].device == "GPU-d"
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert incident.decision == phrase(
         "together", parts=[phrase("decided_for", job=f"{JOB}:1", decision=planned("evict"))]
     )
@@ -177,7 +177,7 @@ def test_a_replica_that_others_started_is_taken_out_of_the_quorum_and_the_incide
     told = site.loom.tell(DeviceFailed(device="GPU-1", cause="XID 79"))
     assert [(job, order.members) for job, order in told.evictions] == [("theirs", ("r1:b",))]
     assert evicted(site) == [("r1:b",)]
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     evicted_one = phrase("decided_for", job="theirs/r1", decision=phrase("evicted_from_quorum"))
     assert incident.decision == phrase("together", parts=[evicted_one])
     assert not site.loom.tell(DeviceFailed(device="GPU-1", cause="XID 79", source="another")).evictions
@@ -194,7 +194,7 @@ def test_nobody_is_evicted_where_the_lighthouse_is_not_ours_or_a_device_is_only_
     site = outside(False, "r0:a")
     site.loom.ask(Fail(device="GPU-0", cause="XID 79"), "me")
     assert evicted(site) == []
-    (incident,) = site.loom.fabric.incidents.values()
+    (incident,) = site.loom.cluster.incidents.values()
     assert incident.decision == phrase("device_report_only")
     site = outside(True, "r0:a")
     site.loom.tell(DeviceWarned(device="GPU-0", what="hot"))

@@ -88,7 +88,7 @@ def test_of_two_that_wait_for_the_same_room_the_one_that_came_first_gets_it() ->
     site.submit(2, job="later", per_node=4)
     site.tell(site.loom.ask(Cancel(request="c" * 32, job="other"), "to"))
     site.settle(1)
-    assert [(run.job, run.phase) for run in site.loom.fabric.runs.by_job.values()] == [
+    assert [(run.job, run.phase) for run in site.loom.cluster.runs.by_job.values()] == [
         ("other", "cancelled"), ("mnist", "running"), ("later", "submitted"),
     ]  # fmt: skip
 
@@ -135,4 +135,4 @@ def test_a_drained_node_gets_nothing_new_and_keeps_what_runs() -> None:
     assert site.run.nodes == ("n2",)
     assert isinstance(site.loom.ask(Drain(node="n9")).answer, No)
     site.loom.ask(Drain(node="n1", undo=True))
-    assert not site.loom.fabric.runs.drained
+    assert not site.loom.cluster.runs.drained

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from tests.core.world import CHOICES, JOB, RANKS, Living, Log, Parts, Request, Verdicts, World, storm
 from tests.examples import examples
 from torchloom.core.events import Asked
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About
 from torchloom.protocol.operator import SetKnobs
-from torchloom.protocol.rank import Applied, Beat, Command, Committed, Propose, Ready, Reply
+from torchloom.protocol.rank import Applied, Beat, ChangeSpec, Command, Propose, Ready, Reply
 from torchloom.protocol.records import Record
 from torchloom.threadlet.changes.participant import Participant
 
@@ -67,7 +67,7 @@ def test_a_rank_behind_is_told_of_by_the_weaver_that_can_write_and_by_no_other()
     behind = Beat(incarnation=world.of(rank).incarnation, step=step, change=0)
     assert world.decided == {"c1": True}
     assert old.alive  # replaced, and nothing has told it so
-    assert "c1" not in old.fabric.ledger.changes
+    assert "c1" not in old.cluster.ledger.changes
     world.heard(rank, behind)
     world.replace(0)
     world.heard(rank, behind)  # the second for the old one, the first for the newest
@@ -100,7 +100,7 @@ class OpenLog(Log):
 class Forgetful(Participant):
     """No journal: what comes twice is done twice."""
 
-    def done(self, change: Committed, step: int, ok: bool = True, result: str = "") -> Applied:
+    def done(self, change: ChangeSpec, step: int, ok: bool = True, result: str = "") -> Applied:
         answer = super().done(change, step, ok, result)
         self.journal.clear()
         self.taken.clear()
@@ -115,11 +115,11 @@ class Unfaithful(Participant):
         return super().propose(proposal, step)
 
 
-def read_any_life(fabric: Fabric, rank: RankId, reply: Reply) -> Reply:
+def read_any_life(cluster: ClusterState, rank: RankId, reply: Reply) -> Reply:
     """The weaver takes the word of one life for that of another."""
-    course = fabric.watch.courses.find(reply.id)
-    if course is not None and rank in course.lives:
-        return replace(reply, incarnation=course.lives[rank])
+    operation = cluster.runtime.operations.find(reply.id)
+    if operation is not None and rank in operation.lives:
+        return replace(reply, incarnation=operation.lives[rank])
     return reply
 
 

@@ -24,7 +24,7 @@ def test_a_hello_begins_a_job_and_is_welcomed() -> None:
     decision = loom.join()
     assert kinds(decision.records) == ["JobBegan", "RankJoined"]
     assert loom.sent == [(HI, Welcome(term=0, incarnation=life(1), beat_seconds=1.0))]
-    assert loom.fabric.drmap.replicas_on("GPU-1") == (("mnist", "hi"),)
+    assert loom.cluster.drmap.replicas_on("GPU-1") == (("mnist", "hi"),)
 
 
 def test_a_closed_link_is_a_loss_at_once_and_a_death_after_the_grace() -> None:
@@ -38,7 +38,7 @@ def test_a_closed_link_is_a_loss_at_once_and_a_death_after_the_grace() -> None:
     assert isinstance(died[0], RankDied)
     assert not died[0].confirmed
     assert loom.presence() == "dead"
-    assert loom.fabric.drmap.replicas_on("GPU-1") == ()
+    assert loom.cluster.drmap.replicas_on("GPU-1") == ()
 
 
 def test_a_rank_that_reconnects_within_the_grace_was_never_dead() -> None:
@@ -96,7 +96,7 @@ def test_one_presumed_dead_can_be_found() -> None:
     assert loom.presence() == "dead"
     loom.open()
     assert loom.presence() == "live"
-    assert loom.fabric.drmap.replicas_on("GPU-1") == (("mnist", "hi"),)
+    assert loom.cluster.drmap.replicas_on("GPU-1") == (("mnist", "hi"),)
 
 
 def test_a_goodbye_is_no_death_whichever_comes_first() -> None:
@@ -121,7 +121,7 @@ def test_a_failure_told_by_the_rank_is_final() -> None:
     loom.now += 5
     loom.beat()
     assert loom.presence() == "failed"
-    incident = next(iter(loom.fabric.incidents.values()))
+    incident = next(iter(loom.cluster.incidents.values()))
     assert "ValueError: bad batch" in incident.evidence
     assert incident.closed is not None
 
@@ -166,7 +166,7 @@ def test_an_old_incarnation_is_muted() -> None:
     loom.leave(number=4)
     loom.close(number=4)
     assert loom.presence() == "live"
-    assert loom.fabric.ranks[HI].incarnation == life(5)
+    assert loom.cluster.ranks[HI].incarnation == life(5)
 
 
 def test_a_rank_id_used_twice_is_an_incident_and_the_newer_is_believed() -> None:
@@ -176,7 +176,7 @@ def test_a_rank_id_used_twice_is_an_incident_and_the_newer_is_believed() -> None
     opened = [r for r in decision.records if isinstance(r, IncidentOpened)]
     assert opened[0].what == phrase("rank_id_twice", rank=HI)
     assert {type(command) for _, command in decision.commands} == {Welcome, Muted}
-    assert loom.fabric.ranks[HI].pid == 2
+    assert loom.cluster.ranks[HI].pid == 2
 
 
 def test_a_restart_whose_predecessor_is_lost_is_not_a_duplicate() -> None:
@@ -224,7 +224,7 @@ def test_a_weaver_that_slept_blames_no_one() -> None:
     loom.join()
     loom.beat()
     loom.now += 600  # the whole process was stopped
-    loom.fabric.restart_watch(loom.now)
+    loom.cluster.restart_runtime(loom.now)
     assert loom.wait(5) == []
     assert loom.presence() == "live"
 
@@ -257,7 +257,7 @@ def test_a_link_that_opened_while_the_roll_was_called_counts() -> None:
     loom = Loom()
     loom.join()
     again = loom.restarted()
-    again.fabric.watch.ask_roll()
+    again.cluster.runtime.ask_roll()
     again.open(link="s:new")
     assert not again.call_roll().records
     assert again.presence() == "live"
@@ -267,7 +267,7 @@ def test_a_link_that_closed_while_the_roll_was_called_counts() -> None:
     loom = Loom()
     loom.join()
     again = loom.restarted()
-    again.fabric.watch.ask_roll()
+    again.cluster.runtime.ask_roll()
     again.close()
     again.call_roll((HI, 1))
     assert again.presence() == "lost"
@@ -291,7 +291,7 @@ def test_a_job_whose_rank_died_has_failed_and_begins_again_with_a_new_life() -> 
     assert ended[0].outcome == "failed"
     decision = loom.join(number=2)
     assert isinstance(decision.records[0], JobBegan)
-    assert loom.fabric.jobs["mnist"].phase == "running"
+    assert loom.cluster.jobs["mnist"].phase == "running"
 
 
 def test_an_interrupted_job_is_stopped_not_failed() -> None:
@@ -307,7 +307,7 @@ def test_a_new_run_drops_what_remained_of_the_last() -> None:
     loom.leave(RankId("mnist", "old", 0))
     loom.wait(4)
     loom.join(RankId("mnist", "new", 0))
-    assert set(loom.fabric.ranks) == {RankId("mnist", "new", 0)}
+    assert set(loom.cluster.ranks) == {RankId("mnist", "new", 0)}
 
 
 def test_long_gone_replicas_of_a_running_job_are_forgotten() -> None:
@@ -319,8 +319,8 @@ def test_long_gone_replicas_of_a_running_job_are_forgotten() -> None:
         loom.now += 1
         loom.beat()
     loom.wait(1, heartbeat=(HI,))
-    assert len(loom.fabric.ranks) == 4
-    assert RankId("mnist", "r9", 0) in loom.fabric.ranks
+    assert len(loom.cluster.ranks) == 4
+    assert RankId("mnist", "r9", 0) in loom.cluster.ranks
 
 
 def test_long_ended_jobs_are_forgotten_with_their_ranks() -> None:
@@ -330,8 +330,8 @@ def test_long_ended_jobs_are_forgotten_with_their_ranks() -> None:
         loom.leave(RankId(f"job{n}", "r", 0))
         loom.wait(4)
     loom.wait(1)
-    assert set(loom.fabric.jobs) == {"job2", "job3"}
-    assert {rank.job for rank in loom.fabric.ranks} == {"job2", "job3"}
+    assert set(loom.cluster.jobs) == {"job2", "job3"}
+    assert {rank.job for rank in loom.cluster.ranks} == {"job2", "job3"}
 
 
 def test_a_large_fleet_is_told_to_beat_more_slowly() -> None:
@@ -345,10 +345,10 @@ def test_a_large_fleet_is_told_to_beat_more_slowly() -> None:
 def test_repeating_a_hello_changes_nothing() -> None:
     loom = Loom()
     loom.join()
-    before = loom.fabric.state()
+    before = loom.cluster.state()
     decision = loom.happen(Reported(HI, a_hello()))
     assert isinstance(decision.commands[0][1], Welcome)
-    assert loom.fabric.state() == before
+    assert loom.cluster.state() == before
     assert isinstance(loom.log[0][1][1], RankJoined)
 
 
@@ -356,9 +356,9 @@ def test_a_rank_whose_steps_are_counted_is_known_as_such_until_its_script_attach
     loom = Loom()
     counted = replace(a_hello(), counted=True)
     loom.happen(Reported(HI, counted))
-    assert loom.fabric.ranks[HI].counted
+    assert loom.cluster.ranks[HI].counted
     assert loom.happen(Reported(HI, counted)).records == ()
     assert kinds(loom.happen(Reported(HI, a_hello())).records) == ["RankAttached"]
-    assert not loom.fabric.ranks[HI].counted
+    assert not loom.cluster.ranks[HI].counted
     assert loom.happen(Reported(HI, a_hello())).records == ()
     assert loom.sent[-1] == (HI, Welcome(term=0, incarnation=life(1), beat_seconds=1.0))

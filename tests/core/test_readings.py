@@ -8,7 +8,7 @@ from tests.core.site import Site
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.protocol.facts import DeviceFailed
 from torchloom.protocol.node import NodeBeat, Pressure, Reading
-from torchloom.protocol.queries import LookFabric, LookRuns
+from torchloom.protocol.queries import QueryCluster, QueryRuns
 from torchloom.protocol.views import DeviceView, PlaneView
 from torchloom.views.queries import READINGS_SHOWN, picture, runs
 
@@ -17,12 +17,12 @@ COLD, HOT = Reading(device="GPU-a", temperature=40.0), Reading(device="GPU-a", t
 
 def hear(site: Site, **told: object) -> bool:
     beat: NodeBeat = replace(site.agents["n1"].beat(), **told)
-    return site.loom.fabric.watch.hear_node("n1", beat, site.loom.now)
+    return site.loom.cluster.runtime.hear_node("n1", beat, site.loom.now)
 
 
 def devices(site: Site, offset: int = 0, readings: bool = True) -> dict[str, DeviceView]:
     plane = PlaneView(weaver="w", term=1, began=0.0, now=site.loom.now, log_seq=1, version="1")
-    view = picture(site.loom.fabric, plane, LookFabric(readings=readings, offset=offset))
+    view = picture(site.loom.cluster, plane, QueryCluster(readings=readings, offset=offset))
     return {device.device: device for device in view.devices}
 
 
@@ -51,10 +51,10 @@ def test_readings_are_shown_only_to_who_wants_them_and_while_the_agent_speaks() 
 def test_nodes_show_their_readings_unless_they_are_too_many_for_a_message() -> None:
     site = Site(devices=("GPU-a",))
     hear(site, readings=(HOT,), pressure=Pressure(cpu=12.0))
-    (node,) = runs(site.loom.fabric, LookRuns(), site.loom.now).nodes
+    (node,) = runs(site.loom.cluster, QueryRuns(), site.loom.now).nodes
     assert (node.beat.readings, node.beat.pressure) == ((HOT,), Pressure(cpu=12.0))
     hear(site, readings=(HOT,) * (READINGS_SHOWN + 1))
-    (node,) = runs(site.loom.fabric, LookRuns(), site.loom.now).nodes
+    (node,) = runs(site.loom.cluster, QueryRuns(), site.loom.now).nodes
     assert node.beat.readings == ()
 
 

@@ -17,7 +17,7 @@ from torchloom.protocol.job import Rule
 from torchloom.protocol.node import Inspect
 from torchloom.protocol.operator import Fail, Recover
 from torchloom.protocol.phrase import Phrase, phrase
-from torchloom.protocol.rank import Applied, Beat, Hello, Knobs, Propose, Ready, Standing, Verdict, WhereAreYou
+from torchloom.protocol.rank import Applied, Beat, Hello, Knobs, Propose, QueryStep, Ready, StepReport, Verdict
 from torchloom.protocol.records import DeviceMarkedFailed
 from torchloom.protocol.run_records import AttemptStopping
 
@@ -34,7 +34,7 @@ def rule(on: str, *do: str, **more: object) -> Rule:
 
 
 def incident(site: Site) -> object:
-    return list(site.loom.fabric.incidents.values())[-1]
+    return list(site.loom.cluster.incidents.values())[-1]
 
 
 # ── findings ──
@@ -44,11 +44,11 @@ def test_a_condition_is_one_incident_from_its_beginning_to_its_end() -> None:
     site = Training()
     find(site, "straggler", "needs 3 times as long as its peers")
     find(site, "straggler", "needs 3 times as long as its peers")
-    (known,) = site.loom.fabric.incidents.values()
+    (known,) = site.loom.cluster.incidents.values()
     assert (known.about, known.kind) == (About(rank=RankId(JOB, "main", 1), part="straggler"), "straggler")
     assert known.decision == planned("report")
     find(site, "straggler", "as fast as its peers again", over=True)
-    (known,) = site.loom.fabric.incidents.values()
+    (known,) = site.loom.cluster.incidents.values()
     assert known.closed is not None
     assert known.outcome == "as fast as its peers again"
 
@@ -57,7 +57,7 @@ def test_what_all_ranks_of_a_job_have_is_one_incident_that_names_the_first() -> 
     site = Training()
     find(site, "not_finite", "loss is NaN", rank=1)
     find(site, "not_finite", "loss is NaN", rank=0)
-    (known,) = site.loom.fabric.incidents.values()
+    (known,) = site.loom.cluster.incidents.values()
     assert known.what == phrase("of_job", job=JOB, text=phrase("of_rank", rank=1, what="loss is NaN"))
     assert phrase("of_rank", rank=0, what="loss is NaN") in known.evidence
 
@@ -66,13 +66,13 @@ def test_two_conditions_in_one_beat_are_two_incidents() -> None:
     site = Training()
     found = (Finding("memory", "grows"), Finding("starved", "waits"))
     site.loom.happen(Found(RankId(JOB, "main", 0), found))
-    assert [i.kind for i in site.loom.fabric.incidents.values()] == ["memory", "starved"]
+    assert [i.kind for i in site.loom.cluster.incidents.values()] == ["memory", "starved"]
 
 
 def test_the_end_of_something_that_nobody_knows_of_is_nothing() -> None:
     site = Training()
     find(site, "memory", over=True)
-    assert not site.loom.fabric.incidents
+    assert not site.loom.cluster.incidents
 
 
 # ── rollback ──
@@ -86,7 +86,7 @@ def test_bad_numbers_lead_back_to_a_checkpoint_before_and_leave_out_the_batch() 
     (stopping,) = site.records(AttemptStopping)
     assert isinstance(stopping, AttemptStopping)
     assert stopping.rollback is not None
-    history = [entry for _, entry in site.loom.fabric.incidents[stopping.incident].history]
+    history = [entry for _, entry in site.loom.cluster.incidents[stopping.incident].history]
     codes = [entry.code for entry in history if isinstance(entry, Phrase)]
     assert codes.count(DECIDED) == 1, "who decides and who does it say the same"
     assert (stopping.rollback.before, stopping.rollback.back, stopping.rollback.skip) == (137, 2, (137, 137))
@@ -120,8 +120,8 @@ class Saving(Training):
         sent, self.loom.sent = self.loom.sent, []
         for rank, command in sent:
             match command:
-                case WhereAreYou(id=id, incarnation=own):
-                    reply: Standing | Ready | Applied = Standing(incarnation=own, id=id, step=self.step)
+                case QueryStep(id=id, incarnation=own):
+                    reply: StepReport | Ready | Applied = StepReport(incarnation=own, id=id, step=self.step)
                 case Propose(change=change, incarnation=own):
                     reply = Ready(incarnation=own, id=change.id, ok=True, step=self.step)
                 case Verdict(id=id, incarnation=own, commit=True):
@@ -145,7 +145,7 @@ def test_a_checkpoint_is_waited_for_before_the_restart() -> None:
         site.answer()
         site.look()
     assert site.run.attempt == 2
-    evidence = [line for i in site.loom.fabric.incidents.values() for line in i.evidence]
+    evidence = [line for i in site.loom.cluster.incidents.values() for line in i.evidence]
     assert "checkpoint_asked_for" in [line.code for line in evidence if isinstance(line, Phrase)]
 
 
@@ -163,7 +163,7 @@ def test_without_a_function_that_saves_the_restart_comes_at_once_and_the_reason_
     find(site, "straggler", "is slow")
     site.settle()
     assert site.run.attempt == 2
-    (known,) = site.loom.fabric.incidents.values()
+    (known,) = site.loom.cluster.incidents.values()
     assert phrase("checkpoint_not_possible") in known.evidence
 
 
@@ -190,7 +190,7 @@ def test_stacks_may_be_asked_for_by_a_rule() -> None:
 def test_a_pause_by_policy_asks_all_ranks() -> None:
     site = Saving(policy=(rule("loss_spike", "pause"),))
     find(site, "loss_spike", "loss is 40")
-    asked = [command for _, command in site.loom.sent if isinstance(command, WhereAreYou)]
+    asked = [command for _, command in site.loom.sent if isinstance(command, QueryStep)]
     assert len(asked) == 2
 
 
@@ -215,7 +215,7 @@ def test_a_failed_device_moves_the_job_to_one_that_is_left() -> None:
     site.settle()
     assert site.run.attempt == 2
     assert [p.device for p in site.run.places] == ["GPU-b", "GPU-c"]
-    known = next(i for i in site.loom.fabric.incidents.values() if i.kind == "device")
+    known = next(i for i in site.loom.cluster.incidents.values() if i.kind == "device")
     assert known.closed is None  # the device is still broken
     assert known.decision == phrase("together", parts=[phrase("decided_for", job=JOB, decision=planned("evict"))])
     assert site.run.stops == ()  # not the job's fault
@@ -261,15 +261,15 @@ def lost(loom: Loom, many: int, of: int) -> None:
 def test_many_ranks_lost_at_once_stop_every_action() -> None:
     loom = Loom()
     lost(loom, 10, 30)
-    assert braked(loom.fabric, loom.now) == phrase("ranks_lost_at_once", lost=10, count=30)
-    assert braked(loom.fabric, loom.now + 60) == ""
+    assert braked(loom.cluster, loom.now) == phrase("ranks_lost_at_once", lost=10, count=30)
+    assert braked(loom.cluster, loom.now + 60) == ""
 
 
 def test_few_ranks_or_few_of_many_are_no_reason_to_brake() -> None:
     small, calm = Loom(), Loom()
     lost(small, AT_LEAST - 1, AT_LEAST - 1)
     lost(calm, 5, 30)
-    assert braked(small.fabric, small.now) == braked(calm.fabric, calm.now) == ""
+    assert braked(small.cluster, small.now) == braked(calm.cluster, calm.now) == ""
 
 
 def test_the_brake_holds_a_restart_and_says_so() -> None:
@@ -278,7 +278,7 @@ def test_the_brake_holds_a_restart_and_says_so() -> None:
     site.stand(2, rank=1, frozen=True)
     site.stand(4, rank=1, frozen=True)
     assert site.run.attempt == 1
-    held_back = phrase("policy_held_back", why=braked(site.loom.fabric, site.loom.now), policy=planned("restart"))
+    held_back = phrase("policy_held_back", why=braked(site.loom.cluster, site.loom.now), policy=planned("restart"))
     assert held_back in [r.decision for r in site.records(IncidentAmended)]  # type: ignore[attr-defined]
 
 
@@ -291,7 +291,7 @@ def test_a_beat_with_nan_in_it_is_an_incident_at_once() -> None:
     rank = RankId(JOB, "main", 0)
     beat = Beat(incarnation=place.incarnation, step=site.step + 50, times=TIMES, not_finite=("loss",))
     site.loom.happen(Heard(rank, beat))
-    kinds = [i.kind for i in site.loom.fabric.incidents.values()]
+    kinds = [i.kind for i in site.loom.cluster.incidents.values()]
     assert kinds == ["not_finite"]
 
 
@@ -301,11 +301,11 @@ def test_two_jobs_on_a_device_that_failed_are_each_told_of() -> None:
     site.submit(2, job="two", per_node=1, dry_run=True)
     site.settle()
     for job in ("one", "two"):
-        (place,) = site.loom.fabric.runs.by_job[job].places
+        (place,) = site.loom.cluster.runs.by_job[job].places
         hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=("GPU-x",), world_size=1)
         site.loom.happen(Reported(RankId(job, "main", 0), hello))
     site.tell(site.loom.ask(Fail(device="GPU-x", cause="XID 79"), "hand"))
-    known = next(i for i in site.loom.fabric.incidents.values() if i.kind == "device")
+    known = next(i for i in site.loom.cluster.incidents.values() if i.kind == "device")
     nothing = phrase("policy_held_back", why=phrase("policy_dry_run"), policy=planned("evict"))
     decided = [
         phrase("decided_for", job="one", decision=planned("evict")),
@@ -314,7 +314,7 @@ def test_two_jobs_on_a_device_that_failed_are_each_told_of() -> None:
     assert known.decision == phrase("together", parts=decided)
     assert phrase("response_begins", do=["evict"], job="one") in [entry for _, entry in known.history]
     site.settle()
-    assert [site.loom.fabric.runs.by_job[job].attempt for job in ("one", "two")] == [2, 1]
+    assert [site.loom.cluster.runs.by_job[job].attempt for job in ("one", "two")] == [2, 1]
 
 
 def test_a_node_whose_processor_failed_gets_no_ranks_until_it_is_well_again() -> None:
@@ -333,7 +333,7 @@ def test_a_node_whose_processor_failed_gets_no_ranks_until_it_is_well_again() ->
 def test_what_a_rollback_leaves_out_is_told() -> None:
     site = Training(policy=(rule("not_finite", "rollback", skip=True),))
     find(site, "not_finite", "loss is NaN at step 137", step=137)
-    (known,) = site.loom.fabric.incidents.values()
+    (known,) = site.loom.cluster.incidents.values()
     assert phrase("batch_skipped", first=137, last=137) in [entry for _, entry in known.history]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.site import JOB, Site
-from torchloom.core.detect.rank_detectors import Senses
+from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.events import Heard, Reported
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job import Rule
@@ -53,7 +53,7 @@ def test_the_next_attempt_goes_back_to_before_the_first_step_that_may_be_bad_and
     back = asked(site)[-1]
     assert back is not None
     assert (back.before, back.back, back.skip, back.folder, back.saved) == (101, 1, (101, 104), "runs/a", True)
-    assert back.incident in site.loom.fabric.incidents
+    assert back.incident in site.loom.cluster.incidents
     assert skips(site) == [None, (101, 104)]
 
 
@@ -75,7 +75,7 @@ def test_an_attempt_that_was_not_started_hands_the_rollback_on_as_the_same() -> 
     assert (site.phase, site.run.nodes) == ("placing", ("n1",))
     wanted = site.run.rollback
     site.silent.add("n1")
-    site.settle(site.loom.fabric.settings.node_patience_seconds + 40)
+    site.settle(site.loom.cluster.settings.node_patience_seconds + 40)
     assert (site.phase, site.run.nodes) == ("running", ("n2",))
     assert [order.rollback for order in site.agents["n2"].prepares] == [wanted]
     assert wanted is not None
@@ -115,8 +115,8 @@ def beat(step: int, loss: float | None = 1.0, p50: float = 0.1, bad: bool = Fals
 
 
 def since(*beats: Beat) -> list[tuple[int | None, int]]:
-    senses = Senses(Settings())
-    return [(found.since, found.step) for one in beats for found in senses.hear(one, 0.0)]
+    detectors = RankDetectors(Settings())
+    return [(found.since, found.step) for one in beats for found in detectors.hear(one, 0.0)]
 
 
 def test_the_first_step_that_may_be_bad_is_the_one_after_the_last_that_was_well() -> None:

@@ -10,7 +10,7 @@ from tests.core.loom import Loom
 from tests.core.site import JOB, Site, incidents
 from tests.examples import examples
 from torchloom.core.events import RunDue
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import KEEP_NOTES, OVER, RUN_NEXT, RunPhase
 from torchloom.protocol.operator import Cancel, Done, No
 from torchloom.protocol.phrase import Phrase, phrase
@@ -51,7 +51,7 @@ def test_a_submitted_job_is_placed_prepared_started_and_done_when_all_ranks_end_
     site.agents["n1"].end(1, code=0)
     site.settle()
     assert site.phase == "done"
-    assert site.loom.fabric.jobs[JOB].phase == "finished"
+    assert site.loom.cluster.jobs[JOB].phase == "finished"
     assert site.agents["n1"].attempts == {}
     assert incidents(site) == []
 
@@ -252,7 +252,7 @@ def test_a_cancelled_job_ends_and_is_not_started_again(before: str) -> None:
     site.agents["n1"].stubborn = False
     site.settle(5)
     assert site.phase == "cancelled"
-    assert site.loom.fabric.jobs[JOB].phase == "stopped"
+    assert site.loom.cluster.jobs[JOB].phase == "stopped"
     assert not [job for job, _ in site.agents["n1"].attempts if job == JOB]
 
 
@@ -285,8 +285,8 @@ def test_a_weaver_killed_at_any_point_goes_on_where_it_was(moves: list[str]) -> 
     assert site.phase == "running"
     numbers = [launch.attempt for launch in site.agents["n1"].launches]
     assert numbers == sorted(set(numbers))  # each attempt was started once
-    again = Fabric(site.loom.fabric.settings, site.loom.fabric.state())
-    assert again.state() == site.loom.fabric.state()
+    again = ClusterState(site.loom.cluster.settings, site.loom.cluster.state())
+    assert again.state() == site.loom.cluster.state()
 
 
 def test_folding_the_log_gives_the_same_runs() -> None:
@@ -295,8 +295,8 @@ def test_folding_the_log_gives_the_same_runs() -> None:
     site.settle(5)
     again = Loom()
     for at, records in site.loom.log:
-        again.fabric.fold(records, at)
-    assert again.fabric.runs.state() == site.loom.fabric.runs.state()
+        again.cluster.fold(records, at)
+    assert again.cluster.runs.state() == site.loom.cluster.runs.state()
 
 
 def test_the_next_attempt_begins_with_the_beat_that_shows_the_end_of_the_last() -> None:
@@ -305,7 +305,7 @@ def test_the_next_attempt_begins_with_the_beat_that_shows_the_end_of_the_last() 
     site.hear()
     assert (site.phase, site.run.attempt) == ("stopping", 1)
     site.loom.log.clear()
-    site.loom.fabric.watch.hear_node("n1", site.agents["n1"].beat(), site.loom.now)
+    site.loom.cluster.runtime.hear_node("n1", site.agents["n1"].beat(), site.loom.now)
     site.loom.happen(RunDue(JOB))
     kinds = [type(record).__name__ for _, records in site.loom.log for record in records]
     assert kinds[-2:] == ["AttemptEnded", "AttemptBegan"]

@@ -11,7 +11,7 @@ from torchloom.protocol.job import Task, Torchft
 from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.operator import Cancel, DrainReplica, EvictReplica, No, Submit
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.queries import LookFabric, LookKnobs, LookRuns
+from torchloom.protocol.queries import QueryCluster, QueryKnobs, QueryRuns
 from torchloom.protocol.rank import Beat, Knobs
 from torchloom.protocol.views import JobView, PlaneView
 from torchloom.views.queries import knobs, picture, runs
@@ -20,11 +20,11 @@ PLANE = PlaneView(weaver="w", term=1, began=0.0, now=0.0, log_seq=0, version="0"
 
 
 def names(site: Site, job: str | None) -> list[str]:
-    return [run.job for run in runs(site.loom.fabric, LookRuns(job=job), site.loom.now).runs]
+    return [run.job for run in runs(site.loom.cluster, QueryRuns(job=job), site.loom.now).runs]
 
 
 def the_job(site: Site) -> JobView:
-    return picture(site.loom.fabric, PLANE, LookFabric(job=JOB)).jobs[0]
+    return picture(site.loom.cluster, PLANE, QueryCluster(job=JOB)).jobs[0]
 
 
 def cancel(site: Site, number: int) -> None:
@@ -56,7 +56,7 @@ def test_what_is_left_of_an_earlier_job_of_that_name_is_not_part_of_it() -> None
 def test_a_rank_is_shown_with_its_id_in_torchft() -> None:
     site = group()
     join(site, 0)
-    (view,) = picture(site.loom.fabric, PLANE, LookFabric(job=JOB)).ranks
+    (view,) = picture(site.loom.cluster, PLANE, QueryCluster(job=JOB)).ranks
     assert view.member == member(0)
 
 
@@ -76,13 +76,13 @@ def test_one_that_was_evicted_and_lives_is_not_counted() -> None:
     site = outside(True, "r0:a", "r1:b")
     for number, step in ((0, 70), (1, 50)):
         rank = RankId("theirs", f"r{number}", 0)
-        incarnation = site.loom.fabric.ranks[rank].incarnation
+        incarnation = site.loom.cluster.ranks[rank].incarnation
         site.loom.happen(Heard(rank, Beat(incarnation=incarnation, step=step)))
-    seen = picture(site.loom.fabric, PLANE, LookFabric(job="theirs"))
+    seen = picture(site.loom.cluster, PLANE, QueryCluster(job="theirs"))
     assert [rank.evicted for rank in seen.ranks] == [False, False]
     assert (seen.jobs[0].live, seen.jobs[0].step) == (2, 50)
     site.loom.ask(EvictReplica(job="theirs", replica="r1"), "me")
-    seen = picture(site.loom.fabric, PLANE, LookFabric(job="theirs"))
+    seen = picture(site.loom.cluster, PLANE, QueryCluster(job="theirs"))
     assert [rank.evicted for rank in seen.ranks] == [False, True]
     assert (seen.jobs[0].live, seen.jobs[0].step) == (1, 70)
 
@@ -92,7 +92,7 @@ def test_one_that_is_drained_is_shown_so() -> None:
     for number in (0, 1):
         join(site, number)
     site.loom.ask(DrainReplica(job=JOB, replica=f"{JOB}_1"), "me")
-    seen = picture(site.loom.fabric, PLANE, LookFabric(job=JOB))
+    seen = picture(site.loom.cluster, PLANE, QueryCluster(job=JOB))
     assert [rank.drained for rank in seen.ranks] == [False, True]
 
 
@@ -100,11 +100,11 @@ def test_a_value_of_one_replica_alone_is_not_that_of_the_job() -> None:
     site = outside(True, "r0:a", "r1:b", "r2:c")
     for number, lr in enumerate((0.02, 0.03, 0.02)):
         rank = RankId("theirs", f"r{number}", 0)
-        incarnation = site.loom.fabric.ranks[rank].incarnation
+        incarnation = site.loom.cluster.ranks[rank].incarnation
         offered = KnobSpec(name="lr", kind="float", value=0.02)
         site.loom.happen(Reported(rank, Knobs(incarnation=incarnation, knobs=(offered,))))
         site.loom.happen(Heard(rank, Beat(incarnation=incarnation, step=5, knobs={"lr": lr})))
-    (seen,) = (k for k in knobs(site.loom.fabric, LookKnobs(job="theirs")).knobs if k.spec.name == "lr")
+    (seen,) = (k for k in knobs(site.loom.cluster, QueryKnobs(job="theirs")).knobs if k.spec.name == "lr")
     assert (seen.value, seen.elsewhere) == (0.02, {"r1": 0.03})
 
 

@@ -20,11 +20,11 @@ def test_nodes_that_said_goodbye_are_forgotten_and_others_only_missed() -> None:
     site.agents["mine"].tied = True
     site.hear()
     site.loom.now += 7
-    site.loom.fabric.watch.forget_nodes(site.loom.now)
-    assert list(site.loom.fabric.watch.nodes) == ["n1", "mine"]
+    site.loom.cluster.runtime.forget_nodes(site.loom.now)
+    assert list(site.loom.cluster.runtime.nodes) == ["n1", "mine"]
     site.loom.now += NODE_PATIENCE
-    site.loom.fabric.watch.forget_nodes(site.loom.now)
-    assert list(site.loom.fabric.watch.nodes) == ["n1"]
+    site.loom.cluster.runtime.forget_nodes(site.loom.now)
+    assert list(site.loom.cluster.runtime.nodes) == ["n1"]
 
 
 def test_a_launcher_that_was_held_up_for_a_while_finds_its_job_running() -> None:
@@ -111,7 +111,7 @@ def test_two_runs_that_lose_their_nodes_at_once_are_two_incidents() -> None:
     assert incidents(site) == [
         phrase("of_job", job=job, text=phrase("agent_silent", node=node)) for job, node in silent
     ]
-    assert len({incident.id for incident in site.loom.fabric.incidents.values()}) == 2
+    assert len({incident.id for incident in site.loom.cluster.incidents.values()}) == 2
 
 
 def test_ranks_that_outlive_their_agent_go_on_and_the_next_agent_finds_them() -> None:

@@ -32,7 +32,7 @@ def test_a_device_that_failed_is_left_out_and_the_rest_goes_on() -> None:
     assert site.run.world_size == 3
     again = phrase("started_again_from_beginning", attempt=2)
     smaller = phrase("with_fewer_ranks", outcome=again, count=3, wanted=4)
-    assert smaller in [i.outcome for i in site.loom.fabric.incidents.values()]
+    assert smaller in [i.outcome for i in site.loom.cluster.incidents.values()]
 
 
 def test_it_ends_well_when_all_of_the_fewer_have() -> None:
@@ -136,7 +136,7 @@ def test_the_first_attempt_waits_a_while_also_for_what_another_job_has() -> None
 def test_a_weaver_that_has_just_begun_waits_for_the_agents_to_find_it() -> None:
     site = Site("n1", cores=2)
     site.submit(nodes=2, min_nodes=1)
-    site.loom.fabric.watch.blind_until = site.loom.now + LAST_CALL + 5
+    site.loom.cluster.runtime.blind_until = site.loom.now + LAST_CALL + 5
     site.settle(LAST_CALL + 8)
     assert site.phase == "submitted"
     site.settle(5)

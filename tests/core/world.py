@@ -25,7 +25,7 @@ from torchloom.core.events import (
     TookOver,
     VerdictKnown,
 )
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.knobs import BadValue
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import IncidentOpened
@@ -34,8 +34,8 @@ from torchloom.protocol.operator import Ask, Done, No, Revert, SetKnobs, Steer
 from torchloom.protocol.phrase import Phrase
 from torchloom.protocol.rank import (
     Beat,
+    ChangeSpec,
     Command,
-    Committed,
     Hello,
     Introduce,
     Knobs,
@@ -43,12 +43,12 @@ from torchloom.protocol.rank import (
     Order,
     Ordered,
     Propose,
+    QueryStep,
     Reply,
     Report,
-    Standing,
+    StepReport,
     Verdict,
     Welcome,
-    WhereAreYou,
 )
 from torchloom.protocol.records import ChangeDecided, ChangeProposed, ChangeSettled, OrderGiven, Record
 from torchloom.settings import Settings
@@ -97,7 +97,7 @@ class Log:
         return True
 
 
-def read_reply(fabric: Fabric, rank: RankId, reply: Reply) -> Reply:
+def read_reply(cluster: ClusterState, rank: RankId, reply: Reply) -> Reply:
     """As the weaver understands it."""
     return reply
 
@@ -111,7 +111,7 @@ class Parts:
     verdicts: type[Verdicts] = Verdicts
     log: type[Log] = Log
     steering: type[Participant] = Participant
-    read_reply: Callable[[Fabric, RankId, Reply], Reply] = read_reply
+    read_reply: Callable[[ClusterState, RankId, Reply], Reply] = read_reply
     is_for_me: Callable[[Living, Command], bool] = is_for_me
 
 
@@ -229,8 +229,8 @@ class Living:
                 self.introduce()
             case Muted():
                 self.world.wrong(f"{self.rank}: the newest life is muted")
-            case WhereAreYou(id=id):
-                reply = Standing(
+            case QueryStep(id=id):
+                reply = StepReport(
                     incarnation=self.incarnation,
                     id=id,
                     step=self.step,
@@ -257,7 +257,7 @@ class Living:
             self.ordered[order.id] = Ordered(incarnation=self.incarnation, id=order.id, outcome="applied")
         return self.ordered[order.id]
 
-    def _accept(self, change: Committed) -> None:
+    def _accept(self, change: ChangeSpec) -> None:
         if self.rank == RANKS[-1] and UNLUCKY in change.values.values():
             raise BadValue("lr", UNLUCKY, "not here")
 
@@ -314,7 +314,7 @@ class Living:
     def _learn(self, verdict: Verdict) -> None:
         self.steering.hear(verdict)
 
-    def _take(self, change: Committed) -> None:
+    def _take(self, change: ChangeSpec) -> None:
         self.world.check_taking(self, change)
         self.took[change.id] = self.step
         if change.values:
@@ -340,12 +340,12 @@ class Weaver:
         """Dies after so many of the next things it does; below 0: even before the log has them."""
         self.behind: dict[Life, int] = {}
         """Beats in a row in which a life said that it lacks a change."""
-        self.fabric = Fabric(SETTINGS)
-        self.engine = Engine(self.fabric)
+        self.cluster = ClusterState(SETTINGS)
+        self.engine = Engine(self.cluster)
         for at, records in world.log.entries:
-            self.fabric.fold(records, at)
+            self.cluster.fold(records, at)
         self.seq = len(world.log.entries)
-        self.read = self.fabric.inbox_seq
+        self.read = self.cluster.inbox_seq
         self.happen(TookOver(f"w{len(world.weavers)}"))
         self.engine.restart(world.now)
 
@@ -396,8 +396,8 @@ class Weaver:
             rank, report = self.world.inbox[self.read]
             self.read += 1
             self.happen(Reported(rank, report), letter=self.read)
-        watch = self.fabric.watch
-        if self.alive and watch.reunion and self.world.now >= watch.blind_until:
+        runtime = self.cluster.runtime
+        if self.alive and runtime.reunion and self.world.now >= runtime.blind_until:
             linked = {one.life: {f"{one.incarnation}:{one.link}"} for one in self.world.living() if one.link}
             self.happen(self.engine.hear_roll(linked))
         for event in chain(self.engine.tick(self.world.now), *self.engine.look(self.world.now)):
@@ -462,7 +462,7 @@ class World:
     def replied(self, rank: RankId, reply: Reply) -> None:
         for weaver in self.weavers:
             if weaver.alive:
-                weaver.happen(weaver.engine.hear_reply(rank, self.parts.read_reply(weaver.fabric, rank, reply)))
+                weaver.happen(weaver.engine.hear_reply(rank, self.parts.read_reply(weaver.cluster, rank, reply)))
 
     def heard(self, rank: RankId, beat: Beat) -> None:
         for weaver in self.weavers:
@@ -483,7 +483,7 @@ class World:
         behind = newest is not None and beat.change < newest.number and beat.step > newest.step
         life = (rank, beat.incarnation)
         weaver.behind[life] = weaver.behind.get(life, 0) + 1 if behind else 0
-        known = weaver.fabric.ranks.get(rank)
+        known = weaver.cluster.ranks.get(rank)
         current = known is not None and known.incarnation == beat.incarnation
         told = any(about.rank == rank and about.part for about in self.incidents)
         writes = weaver.alive and weaver.seq == len(self.log.entries)
@@ -542,7 +542,7 @@ class World:
     def _request(self, change: str) -> str:
         return self.proposed[change].request
 
-    def check_taking(self, one: Living, change: Committed) -> None:
+    def check_taking(self, one: Living, change: ChangeSpec) -> None:
         proposed = self.proposed.get(change.id)
         if proposed is None or proposed.change.step != change.step:
             self.wrong(f"{one.rank} takes {change.id}, which is not in the log")
@@ -576,13 +576,13 @@ class World:
         if silent:
             self.wrong(f"no answer to {silent[0]}")
         weaver = self.weavers[-1]
-        under_way = [c.id for c in weaver.fabric.ledger.changes.values() if c.phase in {"proposed", "committed"}]
+        under_way = [c.id for c in weaver.cluster.ledger.changes.values() if c.phase in {"proposed", "committed"}]
         if under_way:
             self.wrong(f"never settled: {under_way}")
-        again = Fabric(SETTINGS)
+        again = ClusterState(SETTINGS)
         for at, records in self.log.entries:
             again.fold(records, at)
-        if again.state() != weaver.fabric.state():
+        if again.state() != weaver.cluster.state():
             self.wrong("folding the log gives another state")
         made = [p.change for p in self.proposed.values() if self.decided.get(p.change.id) and p.change.action == "set"]
         newest = max((change.number for change in made), default=0)
@@ -793,14 +793,14 @@ class World:
     def _quiet(self) -> bool:
         """Everyone has beaten twice since, is answered, and has reached all that lies ahead."""
         living = self.living()
-        ledger = self.weavers[-1].fabric.ledger
+        ledger = self.weavers[-1].cluster.ledger
         far = max((change.change.step for change in ledger.changes.values()), default=0)
         return (
             not self.net
             and all(one.beats >= 3 and one.passed(far) and not one.steering.pending for one in living)
             and all(request.answers for request in self.requests.values())
             and not any(change.phase in {"proposed", "committed"} for change in ledger.changes.values())
-            and not self.weavers[-1].fabric.watch.reunion
+            and not self.weavers[-1].cluster.runtime.reunion
         )
 
 

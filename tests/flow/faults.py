@@ -75,7 +75,7 @@ class Up:
     def ranks(self, job: str) -> tuple[RankView, ...]:
         async def look() -> tuple[RankView, ...]:
             async with WeaverClient(self.settings, Role.OPERATOR, **PATIENT) as weaver:
-                return (await weaver.fabric(job)).ranks
+                return (await weaver.cluster(job)).ranks
 
         return asyncio.run(look())
 

@@ -23,10 +23,10 @@ from torchloom.bus.state_folder import StateFolder
 from torchloom.protocol.codec import decode_answer, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask
-from torchloom.protocol.queries import LookFabric
+from torchloom.protocol.queries import QueryCluster
 from torchloom.protocol.records import RankLost, Record
 from torchloom.protocol.subjects import ASK, LOOK, Role
-from torchloom.protocol.views import Answer, FabricView, IncidentView, RankView
+from torchloom.protocol.views import Answer, ClusterView, IncidentView, RankView
 from torchloom.settings import Settings
 
 PATIENCE = 90.0
@@ -113,9 +113,9 @@ class Plane:
         finally:
             await client.close()
 
-    async def look(self) -> FabricView:
-        answer = await self._request(Role.VIEWER, LOOK.template, encode(LookFabric()))
-        assert isinstance(answer, FabricView)
+    async def look(self) -> ClusterView:
+        answer = await self._request(Role.VIEWER, LOOK.template, encode(QueryCluster()))
+        assert isinstance(answer, ClusterView)
         return answer
 
     async def ask(self, ask: Ask) -> Answer:

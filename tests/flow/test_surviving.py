@@ -158,7 +158,7 @@ async def _term(up: Plane, term: int) -> bool:
 
 async def test_curves_can_be_drawn_after_a_restart(tmp_path: Path) -> None:
     from torchloom.protocol.codec import encode
-    from torchloom.protocol.queries import LookCurves
+    from torchloom.protocol.queries import QueryCurves
     from torchloom.protocol.subjects import LOOK
     from torchloom.protocol.views import CurvesView
 
@@ -169,7 +169,7 @@ async def test_curves_can_be_drawn_after_a_restart(tmp_path: Path) -> None:
         await up.until_beating()
 
         async def points() -> list[int]:
-            answer = await up._request(Role.VIEWER, LOOK.template, encode(LookCurves(job="job")))
+            answer = await up._request(Role.VIEWER, LOOK.template, encode(QueryCurves(job="job")))
             assert isinstance(answer, CurvesView)
             return [point.step for _, curve in answer.curves for point in curve]
 

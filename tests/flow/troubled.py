@@ -149,7 +149,7 @@ class Told:
 
         async def look() -> list[IncidentView]:
             async with WeaverClient(self.up.settings, Role.VIEWER, timeout=10.0, connect_timeout=10.0) as weaver:
-                return [i for i in (await weaver.fabric(most=0)).incidents if i.job == self.run.job]
+                return [i for i in (await weaver.cluster(most=0)).incidents if i.job == self.run.job]
 
         with contextlib.suppress(TorchLoomError):
             self._latest = sorted(asyncio.run(look()), key=lambda incident: int(incident.id[1:]))

@@ -10,8 +10,8 @@ from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.rank import Beat
 from torchloom.protocol.views import (
     ChangeView,
+    ClusterView,
     DeviceView,
-    FabricView,
     IncidentView,
     JobView,
     KnobsView,
@@ -100,11 +100,11 @@ def knobs() -> KnobsView:
     )
 
 
-def fabric(**more: Any) -> FabricView:
+def cluster(**more: Any) -> ClusterView:
     ranks = (rank(number=0), rank(number=1, presence="lost", beat=None))
     known: dict[str, Any] = {
         "plane": plane(), "jobs": (job(),), "ranks": ranks, "devices": (device(),),
         "seats": (seat(GPU, "mnist", "hi"),), "incidents": (incident(),),
     }  # fmt: skip
     known |= more
-    return FabricView(**{"total_ranks": len(known["ranks"])} | known)
+    return ClusterView(**{"total_ranks": len(known["ranks"])} | known)

@@ -13,7 +13,7 @@ from torchloom.protocol.incident_records import About, IncidentAmended, Incident
 from torchloom.protocol.job import Task
 from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.node import Place
-from torchloom.protocol.rank import Committed, Hello
+from torchloom.protocol.rank import ChangeSpec, Hello
 from torchloom.protocol.records import (
     Abort,
     ChangeDecided,
@@ -53,8 +53,8 @@ from torchloom.protocol.records import (
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
-    AttemptHeld,
     AttemptLaunched,
+    AttemptPaused,
     AttemptRunning,
     AttemptStopping,
     NodeDrained,
@@ -139,7 +139,7 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     ),
     (
         ChangeProposed(
-            change=Committed(id="c3", number=3, step=1520, values={"lr": 0.01, "clip": 2.0}, over=100),
+            change=ChangeSpec(id="c3", number=3, step=1520, values={"lr": 0.01, "clip": 2.0}, over=100),
             job="mnist",
             lives=((RANK, LIFE), (OTHER, LIFE)),
             request="r",
@@ -150,7 +150,7 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     ),
     (
         ChangeProposed(
-            change=Committed(id="c4", number=4, step=9, values={"lr": 0.1}),
+            change=ChangeSpec(id="c4", number=4, step=9, values={"lr": 0.1}),
             job="mnist",
             lives=((RANK, LIFE),),
             request="r",
@@ -250,8 +250,8 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         AttemptLaunched(job="mnist:1", attempt=2, host="n1", port=1, heals=True),
         ["Job mnist:1 starts and heals from the others"],
     ),
-    (AttemptHeld(job="mnist", attempt=1), ["Job mnist is paused"]),
-    (AttemptHeld(job="mnist", attempt=1, held=False), ["Job mnist goes on"]),
+    (AttemptPaused(job="mnist", attempt=1), ["Job mnist is paused"]),
+    (AttemptPaused(job="mnist", attempt=1, held=False), ["Job mnist goes on"]),
     (AttemptRunning(job="mnist", attempt=1, warm=2), ["Job mnist runs, 2 warm"]),
     (
         AttemptRunning(job="mnist", attempt=1, why_cold="OMP_NUM_THREADS differs"),
@@ -333,7 +333,7 @@ def test_one_job_only_with_its_changes_and_orders_to_the_end() -> None:
     teller = Teller("mnist")
 
     def proposed(id: str, job: str) -> ChangeProposed:
-        return ChangeProposed(change=Committed(id=id, number=1, step=1), job=job, lives=(), request="r")
+        return ChangeProposed(change=ChangeSpec(id=id, number=1, step=1), job=job, lives=(), request="r")
 
     def given(id: str, job: str) -> OrderGiven:
         return OrderGiven(id=id, request="r", verb="kill", job=job, lives=())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.views.made import LIFE, NOW, device, fabric, incident, job, plane, rank
+from tests.views.made import LIFE, NOW, cluster, device, incident, job, plane, rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About
 from torchloom.protocol.node import Reading
@@ -15,7 +15,7 @@ from torchloom.views.status import status
 
 
 def text(**more: object) -> str:
-    return "\n".join(status(fabric(**more), Screen()))
+    return "\n".join(status(cluster(**more), Screen()))
 
 
 def test_everything_that_matters_is_on_it() -> None:
@@ -58,7 +58,7 @@ def test_a_loss_that_is_no_number_is_said() -> None:
 
 def test_a_screen_is_not_exceeded_and_says_what_it_hides() -> None:
     many = tuple(rank(number=i) for i in range(500))
-    lines = status(fabric(ranks=many, total_ranks=20_000), Screen(width=80, height=24))
+    lines = status(cluster(ranks=many, total_ranks=20_000), Screen(width=80, height=24))
     assert len(lines) <= 24
     assert all(columns_of(line) <= 80 for line in lines)
     hidden = next(line for line in lines if "more ranks" in line)
@@ -125,7 +125,7 @@ def test_devices_whose_names_begin_alike_keep_their_names() -> None:
 
 def test_what_was_decided_and_refused_is_wrapped_on_a_narrow_terminal() -> None:
     long = incident(decision="all ranks are ended " * 8 + "at last", reason="because " * 20 + "of it")
-    told = fabric(incidents=(long,), plane=plane(refused={f"reason {i} of a refusal": i for i in range(9)}))
+    told = cluster(incidents=(long,), plane=plane(refused={f"reason {i} of a refusal": i for i in range(9)}))
     lines = status(told, Screen(width=80))
     assert max(map(columns_of, lines)) <= 80
     together = " ".join(" ".join(lines).split())
@@ -135,7 +135,7 @@ def test_what_was_decided_and_refused_is_wrapped_on_a_narrow_terminal() -> None:
 
 
 def test_what_a_job_waits_for_is_told_instead_of_that_nothing_trains() -> None:
-    shown = "\n".join(status(fabric(jobs=(), ranks=()), Screen(), "mnist waits for a node"))
+    shown = "\n".join(status(cluster(jobs=(), ranks=()), Screen(), "mnist waits for a node"))
     assert "mnist waits for a node" in shown
     assert "nothing trains" not in shown
 

@@ -19,7 +19,7 @@ from torchloom.bus.log_reader import read_log
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.tls import ensure_tls
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.errors import BadInput, BadState
 from torchloom.protocol.codec import decode_fact
 from torchloom.protocol.facts import DeviceFailed, DeviceRecovered
@@ -47,7 +47,7 @@ class Door:
         self.settings = settings
         self.client = client
         self.health = ingress._health
-        self.fabric = ingress._fabric
+        self.cluster = ingress._cluster
 
     @property
     def port(self) -> int:
@@ -81,7 +81,7 @@ async def opened(settings: Settings, slow_seconds: float = 10.0) -> AsyncIterato
     client = await connect(find(settings, Role.WEAVER), name="weaver", keep_trying=True)
     try:
         await Store(client).open()
-        ingress = Ingress(settings, client, Fabric(settings), Health(Clock()))
+        ingress = Ingress(settings, client, ClusterState(settings), Health(Clock()))
         ingress.slow_seconds = slow_seconds
         await ingress.open()
         try:
@@ -111,7 +111,7 @@ def has(*devices: str) -> NodeBeat:
 
 
 async def test_an_alert_is_on_disk_when_it_is_answered(door: Door) -> None:
-    door.fabric.watch.hear_node("node7", has(GPU), 0.0)
+    door.cluster.runtime.hear_node("node7", has(GPU), 0.0)
     assert await door.post(FIRING) == (200, "stored: 1 fact about devices\n")
     (fact,) = await door.stored()
     assert isinstance(fact, DeviceFailed)
@@ -131,7 +131,7 @@ async def test_an_alert_that_fires_again_after_its_end_is_told_again(door: Door)
 
 
 async def test_an_alert_about_a_machine_means_all_its_devices_and_so_does_its_end(door: Door) -> None:
-    door.fabric.watch.hear_node("node7", has("GPU-1", "GPU-2"), 0.0)
+    door.cluster.runtime.hear_node("node7", has("GPU-1", "GPU-2"), 0.0)
     labels = {"alertname": "NodeGone", "torchloom": "fail", "Hostname": "node7.example.org"}
     assert await door.post(post(labels)) == (200, "stored: 2 facts about devices\n")
     assert [fact.device for fact in await door.stored()] == ["GPU-1", "GPU-2"]

@@ -104,19 +104,19 @@ async def test_many_records_are_split_into_messages_that_fit(settings: Settings)
     found = await entries(client)
     assert len(found) > 5
     assert all(len(encode(entry)) < ENTRY_BYTES * 1.1 for entry in found)
-    fabric = await Store(client).load(settings)
-    assert len(fabric.devices) == 2000
+    cluster = await Store(client).load(settings)
+    assert len(cluster.devices) == 2000
     await client.close()
 
 
 async def test_a_damaged_snapshot_is_passed_over(settings: Settings) -> None:
     client, store = await opened(settings)
     await store.append(1, 1.0, [seated(1)])
-    fabric = await store.load(settings)
-    await store.write_snapshot(fabric.state())
+    cluster = await store.load(settings)
+    await store.write_snapshot(cluster.state())
     await client.jetstream().publish("loom.snapshot", b"not what it should be")
     again = await Store(client).load(settings)
-    assert again.state() == fabric.state()
+    assert again.state() == cluster.state()
     await client.close()
 
 
@@ -181,10 +181,10 @@ async def test_a_replaced_weaver_cannot_overwrite_the_snapshot(settings: Setting
     stale = (await old.load(settings)).state()
     other, new = await opened(settings)
     await new.append(2, 2.0, [seated(2)])
-    fabric = await new.load(settings)
-    await new.write_snapshot(fabric.state())
+    cluster = await new.load(settings)
+    await new.write_snapshot(cluster.state())
     await client.jetstream().purge_stream("LOOM_LOG")  # from here on only the snapshot knows
     await old.write_snapshot(stale)
-    assert (await Store(client).load(settings)).state() == fabric.state()
+    assert (await Store(client).load(settings)).state() == cluster.state()
     await client.close()
     await other.close()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.core.loom import Loom, life
 from tests.core.site import Site
 from torchloom.core.events import LinkClosed, Reported
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.codec import decode_fact
 from torchloom.protocol.facts import Fact, RankExited
 from torchloom.protocol.ids import RankId
@@ -43,24 +43,24 @@ def dead(child: subprocess.Popen[bytes]) -> str:
     return name
 
 
-def training(process: str, member: str = "r0:a") -> Fabric:
+def training(process: str, member: str = "r0:a") -> ClusterState:
     """A replica that torchLoom has not started."""
     loom = Loom()
     loom.happen(Reported(RANK, Hello(incarnation=LIFE, node="n1", pid=1, devices=("GPU-1",), process=process)))
     if member:
         loom.happen(Reported(RANK, Joined(incarnation=LIFE, member=member)))
     loom.happen(LinkClosed(RANK, LIFE, "1", "Client Closed"))
-    return loom.fabric
+    return loom.cluster
 
 
-async def told(fabric: Fabric, rank: RankId = RANK) -> list[Fact]:
+async def told(cluster: ClusterState, rank: RankId = RANK) -> list[Fact]:
     """All that is said of a rank that was lost, until it is looked after no more."""
     facts: list[Fact] = []
 
     async def send(_: str, data: bytes) -> None:
         facts.append(decode_fact(data))
 
-    witness = ProcessExitProbe(fabric, send, looks=(0.0, 0.01))
+    witness = ProcessExitProbe(cluster, send, looks=(0.0, 0.01))
     witness.lost(rank)
     await asyncio.gather(*witness.tasks)
     return facts
@@ -80,10 +80,10 @@ async def test_a_process_that_lives_is_looked_after_until_it_ends(child: subproc
 
 
 async def test_or_until_it_is_back(child: subprocess.Popen[bytes]) -> None:
-    fabric = training(process_id(child.pid))
-    asked = asyncio.create_task(told(fabric))
+    cluster = training(process_id(child.pid))
+    asked = asyncio.create_task(told(cluster))
     await asyncio.sleep(0.1)
-    fabric.fold([RankFound(rank=RANK, incarnation=LIFE, reason="a beat")], 2000.0)
+    cluster.fold([RankFound(rank=RANK, incarnation=LIFE, reason="a beat")], 2000.0)
     assert await asked == []
 
 
@@ -96,18 +96,18 @@ async def test_one_that_did_not_say_which_process_it_is() -> None:
 
 
 async def test_one_that_was_forgotten_meanwhile() -> None:
-    assert await told(Loom().fabric) == []
+    assert await told(Loom().cluster) == []
 
 
 async def test_of_what_an_agent_has_started_the_agent_tells(dead: str) -> None:
     site = Site()
     site.submit()
     site.settle(1.0)
-    fabric = site.loom.fabric
-    (run,) = fabric.runs.by_job.values()
+    cluster = site.loom.cluster
+    (run,) = cluster.runs.by_job.values()
     place = run.places[0]
     rank = run.rank(place.rank)
     hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=(), process=dead)
     site.loom.happen(Reported(rank, hello))
-    fabric.ranks[rank] = replace(fabric.ranks[rank], member="r0:a")
-    assert await told(fabric, rank) == []
+    cluster.ranks[rank] = replace(cluster.ranks[rank], member="r0:a")
+    assert await told(cluster, rank) == []

@@ -12,7 +12,7 @@ import msgspec
 from torchloom.agent.attempt import LAUNCH, OVER
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.node import Launch, Prepare
-from torchloom.protocol.queries import LookLines
+from torchloom.protocol.queries import QueryLines
 from torchloom.protocol.views import LinesView
 
 _decode = msgspec.json.Decoder(Launch).decode
@@ -39,7 +39,7 @@ def launches(job_folder: Path) -> list[tuple[Launch, bool]]:
     return sorted(found, key=lambda pair: pair[0].attempt, reverse=True)
 
 
-def find(folder: Path, look: LookLines, node: str) -> Path:
+def find(folder: Path, look: QueryLines, node: str) -> Path:
     """The file that is asked for, or why there is none."""
     known = [launch for launch, _ in launches(folder / look.job)]
     if not known:
@@ -58,7 +58,7 @@ def find(folder: Path, look: LookLines, node: str) -> Path:
     return log_folder(folder / look.job, launch) / f"rank-{look.rank}.{look.which}"
 
 
-def read(path: Path, look: LookLines) -> LinesView:
+def read(path: Path, look: QueryLines) -> LinesView:
     """The part that is asked for; nothing, if nothing was printed yet."""
     try:
         with path.open("rb") as file:

@@ -11,17 +11,17 @@ from nats.aio.client import Client
 from torchloom.errors import Refused, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_answer, encode
 from torchloom.protocol.operator import No
-from torchloom.protocol.queries import LookLines, NodeLook
+from torchloom.protocol.queries import NodeLook, QueryLines
 from torchloom.protocol.subjects import CHECK, LINES
 
 View = TypeVar("View")
 
 
 async def ask_node(
-    client: Client, node: str, look: LookLines | NodeLook, kind: type[View], timeout: float = 5.0
+    client: Client, node: str, look: QueryLines | NodeLook, kind: type[View], timeout: float = 5.0
 ) -> View:
     """The agent's answer. Raises Refused if the agent has none, Unreachable if there is no agent on that node."""
-    subject = LINES if isinstance(look, LookLines) else CHECK
+    subject = LINES if isinstance(look, QueryLines) else CHECK
     try:
         reply = await client.request(subject.to(node=node), encode(look), timeout=timeout)
         answer: object = decode_answer(reply.data)

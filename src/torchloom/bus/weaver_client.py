@@ -19,9 +19,9 @@ from torchloom.bus.connection import connect, find
 from torchloom.errors import Refused, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_answer, encode
 from torchloom.protocol.operator import Ask, Done, No
-from torchloom.protocol.queries import Look, LookCheckpoints, LookCurves, LookFabric, LookKnobs, LookRuns
+from torchloom.protocol.queries import Look, QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
 from torchloom.protocol.subjects import ASK, LOOK, Role
-from torchloom.protocol.views import CheckpointsView, CurvesView, FabricView, KnobsView, NodeView, RunsView
+from torchloom.protocol.views import CheckpointsView, ClusterView, CurvesView, KnobsView, NodeView, RunsView
 from torchloom.settings import Settings
 
 PAGE = 1000
@@ -37,7 +37,7 @@ ABSENT_SECONDS = 0.2
 
 
 class WeaverClient:
-    """A connection with one role: `async with WeaverClient(settings, Role.VIEWER) as weaver: await weaver.fabric()`."""
+    """A connection with a role: `async with WeaverClient(settings, Role.VIEWER) as weaver: await weaver.cluster()`."""
 
     client: Client
 
@@ -72,7 +72,7 @@ class WeaverClient:
         with contextlib.suppress(nats.errors.Error, OSError):  # the server may be gone already
             await self.client.close()
 
-    async def fabric(self, job: str | None = None, most: int | None = None, readings: bool = False) -> FabricView:
+    async def cluster(self, job: str | None = None, most: int | None = None, readings: bool = False) -> ClusterView:
         """The state of the cluster with all its ranks, up to `most`, gathered page by page."""
         view = await self._page(job, 0, most, readings)
         ranks, seats, devices = list(view.ranks), list(view.seats), list(view.devices)
@@ -97,7 +97,7 @@ class WeaverClient:
         total = 1
         while len(gathered) < (total if most is None else min(most, total)):
             limit = 100 if most is None else min(100, most - len(gathered))
-            answer = await self.look(LookCurves(job=job, replica=replica, offset=len(gathered), limit=limit))
+            answer = await self.look(QueryCurves(job=job, replica=replica, offset=len(gathered), limit=limit))
             if not isinstance(answer, CurvesView):
                 raise _unexpected(answer)
             total = answer.total
@@ -108,21 +108,21 @@ class WeaverClient:
 
     async def knobs(self, job: str) -> KnobsView:
         """The knobs of a job, and the changes made."""
-        answer = await self.look(LookKnobs(job=job))
+        answer = await self.look(QueryKnobs(job=job))
         if isinstance(answer, KnobsView):
             return answer
         raise _unexpected(answer)
 
     async def checkpoints(self, job: str) -> CheckpointsView:
         """The checkpoints that a job has reported."""
-        answer = await self.look(LookCheckpoints(job=job))
+        answer = await self.look(QueryCheckpoints(job=job))
         if isinstance(answer, CheckpointsView):
             return answer
         raise _unexpected(answer)
 
     async def runs(self, job: str | None = None) -> RunsView:
         """Jobs that torchLoom starts itself, and the nodes it can start them on."""
-        answer = await self.look(LookRuns(job=job))
+        answer = await self.look(QueryRuns(job=job))
         if isinstance(answer, RunsView):
             return answer
         raise _unexpected(answer)
@@ -145,11 +145,11 @@ class WeaverClient:
             return answer
         raise _unexpected(answer)
 
-    async def _page(self, job: str | None, offset: int, most: int | None, readings: bool) -> FabricView:
+    async def _page(self, job: str | None, offset: int, most: int | None, readings: bool) -> ClusterView:
         largest = READ_PAGE if readings else PAGE
         limit = largest if most is None else min(largest, most)
-        answer = await self.look(LookFabric(job=job, offset=offset, limit=limit, readings=readings))
-        if isinstance(answer, FabricView):
+        answer = await self.look(QueryCluster(job=job, offset=offset, limit=limit, readings=readings))
+        if isinstance(answer, ClusterView):
             return answer
         raise _unexpected(answer)
 

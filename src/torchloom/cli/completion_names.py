@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torchloom.bus.weaver_client import WeaverClient
     from torchloom.protocol.ids import RankId, ReplicaId
-    from torchloom.protocol.views import FabricView
+    from torchloom.protocol.views import ClusterView
 
 MANUAL_JOB = "manual"
 """The job of a replica registered by hand that no job has."""
@@ -23,20 +23,20 @@ _LISTED = 5
 """Devices named where several could be meant."""
 
 
-def known_job(view: FabricView, name: str) -> str:
+def known_job(view: ClusterView, name: str) -> str:
     jobs = [job.job for job in view.jobs]
     if name not in jobs:
         raise unknown("job", name, jobs)
     return name
 
 
-def known_device(view: FabricView, name: str) -> str:
+def known_device(view: ClusterView, name: str) -> str:
     if name not in devices(view):
         raise unknown("device", name, devices(view))
     return name
 
 
-def meant_device(view: FabricView, text: str) -> str:
+def meant_device(view: ClusterView, text: str) -> str:
     """The device of this name, or the only one whose name begins so. What is not known the weaver refuses."""
     known = devices(view)
     found = [text] if text in known else [name for name in known if name.startswith(text)]
@@ -47,22 +47,22 @@ def meant_device(view: FabricView, text: str) -> str:
     return found[0] if found else text
 
 
-def known_node(view: FabricView, name: str) -> str:
+def known_node(view: ClusterView, name: str) -> str:
     nodes = sorted({seat.node for seat in view.seats} | {d.node for d in view.devices} | {r.node for r in view.ranks})
     if name not in nodes:
         raise unknown("node", name, [node for node in nodes if node])
     return name
 
 
-def devices(view: FabricView) -> list[str]:
+def devices(view: ClusterView) -> list[str]:
     return sorted({device.device for device in view.devices} | {seat.device for seat in view.seats})
 
 
-def replicas(view: FabricView) -> list[ReplicaId]:
+def replicas(view: ClusterView) -> list[ReplicaId]:
     return sorted({rank.rank.of for rank in view.ranks} | {seat.replica for seat in view.seats})
 
 
-def known_replica(view: FabricView, text: str) -> ReplicaId:
+def known_replica(view: ClusterView, text: str) -> ReplicaId:
     """`replica`, or `job/replica` where several jobs have one of that name."""
     found = find_replica(view, text)
     if found is None:
@@ -71,7 +71,7 @@ def known_replica(view: FabricView, text: str) -> ReplicaId:
     return found
 
 
-def find_replica(view: FabricView, text: str) -> ReplicaId | None:
+def find_replica(view: ClusterView, text: str) -> ReplicaId | None:
     job, slash, name = text.rpartition("/")
     matching = [r for r in replicas(view) if r.replica == name and (not slash or r.job == job)]
     if len(matching) > 1:
@@ -82,7 +82,7 @@ def find_replica(view: FabricView, text: str) -> ReplicaId | None:
     return matching[0] if matching else None
 
 
-def known_rank(view: FabricView, rank: RankId) -> RankId:
+def known_rank(view: ClusterView, rank: RankId) -> RankId:
     ranks = [str(r.rank) for r in view.ranks]
     if str(rank) not in ranks:
         raise unknown("rank", str(rank), ranks)
@@ -113,11 +113,11 @@ def completer(find: Finder) -> Callable[..., list[str]]:
     return complete
 
 
-def _seen(what: Callable[[FabricView], Iterable[object]]) -> Callable[..., list[str]]:
+def _seen(what: Callable[[ClusterView], Iterable[object]]) -> Callable[..., list[str]]:
     """A completer of what is on the picture."""
 
     async def find(weaver: WeaverClient, _typed: Namespace) -> Iterable[object]:
-        return what(await weaver.fabric(most=1000))
+        return what(await weaver.cluster(most=1000))
 
     return completer(find)
 
@@ -136,7 +136,7 @@ async def _agents(weaver: WeaverClient, _typed: Namespace) -> Iterable[object]:
 
 
 async def _agents_and_replicas(weaver: WeaverClient, typed: Namespace) -> Iterable[object]:
-    return [*await _agents(weaver, typed), *replicas(await weaver.fabric(most=1000))]
+    return [*await _agents(weaver, typed), *replicas(await weaver.cluster(most=1000))]
 
 
 async def _runs(weaver: WeaverClient, _typed: Namespace) -> Iterable[object]:
@@ -145,7 +145,7 @@ async def _runs(weaver: WeaverClient, _typed: Namespace) -> Iterable[object]:
 
 
 async def _jobs_and_incidents(weaver: WeaverClient, _typed: Namespace) -> Iterable[object]:
-    view = await weaver.fabric(most=0)
+    view = await weaver.cluster(most=0)
     return [*(job.job for job in view.jobs), *(incident.id for incident in view.incidents)]
 
 
@@ -160,7 +160,7 @@ def complete_rule(prefix: str, **_: Any) -> list[str]:
     return [f"{event}={done}{plus}{name}" for name in RESPONSES if name.startswith(typed)]
 
 
-def targets(view: FabricView) -> list[object]:
+def targets(view: ClusterView) -> list[object]:
     """Whatever a command can be given to: jobs, their replicas, their ranks."""
     return [*(job.job for job in view.jobs), *replicas(view), *(rank.rank for rank in view.ranks)]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from torchloom.core import timers
 from torchloom.core.changes import orders, requests, two_phase_commit
 from torchloom.core.decision import NOTHING, Decision, together
-from torchloom.core.detect.hang import Verdict
+from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.devices import device_reports
 from torchloom.core.devices.device_failures import with_responses
 from torchloom.core.events import (
     Asked,
     Event,
-    FactTold,
+    FactReported,
     FellSilent,
     Found,
     Heard,
@@ -36,7 +36,7 @@ from torchloom.core.incident_ids import number_incidents
 from torchloom.core.incidents import findings, hangs
 from torchloom.core.jobs import reconcile, submission
 from torchloom.core.ranks import checkpoint_reports, lifecycle
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device import Blame
 from torchloom.core.torchft import drain, members
 from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned, Inspected, RankExited
@@ -68,119 +68,119 @@ from torchloom.protocol.rank import (
     Resumed,
     Saved,
     SaveFailed,
-    Standing,
+    StepReport,
 )
 from torchloom.protocol.records import TermBegan
 
 __all__ = ["NOTHING", "Decision", "decide"]
 
 
-def decide(fabric: Fabric, event: Event, now: float) -> Decision:
-    decision = members.with_evictions(fabric, _decide(fabric, event, now))
-    return number_incidents(decision, fabric.incidents.count)
+def decide(cluster: ClusterState, event: Event, now: float) -> Decision:
+    decision = members.with_evictions(cluster, _decide(cluster, event, now))
+    return number_incidents(decision, cluster.incidents.count)
 
 
-def _decide(fabric: Fabric, event: Event, now: float) -> Decision:
+def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
     match event:
         case Heard(rank=rank, beat=beat, found=found):
-            life = lifecycle.heard(fabric, rank, beat, now)
-            return together((life, findings.found(fabric, rank, found, now)))
+            life = lifecycle.heard(cluster, rank, beat, now)
+            return together((life, findings.found(cluster, rank, found, now)))
         case LinkClosed(rank=rank, incarnation=incarnation, reason=reason):
-            return lifecycle.link_closed(fabric, rank, incarnation, reason)
+            return lifecycle.link_closed(cluster, rank, incarnation, reason)
         case LinkOpened(rank=rank, incarnation=incarnation):
-            return lifecycle.link_opened(fabric, rank, incarnation, now)
+            return lifecycle.link_opened(cluster, rank, incarnation, now)
         case Reported(rank=rank, report=Hello() as hello):
-            return lifecycle.hello(fabric, rank, hello)
+            return lifecycle.hello(cluster, rank, hello)
         case Reported(rank=rank, report=Goodbye() as goodbye):
-            return lifecycle.goodbye(fabric, rank, goodbye)
-        case FactTold(fact=RankExited() as exited):
-            return lifecycle.exited(fabric, exited)
-        case FactTold(fact=Inspected() as inspected):
-            return hangs.inspected(fabric, inspected)
-        case FactTold(fact=DeviceFailed(device=device, cause=cause, source=source, alert=alert, began=began)):
+            return lifecycle.goodbye(cluster, rank, goodbye)
+        case FactReported(fact=RankExited() as exited):
+            return lifecycle.exited(cluster, exited)
+        case FactReported(fact=Inspected() as inspected):
+            return hangs.inspected(cluster, inspected)
+        case FactReported(fact=DeviceFailed(device=device, cause=cause, source=source, alert=alert, began=began)):
             blame = Blame(by=alert or source, cause=cause, began=began, alert=bool(alert))
-            return with_responses(fabric, device_reports.fail(fabric, device, source, blame), device, now)
-        case FactTold(fact=DeviceRecovered() as recovered):
-            return device_reports.take_back(fabric, recovered)
-        case FactTold(fact=DeviceWarned() as warned):
-            return with_responses(fabric, device_reports.warn(fabric, warned), warned.device, now)
+            return with_responses(cluster, device_reports.fail(cluster, device, source, blame), device, now)
+        case FactReported(fact=DeviceRecovered() as recovered):
+            return device_reports.take_back(cluster, recovered)
+        case FactReported(fact=DeviceWarned() as warned):
+            return with_responses(cluster, device_reports.warn(cluster, warned), warned.device, now)
         case Asked(ask=Fail(device=device, cause=cause, operator=operator)):
             blame = Blame(by=device_reports.HAND, cause=cause)
-            return with_responses(fabric, device_reports.fail(fabric, device, operator, blame), device, now)
+            return with_responses(cluster, device_reports.fail(cluster, device, operator, blame), device, now)
         case Asked(ask=Recover(device=device, operator=operator)):
-            return device_reports.recover(fabric, device, operator)
+            return device_reports.recover(cluster, device, operator)
         case Asked(ask=Register() as register):
-            return device_reports.register(fabric, register)
+            return device_reports.register(cluster, register)
         case Reported(rank=rank, report=Knobs() as offered):
-            return lifecycle.offers(fabric, rank, offered)
+            return lifecycle.offers(cluster, rank, offered)
         case Reported(rank=rank, report=Saved() as saved):
-            return checkpoint_reports.saved(fabric, rank, saved)
+            return checkpoint_reports.saved(cluster, rank, saved)
         case Reported(rank=rank, report=SaveFailed() as failed):
-            return checkpoint_reports.failed(fabric, rank, failed)
+            return checkpoint_reports.failed(cluster, rank, failed)
         case Reported(rank=rank, report=Resumed() as resumed):
-            return checkpoint_reports.resumed(fabric, rank, resumed)
+            return checkpoint_reports.resumed(cluster, rank, resumed)
         case Asked(ask=SetKnobs() as ask, reply=reply):
-            return requests.set_knobs(fabric, ask, reply)
+            return requests.set_knobs(cluster, ask, reply)
         case Asked(ask=Revert() as ask, reply=reply):
-            return requests.revert(fabric, ask, reply)
+            return requests.revert(cluster, ask, reply)
         case Asked(ask=Steer(verb="pause" | "stop" | "checkpoint") as ask, reply=reply):
-            return requests.act(fabric, ask, reply)
+            return requests.act(cluster, ask, reply)
         case Asked(ask=Steer() as ask, reply=reply):
-            return orders.give(fabric, ask, reply)
+            return orders.give(cluster, ask, reply)
         case Asked(ask=Submit() as ask):
-            return submission.submit(fabric, ask)
+            return submission.submit(cluster, ask)
         case Asked(ask=Cancel() as ask):
-            return submission.cancel(fabric, ask, now)
+            return submission.cancel(cluster, ask, now)
         case Asked(ask=Drain() as ask):
-            return submission.drain(fabric, ask)
+            return submission.drain(cluster, ask)
         case Asked(ask=EvictReplica() as ask):
-            return drain.evict_replica(fabric, ask, now)
+            return drain.evict_replica(cluster, ask, now)
         case Asked(ask=DrainReplica() as ask):
-            return drain.drain_replica(fabric, ask)
+            return drain.drain_replica(cluster, ask)
         case Reported(rank=rank, report=Joined() | Regrouped() | Healed() | Discarded() as said):
-            return members.reported(fabric, rank, said)
+            return members.reported(cluster, rank, said)
         case LighthouseHeard(job=job):
-            return members.lighthouse_heard(fabric, job)
+            return members.lighthouse_heard(cluster, job)
         case NodeHeard(node=node):
-            return reconcile.heard(fabric, node)
+            return reconcile.heard(cluster, node)
         case RunDue(job=job, hang=hang):
-            return _due(fabric, job, hang, now)
+            return _due(cluster, job, hang, now)
         case JobDue(job=job, hang=hang):
-            return hangs.look_at_job(fabric, job, hang, now)
+            return hangs.look_at_job(cluster, job, hang, now)
         case Found(rank=rank, found=found):
-            return findings.found(fabric, rank, found, now)
+            return findings.found(cluster, rank, found, now)
         case Replied(reply=reply):
-            return _replied(fabric, reply)
+            return _replied(cluster, reply)
         case VerdictKnown(change=change, commit=commit, abort=abort):
-            return two_phase_commit.verdict_known(fabric, change, commit, abort)
+            return two_phase_commit.verdict_known(cluster, change, commit, abort)
         case RollCalled():
-            return lifecycle.roll_called(fabric, now)
+            return lifecycle.roll_called(cluster, now)
         case FellSilent(ranks=silent):
-            return timers.fell_silent(fabric, silent, now)
+            return timers.fell_silent(cluster, silent, now)
         case Tick():
-            return timers.tick(fabric, now)
+            return timers.tick(cluster, now)
         case TookOver(weaver=weaver):
-            term = fabric.term + 1
+            term = cluster.term + 1
             return Decision((TermBegan(term=term, weaver=weaver),))
     raise AssertionError(f"no rule for {event!r}")
 
 
-def _due(fabric: Fabric, job: str, hang: Verdict | None, now: float) -> Decision:
-    run = fabric.runs.active(job)
-    decision = reconcile.due(fabric, job, hang, now)
-    return decision if decision or run is None or not run.drained else drain.ask_to_leave(fabric, run)
+def _due(cluster: ClusterState, job: str, hang: HangDiagnosis | None, now: float) -> Decision:
+    run = cluster.runs.active(job)
+    decision = reconcile.due(cluster, job, hang, now)
+    return decision if decision or run is None or not run.drained else drain.ask_to_leave(cluster, run)
 
 
-def _replied(fabric: Fabric, reply: Reply) -> Decision:
-    course = fabric.watch.courses.find(reply.id)
-    if course is None:
+def _replied(cluster: ClusterState, reply: Reply) -> Decision:
+    operation = cluster.runtime.operations.find(reply.id)
+    if operation is None:
         return NOTHING
     match reply:
-        case Standing():
-            return two_phase_commit.standing(fabric, course)
+        case StepReport():
+            return two_phase_commit.standing(cluster, operation)
         case Ready():
-            return two_phase_commit.ready(fabric, course)
+            return two_phase_commit.ready(cluster, operation)
         case Applied():
-            return two_phase_commit.applied(fabric, course)
+            return two_phase_commit.applied(cluster, operation)
         case Ordered():
-            return orders.ordered(fabric, course)
+            return orders.ordered(cluster, operation)

@@ -30,7 +30,7 @@ class WantedVerdict(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Decision:
     records: tuple[Record | Volatile, ...] = ()
-    """What changes the fabric when it is folded."""
+    """What changes the cluster state when it is folded."""
     commands: tuple[tuple[RankId, Command], ...] = ()
     """For ranks, once the records are stored."""
     answer: Done | No | None = None

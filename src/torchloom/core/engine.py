@@ -3,7 +3,7 @@
     hear      what arrives touches the watch at once: beats, replies, links. It mostly needs no decision;
               where it does, the event to handle comes back
     handle    detect, decide, fold: what the watch has learnt becomes part of the event, `decide` judges it,
-              and the records change the fabric
+              and the records change the cluster state
     tick      the events that time brings
     look      the same for every rank, a slice of them at a time
 
@@ -30,7 +30,7 @@ from torchloom.core.events import (
     Tick,
 )
 from torchloom.core.incidents.periodic_checks import hang_of_run, look_around
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runtime import Life
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
@@ -43,8 +43,8 @@ EVICT_SECONDS = 1.0
 
 
 class Engine:
-    def __init__(self, fabric: Fabric) -> None:
-        self.fabric = fabric
+    def __init__(self, cluster: ClusterState) -> None:
+        self.cluster = cluster
         self._due: set[str] = set()
         """Runs that an agent's beat has made due and that wait to be handled: once is enough for all agents of one."""
         self._told: dict[str, float] = {}
@@ -54,41 +54,41 @@ class Engine:
         """Detect, decide, fold. What is decided holds from here on, and must be stored before it is carried out."""
         if isinstance(event, RunDue):
             self._due.discard(event.job)
-            event = RunDue(event.job, hang_of_run(self.fabric, event.job, now))
-        decision = decide(self.fabric, event, now)
-        self.fabric.fold(decision.records, now)
+            event = RunDue(event.job, hang_of_run(self.cluster, event.job, now))
+        decision = decide(self.cluster, event, now)
+        self.cluster.fold(decision.records, now)
         for rank, command in decision.commands:
-            self.fabric.watch.has_told((rank, command.incarnation), now)
+            self.cluster.runtime.has_told((rank, command.incarnation), now)
         return decision
 
     def has_read(self, seq: int, now: float) -> tuple[InboxRead, ...]:
         """The inbox has been read up to here; what to store of that."""
-        if seq <= self.fabric.inbox_seq:
+        if seq <= self.cluster.inbox_seq:
             return ()
         mark = InboxRead(seq=seq)
-        self.fabric.fold((mark,), now)
+        self.cluster.fold((mark,), now)
         return (mark,)
 
     def restart(self, now: float) -> None:
         """This weaver was away: full patience for everyone."""
-        self.fabric.restart_watch(now)
+        self.cluster.restart_runtime(now)
 
     # ── what arrives ──
 
     def hear(self, rank: RankId, beat: Beat, now: float) -> Heard | None:
-        watch = self.fabric.watch
-        return None if watch.hear(rank, beat, now) else Heard(rank, beat, watch.take_found(rank))
+        runtime = self.cluster.runtime
+        return None if runtime.hear(rank, beat, now) else Heard(rank, beat, runtime.take_found(rank))
 
     def hear_node(self, node: str, beat: NodeBeat, now: float) -> tuple[Event, ...]:
-        if not self.fabric.watch.hear_node(node, beat, now):
+        if not self.cluster.runtime.hear_node(node, beat, now):
             return ()
-        due = [job for job in self.fabric.runs.due(node) if job not in self._due]
+        due = [job for job in self.cluster.runs.due(node) if job not in self._due]
         self._due.update(due)
         return (NodeHeard(node), *map(RunDue, due))
 
     def hear_lighthouse(self, job: str, beat: LighthouseBeat, now: float) -> LighthouseHeard | None:
-        behind = not set(self.fabric.evicted.get(job, ())) <= set(beat.evicted)
-        news = self.fabric.watch.hear_lighthouse(job, beat)
+        behind = not set(self.cluster.evicted.get(job, ())) <= set(beat.evicted)
+        news = self.cluster.runtime.hear_lighthouse(job, beat)
         return LighthouseHeard(job) if news or (behind and self._may_tell(job, now)) else None
 
     def _may_tell(self, job: str, now: float) -> bool:
@@ -100,26 +100,26 @@ class Engine:
         return True
 
     def hear_reply(self, rank: RankId, reply: Reply) -> Replied | None:
-        return None if self.fabric.watch.courses.take(rank, reply) is None else Replied(rank, reply)
+        return None if self.cluster.runtime.operations.take(rank, reply) is None else Replied(rank, reply)
 
     def hear_link(self, event: LinkOpened | LinkClosed) -> None:
         """The server announced a connect or a disconnect, which is then to be handled."""
-        watch = self.fabric.watch
-        change = watch.link_opened if isinstance(event, LinkOpened) else watch.link_closed
+        runtime = self.cluster.runtime
+        change = runtime.link_opened if isinstance(event, LinkOpened) else runtime.link_closed
         change((event.rank, event.incarnation), event.link)
 
     def hear_roll(self, present: dict[Life, set[str]]) -> RollCalled:
         """Who is connected, as the server says."""
-        self.fabric.watch.call_roll(present)
+        self.cluster.runtime.call_roll(present)
         return RollCalled()
 
     # ── time ──
 
     def tick(self, now: float) -> tuple[Event, ...]:
         """A few times a second: what time brings to those whose time is up."""
-        self.fabric.watch.forget_nodes(now)
-        return (Tick(), *map(RunDue, self.fabric.runs.due()))
+        self.cluster.runtime.forget_nodes(now)
+        return (Tick(), *map(RunDue, self.cluster.runs.due()))
 
     def look(self, now: float) -> Iterator[tuple[Event, ...]]:
         """About once a second: a pass over all ranks, in slices between which other events may be handled."""
-        return look_around(self.fabric, now)
+        return look_around(self.cluster, now)

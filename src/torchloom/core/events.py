@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.hang import Verdict
+from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.protocol.facts import Fact
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask
@@ -22,7 +22,7 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class FactTold:
+class FactReported:
     """An agent or a monitoring system says something, through the durable inbox."""
 
     fact: Fact
@@ -84,7 +84,7 @@ class RunDue:
     """Time passed for a run, or an agent of it spoke."""
 
     job: str
-    hang: Verdict | None = None
+    hang: HangDiagnosis | None = None
     """Ranks of it that make no step, as the watch sees it now."""
 
 
@@ -93,7 +93,7 @@ class JobDue:
     """Time passed for a job that others started."""
 
     job: str
-    hang: Verdict | None = None
+    hang: HangDiagnosis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class TookOver:
 
 Event = (
     Reported
-    | FactTold
+    | FactReported
     | Asked
     | Heard
     | Replied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchloom.core.changes import orders, two_phase_commit
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.ranks import checkpoint_reports, lifecycle
-from torchloom.core.state.cluster import Fabric, Job, Rank, life_over
+from torchloom.core.state.cluster import ClusterState, Job, Rank, life_over
 from torchloom.core.state.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import IncidentAmended
@@ -13,37 +13,39 @@ from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import JobEnded, JobForgotten, RankForgotten, Record
 
 
-def tick(fabric: Fabric, now: float) -> Decision:
-    decisions = [lifecycle.grace_over(fabric, fabric.ranks[rank]) for rank in fabric.watch.expired(now)]
-    there = [job for job in fabric.jobs.values() if job.phase is JobPhase.RUNNING]
-    decisions += [_job(fabric, job, now) for job in there if not fabric.runs.of_job(job.name)]
-    decisions.append(_ended_jobs(fabric))
-    for course in fabric.watch.courses.by_request.values():
-        order = course.id in fabric.ledger.orders
-        decisions.append(orders.tend(fabric, course, now) if order else two_phase_commit.tend(fabric, course, now))
+def tick(cluster: ClusterState, now: float) -> Decision:
+    decisions = [lifecycle.grace_over(cluster, cluster.ranks[rank]) for rank in cluster.runtime.expired(now)]
+    there = [job for job in cluster.jobs.values() if job.phase is JobPhase.RUNNING]
+    decisions += [_job(cluster, job, now) for job in there if not cluster.runs.of_job(job.name)]
+    decisions.append(_ended_jobs(cluster))
+    for operation in cluster.runtime.operations.by_request.values():
+        order = operation.id in cluster.ledger.orders
+        decisions.append(
+            orders.tend(cluster, operation, now) if order else two_phase_commit.tend(cluster, operation, now)
+        )
     return together(decisions)
 
 
-def fell_silent(fabric: Fabric, silent: tuple[RankId, ...], now: float) -> Decision:
+def fell_silent(cluster: ClusterState, silent: tuple[RankId, ...], now: float) -> Decision:
     """Those that still are."""
-    still = fabric.watch.silent(silent, now, fabric.beat_seconds())
-    return together(lifecycle.silent(fabric, rank, now) for rank in still)
+    still = cluster.runtime.silent(silent, now, cluster.beat_seconds())
+    return together(lifecycle.silent(cluster, rank, now) for rank in still)
 
 
-def _job(fabric: Fabric, job: Job, now: float) -> Decision:
-    present = fabric.present_of_job[job.name]
-    if present and len(fabric.ranks_of_job[job.name]) - present <= fabric.settings.keep_gone_ranks:
+def _job(cluster: ClusterState, job: Job, now: float) -> Decision:
+    present = cluster.present_of_job[job.name]
+    if present and len(cluster.ranks_of_job[job.name]) - present <= cluster.settings.keep_gone_ranks:
         return NOTHING  # as mostly: the ranks of a large job are not counted four times a second
-    members = [fabric.ranks[rank] for rank in fabric.ranks_of_job.get(job.name, ())]
+    members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(job.name, ())]
     gone = [rank for rank in members if rank.presence not in PRESENT]
     if len(gone) == len(members) and members:
-        if now - max(rank.since for rank in members) < fabric.settings.linger_seconds:
+        if now - max(rank.since for rank in members) < cluster.settings.linger_seconds:
             return Decision()
         over = _job_over(job, gone)
-        troubles = [i for i in fabric.incidents.open_of(job.name) if i.kind]
+        troubles = [i for i in cluster.incidents.open_of(job.name) if i.kind]
         closed = [IncidentAmended(id=i.id, outcome=phrase("its_job_ended"), closed=True) for i in troubles]
         return Decision((*closed, *over.records))
-    excess = len(gone) - fabric.settings.keep_gone_ranks
+    excess = len(gone) - cluster.settings.keep_gone_ranks
     if excess > 0:
         oldest = sorted(gone, key=lambda rank: (rank.since, rank.id))[:excess]
         forgotten: tuple[Record, ...] = tuple(RankForgotten(rank=rank.id) for rank in oldest)
@@ -64,13 +66,13 @@ def _job_over(job: Job, ranks: list[Rank]) -> Decision:
     return Decision((JobEnded(job=job.name, outcome=phase.value, reason=why),))
 
 
-def _ended_jobs(fabric: Fabric) -> Decision:
-    ended = [job for job in fabric.jobs.values() if job.phase is not JobPhase.RUNNING]
-    excess = len(ended) - fabric.settings.keep_ended_jobs
+def _ended_jobs(cluster: ClusterState) -> Decision:
+    ended = [job for job in cluster.jobs.values() if job.phase is not JobPhase.RUNNING]
+    excess = len(ended) - cluster.settings.keep_ended_jobs
     if excess <= 0:
         return Decision()
     oldest = sorted(ended, key=lambda job: (job.ended or 0.0, job.name))[:excess]
     records: list[Record] = []
     for job in oldest:
-        records += (*checkpoint_reports.forgotten(fabric, job.name), JobForgotten(job=job.name))
+        records += (*checkpoint_reports.forgotten(cluster, job.name), JobForgotten(job=job.name))
     return Decision(tuple(records))

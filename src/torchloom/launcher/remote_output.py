@@ -12,7 +12,7 @@ from torchloom.bus.node_client import ask_node
 from torchloom.errors import Refused, Unreachable
 from torchloom.launcher.rank_output import Output
 from torchloom.protocol.node import Place
-from torchloom.protocol.queries import LookLines
+from torchloom.protocol.queries import QueryLines
 from torchloom.protocol.views import LinesView, RunView
 from torchloom.views.replica_runs import label
 
@@ -41,7 +41,7 @@ class RemoteOutput:
     async def _part(self, run: RunView, ordinal: int, place: Place, which: str) -> bool:
         key = (run.job, ordinal, place.rank, which)
         at = self._read.get(key, 0)
-        look = LookLines(
+        look = QueryLines(
             job=run.job, rank=place.rank, which=which, ordinal=ordinal, at=at, submitted=run.submitted  # type: ignore[arg-type]
         )  # fmt: skip
         with contextlib.suppress(Refused):  # it is not started yet, or was on another node

@@ -148,7 +148,7 @@ class RunFollower:
     async def _incidents(self, weaver: WeaverClient) -> tuple[IncidentView, ...]:
         """What went wrong, if there is still somebody to tell."""
         with contextlib.suppress(TorchLoomError):
-            return (await weaver.fabric(self.wish.job, most=0)).incidents
+            return (await weaver.cluster(self.wish.job, most=0)).incidents
         return ()
 
     async def _submit(self, weaver: WeaverClient) -> None:
@@ -170,7 +170,7 @@ class RunFollower:
         due = time.monotonic() - self._looked >= LOOK_SECONDS or run.phase != self._phase
         if self.line.wanted and due:
             self._looked, self._phase = time.monotonic(), run.phase
-            view = await weaver.fabric(self.wish.job, most=0)
+            view = await weaver.cluster(self.wish.job, most=0)
             self.line.text = how_far(self.wish.job, replicas(runs), view.jobs[0] if view.jobs else None)
 
     # ── being interrupted ──

@@ -41,7 +41,7 @@ class UnattachedHint:
         elif not self.over and now - self._looked >= LOOK_SECONDS:
             self._looked = now
             self._running = now if self._running is None else self._running
-            self._judge((await weaver.fabric(self.job)).ranks, now - self._running)
+            self._judge((await weaver.cluster(self.job)).ranks, now - self._running)
 
     def _judge(self, ranks: Sequence[RankView], seconds: float) -> None:
         what, self.over = unknown(ranks, seconds)

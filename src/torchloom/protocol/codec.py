@@ -11,7 +11,7 @@ from torchloom.protocol.facts import Fact
 from torchloom.protocol.lighthouse import Evict, LighthouseBeat
 from torchloom.protocol.node import NodeBeat, NodeCommand
 from torchloom.protocol.operator import Ask
-from torchloom.protocol.queries import Look, LookLines, NodeLook
+from torchloom.protocol.queries import Look, NodeLook, QueryLines
 from torchloom.protocol.rank import Beat, Command, Reply, Report
 from torchloom.protocol.records import Entry
 from torchloom.protocol.views import Answer, CurvePoints
@@ -54,7 +54,7 @@ decode_ask: Callable[[bytes], Ask] = _decoder(Ask)
 decode_look: Callable[[bytes], Look] = _decoder(Look)
 
 
-decode_look_lines: Callable[[bytes], LookLines] = _decoder(LookLines)
+decode_look_lines: Callable[[bytes], QueryLines] = _decoder(QueryLines)
 
 
 decode_node_look: Callable[[bytes], NodeLook] = _decoder(NodeLook)

@@ -10,7 +10,7 @@ from torchloom.protocol.ids import Name, RankNumber
 from torchloom.protocol.message import Message
 
 
-class LookFabric(Message, frozen=True):
+class QueryCluster(Message, frozen=True):
     """A picture of everything, ranks in pages."""
 
     job: Name | None = None
@@ -22,7 +22,7 @@ class LookFabric(Message, frozen=True):
     """Of incidents this one alone, with all that is known of it; otherwise old ones are told in short."""
 
 
-class LookCurves(Message, frozen=True):
+class QueryCurves(Message, frozen=True):
     """The downsampled history of each rank of a job."""
 
     job: Name
@@ -31,19 +31,19 @@ class LookCurves(Message, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 100
 
 
-class LookKnobs(Message, frozen=True):
+class QueryKnobs(Message, frozen=True):
     """The knobs of a job and the changes made to them."""
 
     job: Name
 
 
-class LookRuns(Message, frozen=True):
+class QueryRuns(Message, frozen=True):
     """The jobs that torchLoom starts itself, or one of them, and the nodes that agents run on."""
 
     job: Name | None = None
 
 
-class LookLines(Message, frozen=True):
+class QueryLines(Message, frozen=True):
     """What a rank printed. Asked of the agent on its node."""
 
     job: Name
@@ -58,14 +58,14 @@ class LookLines(Message, frozen=True):
     most: Annotated[int, Meta(ge=1, le=512 * 1024)] = 256 * 1024
 
 
-class LookFitness(Message, frozen=True):
+class QueryNodeChecks(Message, frozen=True):
     """Is a node fit for ranks? Asked of its agent, which looks now."""
 
     folder: Annotated[str, Meta(max_length=4096)] = ""
     """Where checkpoints will be written."""
 
 
-class LookExchange(Message, frozen=True):
+class QueryBandwidth(Message, frozen=True):
     """How fast is the network to a peer that is asked the same? Asked of both agents."""
 
     host: Annotated[str, Meta(max_length=255)]
@@ -73,13 +73,13 @@ class LookExchange(Message, frozen=True):
     rank: Annotated[int, Meta(ge=0, le=1)]
 
 
-NodeLook = LookFitness | LookExchange
+NodeLook = QueryNodeChecks | QueryBandwidth
 
 
-class LookCheckpoints(Message, frozen=True):
+class QueryCheckpoints(Message, frozen=True):
     """The checkpoints that a job has told of."""
 
     job: Name
 
 
-Look = LookFabric | LookCurves | LookKnobs | LookCheckpoints | LookRuns
+Look = QueryCluster | QueryCurves | QueryKnobs | QueryCheckpoints | QueryRuns

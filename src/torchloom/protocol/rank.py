@@ -187,7 +187,7 @@ class Beat(Message, frozen=True, gc=False):  # there are very many, and none is 
 Report = Hello | Goodbye | Knobs | Saved | SaveFailed | Resumed | Joined | Regrouped | Healed | Discarded
 
 
-class Standing(Message, frozen=True):
+class StepReport(Message, frozen=True):
     """Where a rank is: so many steps finished, this long each."""
 
     incarnation: Incarnation
@@ -231,10 +231,10 @@ class Ordered(Message, frozen=True):
     text: Annotated[str, Meta(max_length=60_000)] = ""
 
 
-Reply = Standing | Ready | Applied | Ordered
+Reply = StepReport | Ready | Applied | Ordered
 
 
-class Committed(Part, frozen=True):
+class ChangeSpec(Part, frozen=True):
     """A change as a rank takes it."""
 
     id: Name
@@ -256,7 +256,7 @@ class Welcome(Message, frozen=True):
     term: int
     incarnation: Incarnation
     beat_seconds: Annotated[float, Meta(gt=0, le=3600)]
-    changes: tuple[Committed, ...] = ()
+    changes: tuple[ChangeSpec, ...] = ()
     """Of the job so far: in force from their steps on."""
 
 
@@ -285,7 +285,7 @@ class Farewell(Message, frozen=True):
     incarnation: Incarnation
 
 
-class WhereAreYou(Message, frozen=True):
+class QueryStep(Message, frozen=True):
     """A change is being prepared: how far are you? Answered with Standing."""
 
     term: int
@@ -299,7 +299,7 @@ class Propose(Message, frozen=True):
     term: int
     incarnation: Incarnation
     job: Name
-    change: Committed
+    change: ChangeSpec
 
 
 class Verdict(Message, frozen=True):
@@ -322,4 +322,4 @@ class Order(Message, frozen=True):
     """Until it expires, from when it is heard."""
 
 
-Command = Welcome | Introduce | Muted | Farewell | WhereAreYou | Propose | Verdict | Order
+Command = Welcome | Introduce | Muted | Farewell | QueryStep | Propose | Verdict | Order

@@ -11,12 +11,12 @@ from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened,
 from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.phrase import Prose
-from torchloom.protocol.rank import Committed, Hello
+from torchloom.protocol.rank import ChangeSpec, Hello
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
-    AttemptHeld,
     AttemptLaunched,
+    AttemptPaused,
     AttemptRunning,
     AttemptStopping,
     NodeDrained,
@@ -46,7 +46,7 @@ class JobEnded(Message, frozen=True):
 
 
 class JobForgotten(Message, frozen=True):
-    """Ended long ago: dropped from the fabric, still in the log until the log's own age limit."""
+    """Ended long ago: dropped from the cluster state, still in the log until the log's own age limit."""
 
     job: str
 
@@ -150,7 +150,7 @@ class KnobsOffered(Message, frozen=True):
 class ChangeProposed(Message, frozen=True):
     """A change is under way: its ranks have been, or are about to be, asked to take it at its step."""
 
-    change: Committed
+    change: ChangeSpec
     job: str
     lives: tuple[tuple[RankId, Incarnation], ...]
     request: str
@@ -331,7 +331,7 @@ Record = (
     | AttemptBegan
     | AttemptLaunched
     | AttemptRunning
-    | AttemptHeld
+    | AttemptPaused
     | AttemptStopping
     | ResponseBegan
     | ResponseWent
@@ -350,4 +350,4 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     records: tuple[Record, ...]
     format: int = 1
-    """Of the records (core/fabric.py). The first one was not written down."""
+    """Of the records (core/state/cluster.py). The first one was not written down."""

@@ -85,7 +85,7 @@ class AttemptRunning(Message, frozen=True):
     why_cold: str = ""
 
 
-class AttemptHeld(Message, frozen=True):
+class AttemptPaused(Message, frozen=True):
     """All its ranks are paused, or go on."""
 
     job: str

@@ -277,7 +277,7 @@ class LinesView(Message, frozen=True):
     """Its first byte's place in all that was printed."""
 
 
-class FitnessView(Message, frozen=True):
+class NodeChecksView(Message, frozen=True):
     """What an agent found when it was asked whether its node is fit."""
 
     checks: Annotated[tuple[Check, ...], Meta(max_length=200)] = ()
@@ -285,7 +285,7 @@ class FitnessView(Message, frozen=True):
     on: Annotated[str, Meta(max_length=100)] = ""
 
 
-class ExchangeView(Message, frozen=True):
+class BandwidthView(Message, frozen=True):
     mb_per_second: float = 0.0
     trouble: Text = ""
     """Why it could not be measured."""
@@ -302,7 +302,7 @@ class RunsView(Message, frozen=True):
     nodes: tuple[NodeView, ...] = ()
 
 
-class FabricView(Message, frozen=True):
+class ClusterView(Message, frozen=True):
     plane: PlaneView
     jobs: tuple[JobView, ...] = ()
     ranks: tuple[RankView, ...] = ()
@@ -322,12 +322,12 @@ Answer = (
     Done
     | No
     | LinesView
-    | FabricView
+    | ClusterView
     | CurvesView
     | KnobsView
     | CheckpointsView
     | RunsView
-    | FitnessView
-    | ExchangeView
+    | NodeChecksView
+    | BandwidthView
     | ClockView
 )

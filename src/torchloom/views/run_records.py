@@ -6,8 +6,8 @@ from torchloom.protocol.incident_records import ResponseBegan, ResponseWent
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
-    AttemptHeld,
     AttemptLaunched,
+    AttemptPaused,
     AttemptRunning,
     AttemptStopping,
     NodeDrained,
@@ -22,7 +22,7 @@ RunRecord = (
     | AttemptBegan
     | AttemptLaunched
     | AttemptRunning
-    | AttemptHeld
+    | AttemptPaused
     | AttemptStopping
     | ResponseBegan
     | ResponseWent
@@ -60,7 +60,7 @@ def run_sentence(record: RunRecord) -> str:
         case AttemptRunning(job=job, warm=warm, why_cold=why):
             how = f", {warm} warm" if warm else ""
             return f"Job {job} runs{how}" + (f"; started cold: {why}" if why else "")
-        case AttemptHeld(job=job, held=held):
+        case AttemptPaused(job=job, held=held):
             return f"Job {job} {'is paused' if held else 'goes on'}"
         case AttemptStopping(job=job, reason=reason, then=then):
             return f"Job {job} is ended, {AFTER[then]}: {render(reason)}"

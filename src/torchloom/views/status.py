@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.protocol.views import FabricView, IncidentView, PlaneView
+from torchloom.protocol.views import ClusterView, IncidentView, PlaneView
 from torchloom.views import listings
 from torchloom.views.format.short_names import name_of
 from torchloom.views.format.tables import Screen, clean, cut, wrapped
@@ -12,7 +12,7 @@ _LEAST_RANKS = 5
 """Ranks shown on even the lowest terminal."""
 
 
-def status(view: FabricView, screen: Screen, waits: str = "") -> list[str]:
+def status(view: ClusterView, screen: Screen, waits: str = "") -> list[str]:
     """The screen; `waits` is what the only job on it waits for before it can begin."""
     now = view.plane.now
     lines = plane(view.plane, screen)
@@ -63,7 +63,7 @@ def plane(view: PlaneView, screen: Screen) -> list[str]:
     return lines
 
 
-def incidents(view: FabricView, screen: Screen) -> list[str]:
+def incidents(view: ClusterView, screen: Screen) -> list[str]:
     """How many are open, and the newest one whole."""
     if not view.incidents:
         return ["", screen.paint("no incidents", "dim")]

@@ -32,9 +32,9 @@ from torchloom.bus.startup_report import StartupReport, read_report, send_report
 from torchloom.bus.state_folder import StateFolder
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_answer, encode
-from torchloom.protocol.queries import LookFabric
+from torchloom.protocol.queries import QueryCluster
 from torchloom.protocol.subjects import LOOK, Role
-from torchloom.protocol.views import FabricView, PlaneView
+from torchloom.protocol.views import ClusterView, PlaneView
 from torchloom.settings import Settings
 
 Say = Callable[[str], None]
@@ -306,9 +306,9 @@ async def look_at_weaver(settings: Settings) -> PlaneView | None:
     except Unreachable:
         return None
     try:
-        reply = await client.request(LOOK.template, encode(LookFabric(limit=0)), timeout=1)
+        reply = await client.request(LOOK.template, encode(QueryCluster(limit=0)), timeout=1)
         answer = decode_answer(reply.data)
-        return answer.plane if isinstance(answer, FabricView) else None
+        return answer.plane if isinstance(answer, ClusterView) else None
     except (nats.errors.Error, msgspec.MsgspecError):
         return None
     finally:

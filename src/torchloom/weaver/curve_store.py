@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from torchloom.core.state.curves import Curve
-from torchloom.core.state.runtime import Watch
+from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.views import CurvePoints, Point
 from torchloom.settings import Settings
@@ -17,9 +17,9 @@ RANKS = 1000
 
 
 class CurveStore:
-    def __init__(self, store: Store, watch: Watch, settings: Settings, clock: Clock) -> None:
+    def __init__(self, store: Store, runtime: RuntimeState, settings: Settings, clock: Clock) -> None:
         self._store = store
-        self._watch = watch
+        self._runtime = runtime
         self._settings = settings
         self._clock = clock
 
@@ -36,7 +36,7 @@ class CurveStore:
 
     async def _extend_curves(self) -> None:
         now = round(self._clock(), 3)
-        ranks, chunks = tuple(self._watch.pulses), []
+        ranks, chunks = tuple(self._runtime.ranks), []
         for start in range(0, len(ranks), RANKS):
             chunks.append(tuple(filter(None, (self._extend(rank, now) for rank in ranks[start : start + RANKS]))))
             await asyncio.sleep(0)  # beats wait
@@ -45,17 +45,17 @@ class CurveStore:
 
     def _extend(self, rank: RankId, now: float) -> tuple[RankId, Point] | None:
         """With the latest beat, if there was one since."""
-        pulse = self._watch.pulses.get(rank)
-        if pulse is None or pulse.beat is None or pulse.heard <= pulse.charted:
+        rank_runtime = self._runtime.ranks.get(rank)
+        if rank_runtime is None or rank_runtime.beat is None or rank_runtime.heard <= rank_runtime.charted:
             return None
-        pulse.charted = pulse.heard
-        point = Point(now, pulse.beat.step, pulse.beat.loss, pulse.beat.samples_per_second)
+        rank_runtime.charted = rank_runtime.heard
+        point = Point(now, rank_runtime.beat.step, rank_runtime.beat.loss, rank_runtime.beat.samples_per_second)
         self._add_point(rank, point)
         return rank, point
 
     def _add_point(self, rank: RankId, point: Point) -> None:
-        pulse = self._watch.pulses.get(rank)
-        if pulse is not None:
-            if pulse.curve is None:
-                pulse.curve = Curve(self._settings.curve_points)
-            pulse.curve.add(point)
+        rank_runtime = self._runtime.ranks.get(rank)
+        if rank_runtime is not None:
+            if rank_runtime.curve is None:
+                rank_runtime.curve = Curve(self._settings.curve_points)
+            rank_runtime.curve.add(point)

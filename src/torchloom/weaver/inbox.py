@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom.bus.log_reader import read_log
-from torchloom.core.events import Event, FactTold, Reported
+from torchloom.core.events import Event, FactReported, Reported
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import decode_fact, decode_report
 from torchloom.protocol.ids import RankId, check_name
@@ -83,7 +83,7 @@ class Inbox:
     def _open_letter(self, subject: str, data: bytes) -> Event | None:
         try:
             if subject.startswith("loom.fact."):
-                return FactTold(decode_fact(data))
+                return FactReported(decode_fact(data))
             rank = parse_rank(subject)
             if rank is not None:
                 return Reported(rank, decode_report(data))

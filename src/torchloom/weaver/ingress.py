@@ -24,8 +24,8 @@ from nats.aio.client import Client
 
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.tasks import end_all
-from torchloom.core.devices.alert_targets import Hosts, blamed_by
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.devices.alert_targets import AlertTargets, blamed_by
+from torchloom.core.state.cluster import ClusterState
 from torchloom.errors import BadInput, BadState, TorchLoomError
 from torchloom.integrations import alertmanager
 from torchloom.integrations.alertmanager import Alarm
@@ -58,14 +58,14 @@ Told = tuple[Alarm, DeviceFailed | DeviceRecovered | DeviceWarned]
 
 
 class Ingress:
-    def __init__(self, settings: Settings, client: Client, fabric: Fabric, health: Health) -> None:
+    def __init__(self, settings: Settings, client: Client, cluster: ClusterState, health: Health) -> None:
         if not 0 <= settings.ingress_port <= 65535:
             raise BadInput(f"TORCHLOOM_INGRESS_PORT: {settings.ingress_port} is not a port")
         self._settings = settings
         self._folder = StateFolder(settings.state_folder)
         self._client = client
         self._js = client.jetstream(timeout=STORE_SECONDS / 2)
-        self._fabric = fabric
+        self._cluster = cluster
         self._health = health
         self._certificate = certificate(settings)
         self._token = b""
@@ -194,8 +194,8 @@ class Ingress:
         And what keeps an alert from having an effect. A device that is not known yet may be by the time its fact is
         decided on, so it is told nevertheless.
         """
-        hosts = Hosts(self._fabric)
-        had = blamed_by(self._fabric, [alarm.id for alarm in alarms if not alarm.firing])
+        hosts = AlertTargets(self._cluster)
+        had = blamed_by(self._cluster, [alarm.id for alarm in alarms if not alarm.firing])
         facts: list[Told] = []
         doubts: list[Phrase] = []
         for alarm in alarms:

@@ -21,9 +21,9 @@ from torchloom.errors import AlreadyUp, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_answer, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.queries import LookFabric
+from torchloom.protocol.queries import QueryCluster
 from torchloom.protocol.subjects import LOOK, Role
-from torchloom.protocol.views import FabricView
+from torchloom.protocol.views import ClusterView
 from torchloom.settings import Settings
 from torchloom.weaver.connection_advisories import ConnectionAdvisories
 from torchloom.weaver.gc_tuning import short_collections
@@ -108,7 +108,7 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
         await _refuse_second(client)
     store = Store(client)
     await store.open()
-    fabric = await store.load(settings)
+    cluster = await store.load(settings)
     ear = None
     system = find_system(settings)
     if system is not None:
@@ -117,11 +117,11 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
             ear = None
     if ear is None:
         log.warning("no system account: deaths show only as silence. TORCHLOOM_SYSTEM_CREDS would tell them at once")
-    weaver = Weaver(client, store, fabric, ear, name, clock)
+    weaver = Weaver(client, store, cluster, ear, name, clock)
     weaver.mint = rank_minter(settings)
     holder.append(weaver)
     if settings.ingress:
-        weaver.ingress = Ingress(settings, client, fabric, weaver.health)
+        weaver.ingress = Ingress(settings, client, cluster, weaver.health)
     await weaver.take_over()
     if weaver.ingress is not None:
         stack.push_async_callback(weaver.ingress.close)
@@ -142,11 +142,11 @@ def rank_minter(settings: Settings) -> Callable[[RankId], str] | None:
 async def _refuse_second(client: Client) -> None:
     """Two weavers would take turns fencing each other; a second one starts only if told to."""
     try:
-        reply = await client.request(LOOK.template, encode(LookFabric(limit=0)), timeout=0.5)
+        reply = await client.request(LOOK.template, encode(QueryCluster(limit=0)), timeout=0.5)
         answer = decode_answer(reply.data)
     except (nats.errors.Error, ValueError):
         return
-    if isinstance(answer, FabricView):
+    if isinstance(answer, ClusterView):
         plane = answer.plane
         raise AlreadyUp(
             f"a weaver runs already: {plane.weaver}, term {plane.term}",

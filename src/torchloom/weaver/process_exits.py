@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
-from torchloom.core.state.cluster import Fabric, Rank
+from torchloom.core.state.cluster import ClusterState, Rank
 from torchloom.core.state.presence import Presence
 from torchloom.protocol.codec import encode
 from torchloom.protocol.facts import RankExited
@@ -26,16 +26,16 @@ Send = Callable[[str, bytes], Awaitable[None]]
 
 
 class ProcessExitProbe:
-    def __init__(self, fabric: Fabric, send: Send, looks: tuple[float, ...] = LOOKS) -> None:
-        self._fabric = fabric
+    def __init__(self, cluster: ClusterState, send: Send, looks: tuple[float, ...] = LOOKS) -> None:
+        self._cluster = cluster
         self._send = send
         self._looks = looks
         self.tasks: set[asyncio.Task[None]] = set()
 
     def lost(self, rank: RankId) -> None:
         """Look after it, if somebody counts on it and no agent does so."""
-        known = self._fabric.ranks.get(rank)
-        if known is not None and known.member and known.process and self._fabric.runs.of(rank.of) is None:
+        known = self._cluster.ranks.get(rank)
+        if known is not None and known.member and known.process and self._cluster.runs.of(rank.of) is None:
             task = asyncio.create_task(self._look(known))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
@@ -43,7 +43,7 @@ class ProcessExitProbe:
     async def _look(self, rank: Rank) -> None:
         for pause in itertools.chain(self._looks, itertools.repeat(self._looks[-1])):
             await asyncio.sleep(pause)
-            now = self._fabric.ranks.get(rank.id)
+            now = self._cluster.ranks.get(rank.id)
             if now is None or now.incarnation != rank.incarnation or now.presence is not Presence.LOST:
                 return  # it is back, or given up
             if has_ended(rank.process):

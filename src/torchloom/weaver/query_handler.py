@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.codec import decode_look, encode
 from torchloom.protocol.operator import Done, No
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.queries import Look, LookCheckpoints, LookCurves, LookFabric, LookKnobs, LookRuns
+from torchloom.protocol.queries import Look, QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
 from torchloom.protocol.views import Answer, ClockView, PlaneView
 from torchloom.views.answers import rendered
 from torchloom.views.queries import checkpoints, curves, knobs, picture, runs
@@ -26,10 +26,10 @@ from torchloom.weaver.health import Clock, Health
 
 class QueryHandler:
     def __init__(
-        self, client: Client, fabric: Fabric, health: Health, plane: Callable[[], PlaneView], clock: Clock
+        self, client: Client, cluster: ClusterState, health: Health, plane: Callable[[], PlaneView], clock: Clock
     ) -> None:
         self._client = client
-        self._fabric = fabric
+        self._cluster = cluster
         self._health = health
         self._plane = plane
         self._clock = clock
@@ -62,16 +62,16 @@ class QueryHandler:
 
     def _seen(self, look: Look) -> Answer:
         match look:
-            case LookFabric():
-                return picture(self._fabric, self._plane(), look)
-            case LookCurves():
-                return curves(self._fabric, look)
-            case LookKnobs():
-                return knobs(self._fabric, look)
-            case LookCheckpoints():
-                return checkpoints(self._fabric, look)
-            case LookRuns():
-                return runs(self._fabric, look, self._clock())
+            case QueryCluster():
+                return picture(self._cluster, self._plane(), look)
+            case QueryCurves():
+                return curves(self._cluster, look)
+            case QueryKnobs():
+                return knobs(self._cluster, look)
+            case QueryCheckpoints():
+                return checkpoints(self._cluster, look)
+            case QueryRuns():
+                return runs(self._cluster, look, self._clock())
 
 
 def fitting(answer: Answer, most: int) -> bytes:

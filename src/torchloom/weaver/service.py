@@ -25,7 +25,7 @@ from torchloom.bus.tasks import end_all
 from torchloom.core.decision import Decision, WantedVerdict
 from torchloom.core.engine import Engine
 from torchloom.core.events import Asked, Event, LinkClosed, LinkOpened, TookOver, VerdictKnown
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.codec import (
     decode_ask,
     decode_beat,
@@ -83,23 +83,29 @@ class Waiting:
 
 class Weaver:
     def __init__(
-        self, client: Client, store: Store, fabric: Fabric, ear: ConnectionAdvisories | None, name: str, clock: Clock
+        self,
+        client: Client,
+        store: Store,
+        cluster: ClusterState,
+        ear: ConnectionAdvisories | None,
+        name: str,
+        clock: Clock,
     ) -> None:
         self.client = client
         self.store = store
-        self.fabric = fabric
-        self.engine = Engine(fabric)
+        self.cluster = cluster
+        self.engine = Engine(cluster)
         self.ear = ear
         self.name = name
         self.clock = clock
-        self.settings = fabric.settings
+        self.settings = cluster.settings
         self.began = clock()
         self.health = Health(clock)
-        self.curves = CurveStore(store, fabric.watch, fabric.settings, clock)
+        self.curves = CurveStore(store, cluster.runtime, cluster.settings, clock)
         self.inbox = Inbox(client, self.health, self._put_letter)
         self.hearing = ServerLiveness(client)
-        self.looks = QueryHandler(client, fabric, self.health, self.plane, clock)
-        self.witness = ProcessExitProbe(fabric, self._send)
+        self.looks = QueryHandler(client, cluster, self.health, self.plane, clock)
+        self.witness = ProcessExitProbe(cluster, self._send)
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._subjects: dict[str, RankId | None] = {}
         self._beats: list[Msg] = []
@@ -115,7 +121,7 @@ class Weaver:
         self._in_hand: set[str] = set()
         """Requests taken in and not yet decided on."""
         self._ahead = False
-        """The fabric holds decisions that the log does not hold yet."""
+        """The cluster state holds decisions that the log does not hold yet."""
         self.mint: Callable[[RankId], str] | None = None
         """Makes the credentials of one rank, where this control plane has the keys."""
         self.ingress: Ingress | None = None
@@ -129,13 +135,13 @@ class Weaver:
         self._take(Waiting(TookOver(self.name)))
         await self._decide_waiting()
         self.engine.restart(self.clock())
-        log.info("term %d begins at log entry %d", self.fabric.term, self.store.seq)
+        log.info("term %d begins at log entry %d", self.cluster.term, self.store.seq)
 
     async def run(self) -> None:
         """Serve until cancelled, or until a newer weaver takes over (Fenced)."""
         await self._listen()
         works = (
-            self.inbox.read_on(self.fabric.inbox_seq), self._loop(), self._tick(), self._look(),
+            self.inbox.read_on(self.cluster.inbox_seq), self._loop(), self._tick(), self._look(),
             self.curves.keep(), self._keep_snapshots(),
         )  # fmt: skip
         tasks = [asyncio.create_task(work) for work in works]
@@ -173,7 +179,7 @@ class Weaver:
             await self._give_way()
         records += self.engine.has_read(read, now)
         if records:
-            await self.store.append(self.fabric.term, now, records)
+            await self.store.append(self.cluster.term, now, records)
         self._ahead = False
         for waiting in self._batch:
             if isinstance(waiting.event, Asked):
@@ -349,7 +355,7 @@ class Weaver:
         """The server announced a connect or a disconnect."""
         self.engine.hear_link(event)
         if not self._enqueue(Waiting(event)):
-            self.fabric.watch.reunion = True
+            self.cluster.runtime.reunion = True
 
     async def on_back(self) -> None:
         """A connection to the server is back after a break: whatever happened meanwhile was not announced."""
@@ -376,7 +382,7 @@ class Weaver:
                 log.warning("the server answers again; every timer begins anew")
                 self.engine.restart(self.clock())
                 deaf = False
-            if self.fabric.watch.reunion and now >= self.fabric.watch.blind_until:
+            if self.cluster.runtime.reunion and now >= self.cluster.runtime.blind_until:
                 await self._call_roll()
             if self._queue.empty():
                 count += 1
@@ -396,11 +402,11 @@ class Weaver:
                 await asyncio.sleep(0)
 
     async def _call_roll(self) -> None:
-        watch = self.fabric.watch
+        runtime = self.cluster.runtime
         if self.ear is None:
-            watch.reunion = False  # no one to ask: whoever stays silent is missed by his silence
+            runtime.reunion = False  # no one to ask: whoever stays silent is missed by his silence
             return
-        watch.ask_roll()
+        runtime.ask_roll()
         try:
             present = await self.ear.roll_call()
         except (nats.errors.Error, msgspec.MsgspecError, OSError) as error:
@@ -420,7 +426,7 @@ class Weaver:
         if self._ahead:
             return  # its turn comes in a moment
         self._snapshot_at = self.clock()
-        await self.store.write_snapshot(self.fabric.state())
+        await self.store.write_snapshot(self.cluster.state())
 
     # ── how it fares ──
 
@@ -444,7 +450,7 @@ class Weaver:
         troubles = self._troubles()
         return PlaneView(
             weaver=self.name,
-            term=self.fabric.term,
+            term=self.cluster.term,
             began=self.began,
             now=self.clock(),
             log_seq=self.store.seq,

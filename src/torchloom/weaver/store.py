@@ -22,7 +22,7 @@ from torchloom import __version__
 from torchloom.bus.log_reader import Stored, extent, read_log
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
-from torchloom.core.state.cluster import FORMAT, Fabric, State
+from torchloom.core.state.cluster import FORMAT, ClusterState, State
 from torchloom.errors import BadState, Fenced, Unreachable
 from torchloom.protocol.codec import decode_entry, decode_points, encode
 from torchloom.protocol.phrase import Prose, phrase
@@ -135,10 +135,10 @@ class Store:
         except nats.js.errors.BadRequestError:
             await self._js.update_stream(config)
 
-    async def load(self, settings: Settings) -> Fabric:
-        """The fabric as it was: the newest snapshot that can be read, and every entry after it."""
+    async def load(self, settings: Settings) -> ClusterState:
+        """The cluster state as it was: the newest snapshot that can be read, and every entry after it."""
         snapshot = await self._newest_snapshot(settings)
-        fabric = Fabric(settings, snapshot.state)
+        cluster = ClusterState(settings, snapshot.state)
         first, last = await extent(self._client, LOG_STREAM.name)
         if last > snapshot.seq and first > snapshot.seq + 1:
             raise BadState(
@@ -149,12 +149,12 @@ class Store:
         self.seq = self.snapshot_seq = snapshot.seq
         async for stored in read_log(self._client, LOG_STREAM.name, snapshot.seq + 1):
             entry = _decode(stored, settings)
-            fabric.fold(entry.records, entry.at)
+            cluster.fold(entry.records, entry.at)
             self.seq = stored.seq
         self.seq = max(self.seq, last)
         if last < snapshot.seq:
             await self._make_up(last, snapshot.seq)
-        return fabric
+        return cluster
 
     async def _make_up(self, last: int, seq: int) -> None:
         """The log ends before the snapshot: the server dropped a damaged part. The snapshot knows what was in it, so

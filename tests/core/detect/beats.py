@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.rank_detectors import Senses
+from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings
 
@@ -33,9 +33,9 @@ def beat(number: int = 0, **fields: object) -> Beat:
     return Beat(incarnation=LIFE, **values)  # type: ignore[arg-type]
 
 
-def findings(senses: Senses, beats: Iterable[Beat], start: float = 0.0) -> list[tuple[int, Finding]]:
+def findings(detectors: RankDetectors, beats: Iterable[Beat], start: float = 0.0) -> list[tuple[int, Finding]]:
     """(number of the beat, what it showed), one beat a second."""
-    return [(n, one) for n, said in enumerate(beats) for one in senses.hear(said, start + n)]
+    return [(n, one) for n, said in enumerate(beats) for one in detectors.hear(said, start + n)]
 
 
 def noise(seed: int, share: float = 0.05) -> Iterator[float]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.core.detect.beats import SETTINGS, beat, findings
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.rank_detectors import Senses
+from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.protocol.phrase import Phrase, phrase
 
 LIMIT = 64_000.0
@@ -17,7 +17,7 @@ LIMIT = 64_000.0
 
 def told(sizes: list[float], limit: float = LIMIT) -> list[tuple[int, Finding]]:
     beats = [beat(n, rss_mb=size, free_mb=limit - size) for n, size in enumerate(sizes)]
-    return findings(Senses(SETTINGS), beats)
+    return findings(RankDetectors(SETTINGS), beats)
 
 
 def level(count: int, seed: int = 1, size: float = 20_000.0, stray: float = 50.0) -> list[float]:
@@ -67,14 +67,14 @@ def test_growth_that_would_take_days_gives_none() -> None:
 def test_without_a_limit_nothing_can_run_full() -> None:
     sizes = [1000.0 + 500 * n for n in range(300)]
     assert told(sizes, limit=math.inf) == []
-    assert findings(Senses(SETTINGS), [beat(n, rss_mb=size) for n, size in enumerate(sizes)]) == []
+    assert findings(RankDetectors(SETTINGS), [beat(n, rss_mb=size) for n, size in enumerate(sizes)]) == []
 
 
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_the_memory_of_a_device_is_watched_too(share: float) -> None:
     sizes = [80_000.0 * share + max(0, n - 60) * 60.0 for n in range(500)]
     beats = [beat(n, device_mb=size, device_free_mb=80_000.0 - size) for n, size in enumerate(sizes)]
-    found = findings(Senses(SETTINGS), beats)
+    found = findings(RankDetectors(SETTINGS), beats)
     what = found[0][1].what
     assert isinstance(what, Phrase)
     assert what.args["what"] == phrase("memory_of_device")
@@ -83,7 +83,7 @@ def test_the_memory_of_a_device_is_watched_too(share: float) -> None:
 def test_what_the_machine_has_left_is_taken_from_the_beat() -> None:
     leak = [size + max(0, n - 100) * 100.0 for n, size in enumerate(level(300))]
     beats = [beat(n, rss_mb=size, free_mb=LIMIT - size) for n, size in enumerate(leak)]
-    ((_, found),) = findings(Senses(SETTINGS), beats)
+    ((_, found),) = findings(RankDetectors(SETTINGS), beats)
     assert found.kind == "memory"
     (limit,) = found.evidence
     assert isinstance(limit, Phrase)

@@ -14,7 +14,7 @@ def passed(loom: Loom, seconds: int, *, paused: bool = False) -> list[str]:
     for _ in range(0, seconds, 5):
         loom.now += 5
         loom.happen(Heard(HI, Beat(incarnation=life(1), step=1, paused=paused)))
-        for event in [event for events in look_around(loom.fabric, loom.now) for event in events]:
+        for event in [event for events in look_around(loom.cluster, loom.now) for event in events]:
             kinds += [one.kind for one in event.found] if isinstance(event, Found) else []
             loom.happen(event)
     return kinds

@@ -6,22 +6,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.detect.beats import SETTINGS, beat, findings, times
-from torchloom.core.detect.rank_detectors import Senses
-from torchloom.core.detect.step_time import Pace
+from torchloom.core.detect.rank_detectors import RankDetectors
+from torchloom.core.detect.step_time import StepTimeBaseline
 
 MINUTE, HOUR = 60, 3600
 
 
-def paced(beats: int = 30, p50: float = 0.1, start: float = 0.0) -> Pace:
+def paced(beats: int = 30, p50: float = 0.1, start: float = 0.0) -> StepTimeBaseline:
     """A rank that has made regular steps for a while."""
-    pace = Pace(SETTINGS)
+    pace = StepTimeBaseline(SETTINGS)
     for n in range(beats):
         pace.hear(times(p50), start + n)
     return pace
 
 
 def test_before_the_first_steps_a_rank_may_load_and_compile() -> None:
-    pace = Pace(SETTINGS)
+    pace = StepTimeBaseline(SETTINGS)
     assert not pace.started
     assert pace.limit(SETTINGS) == SETTINGS.first_step_seconds
     pace.hear(times(40.0, count=1), 60.0)
@@ -29,7 +29,7 @@ def test_before_the_first_steps_a_rank_may_load_and_compile() -> None:
 
 
 def test_the_compiling_first_step_is_no_measure_for_the_next() -> None:
-    pace = Pace(SETTINGS)
+    pace = StepTimeBaseline(SETTINGS)
     pace.hear(times(0.1, longest=300.0), 0.0)
     for n in range(1, 30):
         pace.hear(times(), float(n))
@@ -101,11 +101,11 @@ def test_the_shortest_pause_that_moves_the_limit_is_noticed() -> None:
 
 def test_a_phase_that_was_announced_or_a_pause_that_was_ordered_teaches_nothing() -> None:
     for told in ({"phase": "eval"}, {"paused": True}):
-        senses = Senses(SETTINGS)
-        findings(senses, [beat(n) for n in range(30)])
-        pace = senses.pace
-        senses.hear(beat(31, times=None, still=1.0, **told), 31.0)
-        senses.hear(beat(32, times=times(0.1, longest=500.0)), 531.0)
+        detectors = RankDetectors(SETTINGS)
+        findings(detectors, [beat(n) for n in range(30)])
+        pace = detectors.pace
+        detectors.hear(beat(31, times=None, still=1.0, **told), 31.0)
+        detectors.hear(beat(32, times=times(0.1, longest=500.0)), 531.0)
         assert pace.pause < 1.0
         assert pace.limit(SETTINGS) == SETTINGS.hang_floor_seconds
 
@@ -119,7 +119,7 @@ def test_what_was_excused_teaches_nothing() -> None:
 
 @given(st.lists(st.floats(0.001, 100.0), min_size=5, max_size=80))
 def test_no_step_that_a_rank_has_just_come_back_from_is_longer_than_the_limit(steps: list[float]) -> None:
-    pace = Pace(SETTINGS)
+    pace = StepTimeBaseline(SETTINGS)
     for n, step in enumerate(steps):
         pace.hear(times(step, p99=step), 100.0 * n)
         if n > 0 and pace.started:

@@ -7,11 +7,11 @@ import random
 import pytest
 
 from tests.core.detect.beats import SETTINGS, beat, findings, times
-from torchloom.core.detect.hang import Stand
-from torchloom.core.detect.hang_tracker import Case
-from torchloom.core.detect.rank_detectors import Senses
+from torchloom.core.detect.hang import RankProgress
+from torchloom.core.detect.hang_tracker import HangTracker
+from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.rank_spans import spans
-from torchloom.core.detect.straggler import Race
+from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.protocol.rank import Beat
 
 SECONDS = 600
@@ -65,20 +65,20 @@ class Trainer:
 @pytest.mark.parametrize("seed", range(5))
 def test_ten_minutes_of_noise_end_no_rank(seed: int) -> None:
     trainers = [Trainer(rank, seed) for rank in range(RANKS)]
-    senses = [Senses(SETTINGS) for _ in trainers]
-    case, race = Case(), Race[int]()
+    detectors = [RankDetectors(SETTINGS) for _ in trainers]
+    case, race = HangTracker(), StragglerDetector[int]()
     told: list[tuple[str, int]] = []
     hangs = set()
     for now in range(1, SECONDS + 1):
         stands = []
-        for trainer, sense in zip(trainers, senses, strict=True):
+        for trainer, sense in zip(trainers, detectors, strict=True):
             if now % 97 == 0:
                 trainer.loaded_until = now + 5.0  # the whole machine is busy with something else
             said = trainer.beat(float(now))
             told += [(one.kind, trainer.rank) for one in sense.hear(said, float(now)) if not one.over]
             pace = sense.pace
             stands.append(
-                Stand(
+                RankProgress(
                     trainer.rank,
                     said.step,
                     said.still,
@@ -87,7 +87,7 @@ def test_ten_minutes_of_noise_end_no_rank(seed: int) -> None:
                     pause=pace.pause,
                 )
             )
-        told += [(one.kind, rank) for rank, one in race.look(dict(enumerate(s.own for s in senses)), SETTINGS)]
+        told += [(one.kind, rank) for rank, one in race.look(dict(enumerate(s.own for s in detectors)), SETTINGS)]
         found = case.look(stands, SETTINGS, float(now))
         if found is not None:
             assert found.seconds < found.act_after
@@ -97,19 +97,21 @@ def test_ten_minutes_of_noise_end_no_rank(seed: int) -> None:
 
 
 def test_nothing_is_found_in_beats_that_say_nothing() -> None:
-    assert findings(Senses(SETTINGS), [beat(n, times=None) for n in range(100)]) == []
+    assert findings(RankDetectors(SETTINGS), [beat(n, times=None) for n in range(100)]) == []
 
 
 def test_what_a_paused_or_evaluating_rank_says_is_no_measure() -> None:
     usual = [beat(n, loss=2.0, times=times(data=0.0), free_mb=64_000.0) for n in range(60)]
     for told in ({"paused": True}, {"phase": "eval"}):
         other = [beat(n, loss=900.0, times=times(5.0, data=5.0), rss_mb=9e9, free_mb=1.0, **told) for n in range(60)]
-        assert findings(Senses(SETTINGS), usual + other + usual) == []
+        assert findings(RankDetectors(SETTINGS), usual + other + usual) == []
 
 
 def test_several_things_can_begin_with_one_beat() -> None:
     usual = [beat(n, loss=2.0, metrics={"gnorm": 1.0}) for n in range(60)]
-    told = findings(Senses(SETTINGS), [*usual, beat(60, not_finite=("accuracy",), loss=1e9, metrics={"gnorm": 1e9})])
+    told = findings(
+        RankDetectors(SETTINGS), [*usual, beat(60, not_finite=("accuracy",), loss=1e9, metrics={"gnorm": 1e9})]
+    )
     assert [one.kind for _, one in told] == ["not_finite", "loss_spike", "gradient"]
 
 
@@ -132,7 +134,7 @@ def eventful(seed: int) -> list[Beat]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_beats_that_are_put_aside_are_learnt_from_as_if_each_were_examined(seed: int) -> None:
-    aside, each = Senses(SETTINGS), Senses(SETTINGS)
+    aside, each = RankDetectors(SETTINGS), RankDetectors(SETTINGS)
     together = [(n, one) for n, said in enumerate(eventful(seed)) for one in aside.hear(said, float(n))]
     singly = []
     for n, said in enumerate(eventful(seed)):
@@ -145,13 +147,13 @@ def test_beats_that_are_put_aside_are_learnt_from_as_if_each_were_examined(seed:
 
 
 def test_a_stop_by_hand_after_ordinary_beats_teaches_nothing() -> None:
-    senses = Senses(SETTINGS)
-    findings(senses, [beat(n) for n in range(100)])
-    senses.excuse()
-    senses.hear(beat(100, times=times(longest=500.0)), 600.0)
-    assert senses.pace.pause < 1.0
-    senses.hear(beat(101, times=times(longest=50.0)), 651.0)
-    assert senses.pace.pause == 50.0
+    detectors = RankDetectors(SETTINGS)
+    findings(detectors, [beat(n) for n in range(100)])
+    detectors.excuse()
+    detectors.hear(beat(100, times=times(longest=500.0)), 600.0)
+    assert detectors.pace.pause < 1.0
+    detectors.hear(beat(101, times=times(longest=50.0)), 651.0)
+    assert detectors.pace.pause == 50.0
 
 
 def test_ranks_that_follow_one_another_are_one_span_and_very_many_are_counted() -> None:

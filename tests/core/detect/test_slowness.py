@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.detect.beats import SETTINGS, beat, findings, noise, times
-from torchloom.core.detect.checkpoint_overdue import Saves
+from torchloom.core.detect.checkpoint_overdue import CheckpointIntervalDetector
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.rank_detectors import Senses
-from torchloom.core.detect.straggler import SURE, Race
+from torchloom.core.detect.rank_detectors import RankDetectors
+from torchloom.core.detect.straggler import SURE, StragglerDetector
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import Beat
 
@@ -30,7 +30,7 @@ def kinds(told: list[tuple[int, Finding]]) -> list[tuple[str, bool]]:
 
 
 def test_a_slowdown_is_told_within_a_window_and_over_when_it_ends() -> None:
-    told = findings(Senses(SETTINGS), steps(60) + steps(40, 0.2) + steps(40))
+    told = findings(RankDetectors(SETTINGS), steps(60) + steps(40, 0.2) + steps(40))
     assert kinds(told) == [("slowdown", False), ("slowdown", True)]
     assert 60 < told[0][0] <= 70
     assert 100 < told[1][0] <= 110
@@ -41,31 +41,31 @@ def test_a_slowdown_is_told_within_a_window_and_over_when_it_ends() -> None:
 
 def test_single_slow_beats_are_no_slowdown() -> None:
     beats = [said for n in range(40) for said in (*steps(8, seed=n), *steps(3, 0.5, seed=n))]
-    assert findings(Senses(SETTINGS), steps(40) + beats) == []
+    assert findings(RankDetectors(SETTINGS), steps(40) + beats) == []
 
 
 def test_beats_that_always_differ_much_are_normal() -> None:
     chance = random.Random(2)
     beats = [beat(n, times=times(chance.choice([0.1, 0.3]))) for n in range(600)]
-    assert findings(Senses(SETTINGS), beats) == []
+    assert findings(RankDetectors(SETTINGS), beats) == []
 
 
 def test_after_a_change_of_values_a_new_normal_is_learnt() -> None:
-    assert findings(Senses(SETTINGS), steps(60) + steps(100, 0.3, change=1)) == []
-    told = findings(Senses(SETTINGS), steps(60) + steps(40, 0.3) + steps(100, 0.3, change=1))
+    assert findings(RankDetectors(SETTINGS), steps(60) + steps(100, 0.3, change=1)) == []
+    told = findings(RankDetectors(SETTINGS), steps(60) + steps(40, 0.3) + steps(100, 0.3, change=1))
     assert kinds(told) == [("slowdown", False), ("slowdown", True)]
     assert told[1][1].what == phrase("normal_learnt_again")
 
 
 def test_a_larger_batch_takes_longer_and_is_no_slowdown() -> None:
     small, large = (steps(60, samples_per_second=320.0), steps(100, 0.2, samples_per_second=320.0))
-    assert findings(Senses(SETTINGS), small + large) == []
+    assert findings(RankDetectors(SETTINGS), small + large) == []
     for slow in (steps(100, 0.2, samples_per_second=160.0), steps(100, 0.4, samples_per_second=120.0)):
-        assert kinds(findings(Senses(SETTINGS), small + slow)) == [("slowdown", False)]
+        assert kinds(findings(RankDetectors(SETTINGS), small + slow)) == [("slowdown", False)]
 
 
 def test_a_rank_that_became_faster_is_measured_by_that() -> None:
-    told = findings(Senses(SETTINGS), steps(60, 0.2) + steps(80, 0.1) + steps(40, 0.19))
+    told = findings(RankDetectors(SETTINGS), steps(60, 0.2) + steps(80, 0.1) + steps(40, 0.19))
     assert kinds(told) == [("slowdown", False)]
 
 
@@ -77,7 +77,7 @@ def fed(count: int, share: float) -> list[Beat]:
 
 
 def test_a_rank_that_waits_for_data_most_of_the_time_is_starved_until_it_hardly_does() -> None:
-    told = findings(Senses(SETTINGS), fed(20, 0.1) + fed(20, 0.7) + fed(20, 0.4) + fed(20, 0.1))
+    told = findings(RankDetectors(SETTINGS), fed(20, 0.1) + fed(20, 0.7) + fed(20, 0.4) + fed(20, 0.1))
     assert kinds(told) == [("starved", False), ("starved", True)]
     assert 20 < told[0][0] < 40
     assert told[1][0] >= 60
@@ -85,13 +85,13 @@ def test_a_rank_that_waits_for_data_most_of_the_time_is_starved_until_it_hardly_
 
 def test_a_rank_that_is_starved_says_at_each_beat_that_it_waits_for_data() -> None:
     beats = [beat(n, times=times(data=0.08), phase="data") for n in range(20)]
-    senses = Senses(SETTINGS)
-    assert kinds(findings(senses, beats)) == [("starved", False)]
-    assert senses.pace.started
+    detectors = RankDetectors(SETTINGS)
+    assert kinds(findings(detectors, beats)) == [("starved", False)]
+    assert detectors.pace.started
 
 
 def test_a_few_beats_without_data_are_none() -> None:
-    assert findings(Senses(SETTINGS), (fed(12, 0.1) + fed(4, 0.9)) * 10) == []
+    assert findings(RankDetectors(SETTINGS), (fed(12, 0.1) + fed(4, 0.9)) * 10) == []
 
 
 # ── stragglers ──
@@ -101,14 +101,14 @@ def own(count: int, factor: float = 1.0, seed: int = 0) -> list[float]:
     return [0.1 * factor * one for one, _ in zip(noise(seed), range(count), strict=False)]
 
 
-def looked(race: Race[int], own: dict[int, list[float]]) -> tuple[tuple[int, Finding], ...]:
+def looked(race: StragglerDetector[int], own: dict[int, list[float]]) -> tuple[tuple[int, Finding], ...]:
     """What is found by as many looks as are needed to be sure."""
     return tuple(one for _ in range(SURE) for one in race.look(own, SETTINGS))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64, 4000])
 def test_the_slow_one_of_any_number_of_ranks_is_found_and_scored(ranks: int) -> None:
-    race: Race[int] = Race()
+    race: StragglerDetector[int] = StragglerDetector()
     told = looked(race, {rank: own(10, 2.0 if rank == 1 else 1.0, rank) for rank in range(ranks)})
     ((rank, found),) = told
     assert (rank, found.kind, found.over) == (1, "straggler", False)
@@ -121,7 +121,7 @@ def test_the_slow_one_of_any_number_of_ranks_is_found_and_scored(ranks: int) -> 
     [(2, "slower_than_peer", "own_work_of_two"), (3, "slower_than_peers", "own_work_of_many")],
 )
 def test_one_peer_is_not_called_several(ranks: int, code: str, measure: str) -> None:
-    race: Race[int] = Race()
+    race: StragglerDetector[int] = StragglerDetector()
     ((_, found),) = looked(race, {rank: own(10, 2.0 if rank == 1 else 1.0, rank) for rank in range(ranks)})
     (evidence,) = found.evidence
     assert isinstance(found.what, Phrase)
@@ -130,7 +130,7 @@ def test_one_peer_is_not_called_several(ranks: int, code: str, measure: str) -> 
 
 
 def test_a_straggler_is_told_once_and_over_only_when_it_is_clearly_as_fast_as_the_others() -> None:
-    race: Race[int] = Race()
+    race: StragglerDetector[int] = StragglerDetector()
     told = [
         race.look({0: [0.1] * 10, 1: [0.1 * f] * 10, 2: [0.1] * 10}, SETTINGS)
         for f in (1.6, 1.6, 1.2, 1.6, 1.6, 1.6, 1.6, 1.4, 1.4, 1.2, 1.2)
@@ -141,7 +141,7 @@ def test_a_straggler_is_told_once_and_over_only_when_it_is_clearly_as_fast_as_th
 
 
 def test_too_few_slow_beats_or_a_single_rank_say_nothing() -> None:
-    race: Race[int] = Race()
+    race: StragglerDetector[int] = StragglerDetector()
     assert race.look({0: own(7, 3.0), 1: own(10)}, SETTINGS) == ()
     assert race.look({0: own(10, 3.0)}, SETTINGS) == ()
     assert race.look({0: own(3) + own(7, 3.0), 1: own(10)}, SETTINGS) == ()
@@ -151,8 +151,8 @@ def test_too_few_slow_beats_or_a_single_rank_say_nothing() -> None:
 def test_where_every_rank_differs_from_beat_to_beat_none_is_a_straggler() -> None:
     quick, slow = [0.1], [0.3]
     ranks = {0: 8 * slow + 2 * quick, 1: 4 * slow + 6 * quick, 2: 4 * slow + 6 * quick}
-    assert looked(Race[int](), ranks) == ()
-    assert looked(Race[int](), {**ranks, 1: 10 * quick, 2: 10 * quick}) != ()
+    assert looked(StragglerDetector[int](), ranks) == ()
+    assert looked(StragglerDetector[int](), {**ranks, 1: 10 * quick, 2: 10 * quick}) != ()
 
 
 def test_a_rank_that_noise_made_look_slow_is_none_and_a_slow_one_among_noisy_ranks_is() -> None:
@@ -160,14 +160,14 @@ def test_a_rank_that_noise_made_look_slow_is_none_and_a_slow_one_among_noisy_ran
     quick, slow = [0.005], [0.012]
     usual = 4 * (3 * quick + slow)
     unlucky, lame = 3 * quick + 13 * slow, [2 * one for one in usual]
-    assert looked(Race[int](), {0: unlucky, 1: usual, 2: usual, 3: usual}) == ()
-    assert [rank for rank, _ in looked(Race[int](), {0: lame, 1: usual, 2: usual, 3: usual})] == [0]
+    assert looked(StragglerDetector[int](), {0: unlucky, 1: usual, 2: usual, 3: usual}) == ()
+    assert [rank for rank, _ in looked(StragglerDetector[int](), {0: lame, 1: usual, 2: usual, 3: usual})] == [0]
 
 
 def test_a_beat_that_holds_an_evaluation_makes_no_straggler() -> None:
     usual = own(16, seed=1)
     odd = [*own(8, seed=2), *own(7, 1.35, seed=3), 20.0]
-    assert looked(Race[int](), {0: odd, 1: usual, 2: own(16, seed=4)}) == ()
+    assert looked(StragglerDetector[int](), {0: odd, 1: usual, 2: own(16, seed=4)}) == ()
 
 
 @given(st.lists(st.floats(0.09, 0.11), min_size=3, max_size=12), st.floats(1.9, 50.0), st.data())
@@ -176,20 +176,20 @@ def test_among_similar_ranks_only_the_slow_one_is_blamed(
 ) -> None:
     slow = data.draw(st.integers(0, len(peers) - 1))
     ranks = {rank: [one * (factor if rank == slow else 1)] * 10 for rank, one in enumerate(peers)}
-    assert [rank for rank, _ in looked(Race[int](), ranks)] == [slow]
+    assert [rank for rank, _ in looked(StragglerDetector[int](), ranks)] == [slow]
 
 
 def test_own_times_are_kept_of_the_latest_beats_only() -> None:
-    senses = Senses(replace(SETTINGS, straggler_beats=2))
-    findings(senses, [beat(n, times=times(own=float(n))) for n in range(20)])
-    assert list(senses.own) == [13.0, 14.0, 15.0, 16.0, 17.0, 18.0, 19.0]
+    detectors = RankDetectors(replace(SETTINGS, straggler_beats=2))
+    findings(detectors, [beat(n, times=times(own=float(n))) for n in range(20)])
+    assert list(detectors.own) == [13.0, 14.0, 15.0, 16.0, 17.0, 18.0, 19.0]
 
 
 # ── checkpoints ──
 
 
-def saved_every(interval: float, count: int) -> Saves:
-    saves = Saves()
+def saved_every(interval: float, count: int) -> CheckpointIntervalDetector:
+    saves = CheckpointIntervalDetector()
     for n in range(count):
         saves.saved(interval * (n + 1))
     return saves

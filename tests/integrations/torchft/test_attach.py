@@ -16,7 +16,7 @@ from torchloom.bus.connection import connect, find
 from torchloom.integrations.torchft.manager_internals import _told, version
 from torchloom.protocol.codec import decode_reply, encode
 from torchloom.protocol.lighthouse import LighthouseBeat
-from torchloom.protocol.rank import Applied, Committed, Discarded, Healed, Joined, Propose, Regrouped, Reply, Verdict
+from torchloom.protocol.rank import Applied, ChangeSpec, Discarded, Healed, Joined, Propose, Regrouped, Reply, Verdict
 from torchloom.protocol.subjects import QUORUM, REPLY, Role
 from torchloom.settings import Settings
 
@@ -41,11 +41,11 @@ async def start(lighthouse: str, lively: Settings, weaver: PlayedWeaver) -> Asyn
         await asyncio.to_thread(replica.end)
 
 
-def change(step: int, number: int = 1, action: Any = "set", over: int = 0, **values: Any) -> Committed:
-    return Committed(id=f"c{number}", number=number, step=step, action=action, values=values, over=over)
+def change(step: int, number: int = 1, action: Any = "set", over: int = 0, **values: Any) -> ChangeSpec:
+    return ChangeSpec(id=f"c{number}", number=number, step=step, action=action, values=values, over=over)
 
 
-def promise(replica: Replica, wanted: Committed, commit: bool | None = True) -> None:
+def promise(replica: Replica, wanted: ChangeSpec, commit: bool | None = True) -> None:
     """Propose a change as the link does, and tell the verdict."""
     life, boundary = replica.loom.incarnation, replica.loom._boundary
     assert boundary.propose(Propose(term=1, incarnation=life, job=JOB, change=wanted)).ok

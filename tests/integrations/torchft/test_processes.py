@@ -17,7 +17,7 @@ from torchloom.bus.connection import connect, find
 from torchloom.protocol.codec import decode_beat, decode_reply, decode_report, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
-from torchloom.protocol.rank import Beat, Committed, Healed, Hello, Joined, Propose, Reply, Report, Verdict
+from torchloom.protocol.rank import Beat, ChangeSpec, Healed, Hello, Joined, Propose, Reply, Report, Verdict
 from torchloom.protocol.subjects import BEAT, QUORUM, REPLY, REPORT, Role
 from torchloom.settings import Settings
 
@@ -83,7 +83,7 @@ class Stage:
     async def change(self, number: int, *groups: int, action: Any = "set", **values: Any) -> int:
         """On these at one step ahead; which."""
         step = max(self.beats[group].step for group in groups) + 100
-        wanted = Committed(id=f"c{number}", number=number, step=step, action=action, values=values)
+        wanted = ChangeSpec(id=f"c{number}", number=number, step=step, action=action, values=values)
         for group in groups:
             life = self.told(Hello, group)[-1].incarnation
             rank = RankId(self.job, f"{self.job}_{group}", 0)

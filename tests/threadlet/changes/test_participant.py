@@ -8,31 +8,31 @@ import pytest
 
 from torchloom.knobs import BadValue
 from torchloom.protocol.knob_values import Action
-from torchloom.protocol.rank import Applied, Committed, Propose, Ready, Verdict
+from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Verdict
 from torchloom.threadlet.changes.handover import Handover, Ramping
 from torchloom.threadlet.changes.participant import JOURNAL, NEVER, Participant
 
 LIFE = "1" * 24
 
 
-def a_change(number: int = 1, step: int = 10, action: Action = "set", over: int = 0, **values: Any) -> Committed:
+def a_change(number: int = 1, step: int = 10, action: Action = "set", over: int = 0, **values: Any) -> ChangeSpec:
     wanted = values or ({"x": float(number)} if action == "set" else {})
-    return Committed(id=f"c{number}", number=number, step=step, action=action, values=wanted, over=over)
+    return ChangeSpec(id=f"c{number}", number=number, step=step, action=action, values=wanted, over=over)
 
 
-def a_withdrawal(number: int, of: Committed) -> Committed:
-    return Committed(id=f"c{number}", number=number, step=of.step, withdraws=of.id)
+def a_withdrawal(number: int, of: ChangeSpec) -> ChangeSpec:
+    return ChangeSpec(id=f"c{number}", number=number, step=of.step, withdraws=of.id)
 
 
 def participant() -> Participant:
     return Participant(LIFE, lambda _: None)
 
 
-def propose(rank: Participant, change: Committed, at: int = 5) -> Ready:
+def propose(rank: Participant, change: ChangeSpec, at: int = 5) -> Ready:
     return rank.propose(Propose(term=1, incarnation=LIFE, job="job", change=change), lambda: at)
 
 
-def tell(rank: Participant, change: Committed, commit: bool = True) -> Applied | None:
+def tell(rank: Participant, change: ChangeSpec, commit: bool = True) -> Applied | None:
     return rank.hear(Verdict(term=1, incarnation=LIFE, id=change.id, commit=commit))
 
 
@@ -115,7 +115,7 @@ def test_a_resume_does_not_let_a_rank_leave_a_step_with_a_promise_open() -> None
 
 
 def test_what_a_rank_cannot_take_is_refused_with_the_reason() -> None:
-    def refuse(change: Committed) -> None:
+    def refuse(change: ChangeSpec) -> None:
         raise BadValue("x", 1.0, "below 2, the least it may be")
 
     rank = Participant(LIFE, refuse)
@@ -299,7 +299,7 @@ def handover(peer: Participant) -> Handover:
     )
 
 
-def both_promise(*changes: Committed) -> tuple[Participant, Participant]:
+def both_promise(*changes: ChangeSpec) -> tuple[Participant, Participant]:
     ranks = participant(), participant()
     for rank in ranks:
         for change in changes:

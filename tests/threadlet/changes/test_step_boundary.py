@@ -14,17 +14,17 @@ from tests.threadlet.played import RANK, PlayedWeaver
 from torchloom.protocol.codec import decode_reply
 from torchloom.protocol.rank import (
     Applied,
-    Committed,
+    ChangeSpec,
     Hello,
     Muted,
     Order,
     Ordered,
     Propose,
+    QueryStep,
     Reply,
-    Standing,
+    StepReport,
     Verdict,
     Welcome,
-    WhereAreYou,
 )
 from torchloom.protocol.subjects import REPLY
 from torchloom.settings import Settings
@@ -78,22 +78,22 @@ class Rank:
         self._thread.join(60)
         assert not self._thread.is_alive()
 
-    def promise(self, number: int = 1, by: int = 30, **about: Any) -> Committed:
+    def promise(self, number: int = 1, by: int = 30, **about: Any) -> ChangeSpec:
         """A change so many steps ahead, which it has promised to obey: no step is made meanwhile."""
         with self._turn:
             change = self.ahead(number, by, **about)
             assert self.propose(change).ok
         return change
 
-    def propose(self, change: Committed) -> Any:
+    def propose(self, change: ChangeSpec) -> Any:
         return self.boundary.propose(Propose(term=1, incarnation=LIFE, job="job", change=change))
 
     def tell(self, id: str, commit: bool = True) -> None:
         self.boundary.hear(Verdict(term=1, incarnation=LIFE, id=id, commit=commit))
 
-    def ahead(self, number: int = 1, by: int = 30, **about: Any) -> Committed:
+    def ahead(self, number: int = 1, by: int = 30, **about: Any) -> ChangeSpec:
         about = about or {"values": {"x": float(number)}}
-        return Committed(id=f"c{number}", number=number, step=self.meter.step_number + by, **about)
+        return ChangeSpec(id=f"c{number}", number=number, step=self.meter.step_number + by, **about)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_pause_holds_the_step_until_it_is_resumed_and_changes_are_taken_there(
     until(lambda: rank.boundary.participant.paused)
     time.sleep(0.03)
     assert rank.meter.step_number == pause.step
-    change = Committed(id="c2", number=2, step=pause.step, values={"x": 7.0})
+    change = ChangeSpec(id="c2", number=2, step=pause.step, values={"x": 7.0})
     assert rank.propose(change).ok
     rank.boundary.set_paused(False)  # overtakes the verdict
     time.sleep(0.03)
@@ -197,7 +197,7 @@ def test_a_change_promised_in_the_last_moment_of_a_pause_is_taken_before_the_ste
     def meanwhile() -> bool:
         """The training has just looked whether anything is due, and is about to look whether it is still paused."""
         if not promised:
-            promised.append(rank.propose(Committed(id="c2", number=2, step=pause.step, values={"x": 7.0})).ok)
+            promised.append(rank.propose(ChangeSpec(id="c2", number=2, step=pause.step, values={"x": 7.0})).ok)
             rank.boundary.set_paused(False)
         return True
 
@@ -260,7 +260,7 @@ def test_thousands_of_proposals_race_with_the_training_and_none_is_taken_at_anot
         promised = {}
         for number in range(1, 400):
             change = rank.ahead(number % 100, by=number % 3, values={"x": float(number % 100)})
-            change = Committed(id=f"c{number}", number=number, step=change.step, values=change.values)
+            change = ChangeSpec(id=f"c{number}", number=number, step=change.step, values=change.values)
             if rank.propose(change).ok:
                 promised[number] = change.step
                 rank.tell(change.id)
@@ -272,7 +272,7 @@ def test_thousands_of_proposals_race_with_the_training_and_none_is_taken_at_anot
 
 def test_a_knob_made_after_the_welcome_has_the_value_in_force() -> None:
     boundary = StepBoundary(LIFE, Meter(), SETTINGS)
-    boundary.welcome((Committed(id="c1", number=1, step=3, values={"late": 0.5}),))
+    boundary.welcome((ChangeSpec(id="c1", number=1, step=3, values={"late": 0.5}),))
     boundary.resume_at(10)
     assert boundary.add(make_knob("late", 0.1)).value == 0.5
     assert boundary.add(make_knob("other", 0.1)).value == 0.1
@@ -282,7 +282,7 @@ def test_a_second_knob_of_a_name_keeps_its_own_value_unless_that_was_changed() -
     boundary = StepBoundary(LIFE, Meter(), SETTINGS)
     boundary.add(make_knob("lr", 0.1))
     assert boundary.add(make_knob("lr", 0.3)).value == 0.3  # attaching changes nothing in the training
-    boundary.welcome((Committed(id="c1", number=1, step=1, values={"lr": 0.5}),))
+    boundary.welcome((ChangeSpec(id="c1", number=1, step=1, values={"lr": 0.5}),))
     boundary.resume_at(1)
     assert boundary.add(make_knob("lr", 0.1)).value == 0.5
 
@@ -294,8 +294,8 @@ def test_the_state_goes_through_a_checkpoint() -> None:
     for name, value in {"x": 0.0, "betas": (0.9, 0.99)}.items():
         first.add(make_knob(name, value))
     changes = (
-        Committed(id="c1", number=1, step=5, values={"x": 1.0, "betas": (0.8, 0.9)}),
-        Committed(id="c2", number=2, step=50, values={"x": 2.0}),
+        ChangeSpec(id="c1", number=1, step=5, values={"x": 1.0, "betas": (0.8, 0.9)}),
+        ChangeSpec(id="c2", number=2, step=50, values={"x": 2.0}),
     )
     first.welcome(changes)
     first.resume_at(10)
@@ -341,9 +341,9 @@ async def test_a_rank_that_had_to_take_a_newer_life_answers_in_its_name(weaver: 
         await weaver.say(Muted(term=1, incarnation=old, newest=new_incarnation(newer_than=old), pid=7, node="n2"))
         new = (await weaver.report(Hello, 1)).incarnation
         await weaver.say(Welcome(term=1, incarnation=new, beat_seconds=1.0), RANK)
-        await weaver.say(WhereAreYou(term=1, incarnation=new, id="r1"))
+        await weaver.say(QueryStep(term=1, incarnation=new, id="r1"))
         answer = decode_reply((await replies.next_msg(60)).data)
-        assert isinstance(answer, Standing)
+        assert isinstance(answer, StepReport)
         assert answer.incarnation == new
 
 

@@ -23,9 +23,9 @@ from torchloom.protocol.codec import decode_answer, decode_node_look, encode
 from torchloom.protocol.node import Fitness
 from torchloom.protocol.operator import No
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.queries import LookExchange, LookFitness
+from torchloom.protocol.queries import QueryBandwidth, QueryNodeChecks
 from torchloom.protocol.subjects import CHECK, CLOCK
-from torchloom.protocol.views import Answer, ClockView, ExchangeView, FitnessView
+from torchloom.protocol.views import Answer, BandwidthView, ClockView, NodeChecksView
 from torchloom.views.answers import rendered
 
 CLOCK_SECONDS = 2.0
@@ -78,7 +78,7 @@ class NodeCheckService:
         self.fitness, self._ended = fitness, time.monotonic()
         self._news()
 
-    async def look(self, folder: str) -> FitnessView:
+    async def look(self, folder: str) -> NodeChecksView:
         async with self._one:
             subject = Subject(
                 devices=self._node.devices, state=self._state, checkpoints=Path(folder) if folder else None
@@ -105,9 +105,9 @@ class NodeCheckService:
         answer: Answer
         try:
             match decode_node_look(message.data):
-                case LookFitness(folder=folder):
+                case QueryNodeChecks(folder=folder):
                     answer = await self.look(folder)
-                case LookExchange() as look:
+                case QueryBandwidth() as look:
                     answer = await self._exchange(look)
         except msgspec.MsgspecError as error:
             answer = rendered(No(why=phrase("not_understood", why=str(error))))
@@ -116,13 +116,13 @@ class NodeCheckService:
         with contextlib.suppress(nats.errors.Error, OSError):
             await self._client.publish(message.reply, encode(answer))
 
-    async def _exchange(self, look: LookExchange) -> ExchangeView:
+    async def _exchange(self, look: QueryBandwidth) -> BandwidthView:
         words = ("exchange", look.host, str(look.port), str(look.rank))
         env = {"GLOO_SOCKET_IFNAME": self._node.interface} if self._node.interface else {}
         found = await asyncio.to_thread(trials.run, words, trials.EXCHANGE_SECONDS, env)
         if found.get("trouble") or not found.get("right"):
-            return ExchangeView(trouble=str(found.get("trouble") or "what arrived was wrong")[:2000])
-        return ExchangeView(mb_per_second=float(found["mb_per_second"]))
+            return BandwidthView(trouble=str(found.get("trouble") or "what arrived was wrong")[:2000])
+        return BandwidthView(mb_per_second=float(found["mb_per_second"]))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -19,7 +19,7 @@ import psutil
 from torchloom.agent.monitor.gpus import Gpus, Seen
 from torchloom.agent.node_check import trials
 from torchloom.protocol.node import Check
-from torchloom.protocol.views import FitnessView
+from torchloom.protocol.views import NodeChecksView
 
 _MB = 1024 * 1024
 MEMORY_MB = 512
@@ -43,16 +43,16 @@ class Subject:
     """Seconds by which its clock is ahead of the weaver's, or why that is not known; absent: not asked for."""
 
 
-def examine(subject: Subject, look: Callable[[], Sequence[Seen]] | None = None) -> FitnessView:
+def examine(subject: Subject, look: Callable[[], Sequence[Seen]] | None = None) -> NodeChecksView:
     """All checks. Takes seconds; call it in a thread. `look` tells what devices said last."""
     checks = [*_devices(subject.devices, look), memory(), *_disks(subject)]
     if subject.skew is not None:
         checks.append(clock(subject.skew))
     computed, pace, on = computing(subject.devices)
-    return FitnessView(checks=(*checks, *computed), pace=pace, on=on)
+    return NodeChecksView(checks=(*checks, *computed), pace=pace, on=on)
 
 
-def reasons(view: FitnessView) -> tuple[str, ...]:
+def reasons(view: NodeChecksView) -> tuple[str, ...]:
     """Why a node is not fit, if it is not."""
     return tuple(f"{check.what}: {check.found}"[:2000] for check in view.checks if not check.fit)[:64]
 

@@ -70,12 +70,12 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         return next((entry for entry in self.finished if entry.whole), None)
 
 
-Watch = Callable[[Entry, int, int, int], None]
+RuntimeState = Callable[[Entry, int, int, int], None]
 """Called before each one is verified: its name, its position, the total number, and the bytes read so far."""
 
 
 def take_inventory(
-    folder: Path, now: float, pattern: str | None = None, verify: bool = False, watch: Watch = lambda *_: None
+    folder: Path, now: float, pattern: str | None = None, verify: bool = False, watch: RuntimeState = lambda *_: None
 ) -> Inventory:
     """List a folder. Raises BadState if it cannot be read."""
     seen = [(candidate, entry) for candidate in candidates(folder, pattern) if (entry := look(candidate))]
@@ -175,7 +175,7 @@ def weigh(path: Path | str) -> tuple[int, float]:
     return sum(part[0] for part in parts), max([changed, *(part[1] for part in parts)])
 
 
-def _verified(seen: list[tuple[Candidate, Entry]], watch: Watch) -> Iterator[Entry]:
+def _verified(seen: list[tuple[Candidate, Entry]], watch: RuntimeState) -> Iterator[Entry]:
     number, done = 0, 0
     total = sum(entry.whole for _, entry in seen)
     for candidate, entry in seen:

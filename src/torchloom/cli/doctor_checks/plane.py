@@ -12,7 +12,7 @@ from torchloom.bus.weaver_client import WeaverClient
 from torchloom.cli.doctor_checks.diagnosis import Finding
 from torchloom.errors import TorchLoomError, Unreachable
 from torchloom.protocol.subjects import Role
-from torchloom.protocol.views import FabricView
+from torchloom.protocol.views import ClusterView
 from torchloom.settings import Settings
 from torchloom.views.format.times import duration
 
@@ -38,7 +38,7 @@ async def _connected(settings: Settings, folder: StateFolder) -> list[Finding]:
         findings += jetstream(bool(client._server_info.get("jetstream")), settings, folder)
         before = time.time()
         try:
-            view = await weaver.fabric(most=0)
+            view = await weaver.cluster(most=0)
         except TorchLoomError as error:
             return [*findings, Finding("weaver", "fail", error.message, error.hint)]
         return [*findings, health(view), *ingress(view), clock(view.plane.now, before, time.time())]
@@ -64,7 +64,7 @@ def jetstream(present: bool, settings: Settings, folder: StateFolder) -> list[Fi
     return [Finding("jetstream", "ok", "present"), Finding("jetstream sync", "ok", f"every write, says {config}")]
 
 
-def health(view: FabricView) -> Finding:
+def health(view: ClusterView) -> Finding:
     plane = view.plane
     if plane.trouble:
         return Finding("weaver", "fail", plane.trouble, "look at logs/weaver.log in the state folder")
@@ -75,7 +75,7 @@ def health(view: FabricView) -> Finding:
     return Finding("weaver", "ok", text)
 
 
-def ingress(view: FabricView) -> list[Finding]:
+def ingress(view: ClusterView) -> list[Finding]:
     """Where a monitoring system tells of devices."""
     if where := view.plane.ingress:
         return [Finding("alerts", "ok", f"are taken at {where}; `loom token ingress` prints the token")]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchloom.cli.call import Call
     from torchloom.cli.verb_registry import Verbs
     from torchloom.protocol.node import Check
-    from torchloom.protocol.views import ExchangeView, FitnessView, NodeView
+    from torchloom.protocol.views import BandwidthView, NodeChecksView, NodeView
 
     Found = dict[str, tuple[Check, ...]]
 
@@ -111,17 +111,17 @@ async def _ask(call: Call, weaver: WeaverClient, views: Sequence[NodeView], netw
     return found
 
 
-async def _look(weaver: WeaverClient, node: str, folder: str) -> FitnessView:
+async def _look(weaver: WeaverClient, node: str, folder: str) -> NodeChecksView:
     from torchloom.bus.node_client import ask_node
     from torchloom.protocol.node import Check
-    from torchloom.protocol.queries import LookFitness
-    from torchloom.protocol.views import FitnessView
+    from torchloom.protocol.queries import QueryNodeChecks
+    from torchloom.protocol.views import NodeChecksView
 
     try:
-        return await ask_node(weaver.client, node, LookFitness(folder=folder), FitnessView, LOOK_SECONDS)
+        return await ask_node(weaver.client, node, QueryNodeChecks(folder=folder), NodeChecksView, LOOK_SECONDS)
     except TorchLoomError as error:
         remedy = "see whether its agent is there, and as new as this `loom`: `loom nodes`"
-        return FitnessView(checks=(Check(what="agent", found=error.message, fit=False, remedy=remedy),))
+        return NodeChecksView(checks=(Check(what="agent", found=error.message, fit=False, remedy=remedy),))
 
 
 async def _exchange(weaver: WeaverClient, one: NodeView, other: NodeView) -> Check:
@@ -131,18 +131,18 @@ async def _exchange(weaver: WeaverClient, one: NodeView, other: NodeView) -> Che
 
     from torchloom.bus.node_client import ask_node
     from torchloom.protocol.node import Check
-    from torchloom.protocol.queries import LookExchange
-    from torchloom.protocol.views import ExchangeView
+    from torchloom.protocol.queries import QueryBandwidth
+    from torchloom.protocol.views import BandwidthView
 
     what = f"network to {one.node}"[:64]
     port = random.choice(PORTS)
 
-    async def half(view: NodeView, rank: int) -> ExchangeView:
-        look = LookExchange(host=one.beat.host, port=port, rank=rank)
+    async def half(view: NodeView, rank: int) -> BandwidthView:
+        look = QueryBandwidth(host=one.beat.host, port=port, rank=rank)
         try:
-            return await ask_node(weaver.client, view.node, look, ExchangeView, LOOK_SECONDS)
+            return await ask_node(weaver.client, view.node, look, BandwidthView, LOOK_SECONDS)
         except TorchLoomError as error:
-            return ExchangeView(trouble=error.message)
+            return BandwidthView(trouble=error.message)
 
     halves = await asyncio.gather(half(one, 0), half(other, 1))
     if trouble := next((half.trouble for half in halves if half.trouble), ""):

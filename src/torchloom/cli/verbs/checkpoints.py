@@ -104,7 +104,7 @@ async def _ask(call: Call, job: str) -> CheckpointsView:
 
     check_name("job", job)
     async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-        return await weaver.checkpoints(completion_names.known_job(await weaver.fabric(most=0), job))
+        return await weaver.checkpoints(completion_names.known_job(await weaver.cluster(most=0), job))
 
 
 def _is_folder(path: Path) -> bool:

@@ -109,7 +109,7 @@ async def _live(call: Call) -> dict[str, int]:
 
     try:
         async with WeaverClient(call.settings, Role.VIEWER, timeout=2.0) as weaver:
-            view = await weaver.fabric(most=1)
+            view = await weaver.cluster(most=1)
     except TorchLoomError:
         return {}
     return {job.job: job.live for job in view.jobs if job.live}

@@ -96,7 +96,7 @@ async def _replica(weaver: WeaverClient, text: str, job: str | None) -> ReplicaI
         return ReplicaId(named_job, name)
     if job is not None:
         return ReplicaId(check_name("job", job), name)
-    found = completion_names.find_replica(await weaver.fabric(), name)
+    found = completion_names.find_replica(await weaver.cluster(), name)
     return found or ReplicaId(completion_names.MANUAL_JOB, name)
 
 
@@ -108,6 +108,6 @@ def _tell(call: Call, ask: Callable[[str], Ask]) -> int:
         from torchloom.protocol.subjects import Role
 
         async with WeaverClient(call.settings, Role.OPERATOR) as weaver:
-            return await weaver.ask(ask(completion_names.meant_device(await weaver.fabric(), call.args.device)))
+            return await weaver.ask(ask(completion_names.meant_device(await weaver.cluster(), call.args.device)))
 
     return show(call, call.wait(work()))

@@ -108,7 +108,7 @@ async def _follow(call: Call, weaver: WeaverClient, job: str, timeout: float | N
     while True:
         runs = await runs_of(weaver, job)
         if are_over(runs):
-            incidents = (await weaver.fabric(job, most=0)).incidents
+            incidents = (await weaver.cluster(job, most=0)).incidents
             call.note(f"loom: {all_told(job, runs, time.time(), incidents)}")
             return group_code(runs)
         if (text := "; ".join(told(run) for run in replicas(runs))) != said:

@@ -170,7 +170,7 @@ def _look(call: Call) -> tuple[KnobsView, float]:
 
     async def look() -> tuple[KnobsView, float]:
         async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            fabric = await weaver.fabric(most=0)
-            return await weaver.knobs(completion_names.known_job(fabric, job)), fabric.plane.now
+            cluster = await weaver.cluster(most=0)
+            return await weaver.knobs(completion_names.known_job(cluster, job)), cluster.plane.now
 
     return call.wait(look())

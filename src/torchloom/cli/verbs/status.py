@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torchloom.cli.call import Call
     from torchloom.cli.verb_registry import Verbs
-    from torchloom.protocol.views import CurvesView, FabricView, IncidentView, RunView
+    from torchloom.protocol.views import ClusterView, CurvesView, IncidentView, RunView
 
 _SCREEN_RANKS = 1000
 """Ranks fetched for a screen, unless all are asked for."""
@@ -76,31 +76,31 @@ def add(verbs: Verbs) -> None:
     )
 
 
-def see(call: Call, most: int | None = None, readings: bool = False) -> FabricView:
-    async def look() -> FabricView:
+def see(call: Call, most: int | None = None, readings: bool = False) -> ClusterView:
+    async def look() -> ClusterView:
         from torchloom.bus.weaver_client import WeaverClient
         from torchloom.protocol.subjects import Role
 
         async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            return await weaver.fabric(most=most, readings=readings)
+            return await weaver.cluster(most=most, readings=readings)
 
     return call.wait(look())
 
 
-def see_job(call: Call, name: str | None, most: int | None) -> tuple[FabricView, list[RunView]]:
+def see_job(call: Call, name: str | None, most: int | None) -> tuple[ClusterView, list[RunView]]:
     """The picture, of one job alone if one is named, and its runs if torchLoom started it."""
 
-    async def look() -> tuple[FabricView, list[RunView]]:
+    async def look() -> tuple[ClusterView, list[RunView]]:
         from torchloom.bus.weaver_client import WeaverClient
         from torchloom.protocol.subjects import Role
 
         async with WeaverClient(call.settings, Role.VIEWER) as weaver:
             runs = (await weaver.runs(name)).runs if name is not None else ()
-            view = await weaver.fabric(whole(name, runs), most=most)
+            view = await weaver.cluster(whole(name, runs), most=most)
             if name is None:
                 return view, []
             if not view.jobs and not runs:
-                completion_names.known_job(await weaver.fabric(most=0), name)
+                completion_names.known_job(await weaver.cluster(most=0), name)
             return view, own_runs(view, runs)
 
     return call.wait(look())
@@ -111,7 +111,7 @@ def whole(name: str | None, runs: Sequence[RunView]) -> str | None:
     return next((run.task.part_of for run in runs if run.task.part_of is not None), name)
 
 
-def own_runs(view: FabricView, runs: Sequence[RunView]) -> list[RunView]:
+def own_runs(view: ClusterView, runs: Sequence[RunView]) -> list[RunView]:
     """The runs of a job, unless they were over before somebody else began the job that is there now."""
     from torchloom.views.job_runs import OVER
     from torchloom.views.replica_runs import replicas
@@ -232,9 +232,9 @@ def curves(call: Call) -> int:
     if "/" in (call.args.replica or ""):
         raise BadInput("--replica is the replica's name here, the job is given already")
 
-    async def look() -> tuple[FabricView, CurvesView]:
+    async def look() -> tuple[ClusterView, CurvesView]:
         async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            view = await weaver.fabric()
+            view = await weaver.cluster()
             job = completion_names.known_job(view, call.args.job)
             if call.args.replica:
                 completion_names.known_replica(view, f"{job}/{call.args.replica}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchloom.cli.verb_registry import Verbs
     from torchloom.client import Target
     from torchloom.protocol.operator import Done
-    from torchloom.protocol.views import FabricView, RankView
+    from torchloom.protocol.views import ClusterView, RankView
 
 _HARM = {
     "stop": "Their loops end after a common step",
@@ -110,7 +110,7 @@ async def _question(call: Call) -> str:
     return f"this will {call.args.verb} {hit(target, aimed(view, target))}. {_HARM[call.args.verb]}"
 
 
-def aimed(view: FabricView, target: Target) -> list[RankView]:
+def aimed(view: ClusterView, target: Target) -> list[RankView]:
     """The ranks of a target that are still there."""
     from torchloom.protocol.ids import RankId
 

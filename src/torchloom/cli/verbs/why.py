@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
     from torchloom.cli.call import Call
     from torchloom.cli.verb_registry import Verbs
-    from torchloom.protocol.views import FabricView, Goodput, IncidentView, RunView
+    from torchloom.protocol.views import ClusterView, Goodput, IncidentView, RunView
 
 
 def add(verbs: Verbs) -> None:
@@ -49,7 +49,7 @@ def why(call: Call) -> int:
     from torchloom.views.goodput import together
     from torchloom.views.job_runs import told
 
-    async def look() -> tuple[FabricView, str, list[IncidentView], list[RunView]]:
+    async def look() -> tuple[ClusterView, str, list[IncidentView], list[RunView]]:
         async with WeaverClient(call.settings, Role.VIEWER) as weaver:
             return await _look(weaver, call.args.name)
 
@@ -71,11 +71,11 @@ def _document(job: str, found: list[IncidentView], spent: Goodput | None) -> dic
     return {"job": job, "incident": found[0] if found else None, "others": found[1:], "goodput": spent}
 
 
-async def _look(weaver: WeaverClient, name: str) -> tuple[FabricView, str, list[IncidentView], list[RunView]]:
+async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list[IncidentView], list[RunView]]:
     """The picture, the job if one is meant, its incidents with the one to be told first, and its runs."""
     from torchloom.views.why import newest_first
 
-    view = await weaver.fabric(most=0)
+    view = await weaver.cluster(most=0)
     runs = (await weaver.runs()).runs
     started = {one for run in runs for one in (run.job, run.task.part_of or run.job)}
     jobs = sorted({job.job for job in view.jobs} | started)
@@ -85,7 +85,7 @@ async def _look(weaver: WeaverClient, name: str) -> tuple[FabricView, str, list[
             raise unknown("job or incident", name, [*jobs, *(incident.id for incident in view.incidents)])
         return view, "", [found], []
     mine_runs = (await weaver.runs(name)).runs
-    seen = await weaver.fabric(whole(name, mine_runs), most=0)
+    seen = await weaver.cluster(whole(name, mine_runs), most=0)
     mine = [i for i in seen.incidents if concerns(i, name, mine_runs)]
     told = newest_first(mine)
     if told:
@@ -96,13 +96,13 @@ async def _look(weaver: WeaverClient, name: str) -> tuple[FabricView, str, list[
 async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
     """Everything that is known of an incident, however old."""
     from torchloom.protocol.ids import NAME
-    from torchloom.protocol.queries import LookFabric
-    from torchloom.protocol.views import FabricView
+    from torchloom.protocol.queries import QueryCluster
+    from torchloom.protocol.views import ClusterView
 
     if not NAME.fullmatch(id):
         return None
-    view = await weaver.look(LookFabric(limit=0, incident=id))
-    found = view.incidents if isinstance(view, FabricView) else ()
+    view = await weaver.look(QueryCluster(limit=0, incident=id))
+    found = view.incidents if isinstance(view, ClusterView) else ()
     return next((incident for incident in found if incident.id == id), None)
 
 
@@ -115,7 +115,7 @@ def policy(call: Call) -> int:
     async def look() -> RunView | None:
         async with WeaverClient(call.settings, Role.VIEWER) as weaver:
             runs = await runs_of(weaver, call.args.job)
-            own = own_runs(await weaver.fabric(whole(call.args.job, runs), most=0), runs)
+            own = own_runs(await weaver.cluster(whole(call.args.job, runs), most=0), runs)
             return own[0] if own else None  # the replicas of a job have the same
 
     run = call.wait(look()) if call.args.job else None

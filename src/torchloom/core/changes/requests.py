@@ -10,34 +10,34 @@ from torchloom.core.changes.targets import did_you_mean, find_target, split_grou
 from torchloom.core.changes.two_phase_commit import ask_where, done
 from torchloom.core.decision import Decision
 from torchloom.core.state.change_ledger import ChangePhase
-from torchloom.core.state.cluster import Fabric
-from torchloom.core.state.pending_operations import AskerWaits, CourseBegan, Lives, Wish
+from torchloom.core.state.cluster import ClusterState
+from torchloom.core.state.pending_operations import ChangeRequest, Lives, OperationBegan, WaiterAdded
 from torchloom.protocol.operator import Done, No, Revert, SetKnobs, Steer
 from torchloom.protocol.phrase import Phrase, phrase
 
 
-def set_knobs(fabric: Fabric, ask: SetKnobs, reply: str) -> Decision:
-    again = _asked_before(fabric, ask.request, reply)
+def set_knobs(cluster: ClusterState, ask: SetKnobs, reply: str) -> Decision:
+    again = _asked_before(cluster, ask.request, reply)
     if again is not None:
         return again
-    lives = find_target(fabric, ask.job, ask.replica, ask.rank)
+    lives = find_target(cluster, ask.job, ask.replica, ask.rank)
     if isinstance(lives, No):
         return Decision(answer=lives)
-    refusal = _check_values(fabric, ask)
+    refusal = _check_values(cluster, ask)
     if refusal is not None:
         return Decision(answer=refusal)
     if ask.dry_run:
-        return Decision(answer=Done(text=phrase("would_set", values=_told(fabric, ask), count=len(lives))))
-    return _inquire(fabric, Wish(ask), lives, reply)
+        return Decision(answer=Done(text=phrase("would_set", values=_told(cluster, ask), count=len(lives))))
+    return _inquire(cluster, ChangeRequest(ask), lives, reply)
 
 
-def revert(fabric: Fabric, ask: Revert, reply: str) -> Decision:
-    again = _asked_before(fabric, ask.request, reply)
+def revert(cluster: ClusterState, ask: Revert, reply: str) -> Decision:
+    again = _asked_before(cluster, ask.request, reply)
     if again is not None:
         return again
-    change = fabric.ledger.changes.get(ask.change)
+    change = cluster.ledger.changes.get(ask.change)
     if change is None or change.job != ask.job:
-        known = [c.id for c in fabric.ledger.of_job(ask.job)]
+        known = [c.id for c in cluster.ledger.of_job(ask.job)]
         hint = did_you_mean(ask.change, known, phrase("see_changes", job=ask.job))
         return Decision(answer=No(why=phrase("change_unknown", job=ask.job, change=ask.change), hint=hint))
     if change.change.action != "set" or not change.takes_effect:
@@ -45,7 +45,7 @@ def revert(fabric: Fabric, ask: Revert, reply: str) -> Decision:
         return Decision(answer=No(why=why))
     if change.reverted_by:
         return Decision(answer=No(why=phrase("reverted_already", change=ask.change, by=change.reverted_by)))
-    withdrawn = fabric.ledger.changes.get(change.change.withdraws)  # comes back as it was
+    withdrawn = cluster.ledger.changes.get(change.change.withdraws)  # comes back as it was
     wanted = SetKnobs(
         request=ask.request,
         job=ask.job,
@@ -56,24 +56,24 @@ def revert(fabric: Fabric, ask: Revert, reply: str) -> Decision:
         patience=ask.patience,
         operator=ask.operator,
     )
-    lives = find_target(fabric, ask.job, change.replica, change.rank)
+    lives = find_target(cluster, ask.job, change.replica, change.rank)
     if isinstance(lives, No):
         return Decision(answer=lives)
-    return _inquire(fabric, Wish(wanted, reverts=change.id), lives, reply)
+    return _inquire(cluster, ChangeRequest(wanted, reverts=change.id), lives, reply)
 
 
-def act(fabric: Fabric, ask: Steer, reply: str) -> Decision:
+def act(cluster: ClusterState, ask: Steer, reply: str) -> Decision:
     """Pause, stop or save: things done by all ranks at one step."""
-    again = _asked_before(fabric, ask.request, reply)
+    again = _asked_before(cluster, ask.request, reply)
     if again is not None:
         return again
-    lives = find_target(fabric, ask.job, ask.replica, ask.rank)
+    lives = find_target(cluster, ask.job, ask.replica, ask.rank)
     if isinstance(lives, No):
         return Decision(answer=lives)
-    alone = split_group(fabric, lives, ask.replica, ask.rank)
+    alone = split_group(cluster, lives, ask.replica, ask.rank)
     if alone is not None:
         return Decision(answer=alone)
-    if ask.verb == "checkpoint" and ask.job not in fabric.ledger.checkpointers:
+    if ask.verb == "checkpoint" and ask.job not in cluster.ledger.checkpointers:
         return Decision(answer=No(why=phrase("no_checkpointer", job=ask.job), hint=phrase("register_checkpointer")))
     wanted = SetKnobs(
         request=ask.request,
@@ -85,14 +85,14 @@ def act(fabric: Fabric, ask: Steer, reply: str) -> Decision:
         operator=ask.operator,
     )
     assert ask.verb in {"pause", "stop", "checkpoint"}
-    return _inquire(fabric, Wish(wanted, action=ask.verb), lives, reply)
+    return _inquire(cluster, ChangeRequest(wanted, action=ask.verb), lives, reply)
 
 
-def _asked_before(fabric: Fabric, request: str, reply: str) -> Decision | None:
+def _asked_before(cluster: ClusterState, request: str, reply: str) -> Decision | None:
     """The same request once more: whoever asks waits with the others, or is told how it ended."""
-    if request in fabric.watch.courses.by_request:
-        return Decision((AskerWaits(request, reply),))
-    change = fabric.ledger.change_of(request)
+    if request in cluster.runtime.operations.by_request:
+        return Decision((WaiterAdded(request, reply),))
+    change = cluster.ledger.change_of(request)
     if change is None:
         return None
     if change.phase is ChangePhase.ABORTED:
@@ -102,8 +102,8 @@ def _asked_before(fabric: Fabric, request: str, reply: str) -> Decision | None:
     return Decision(answer=done(change))
 
 
-def _check_values(fabric: Fabric, ask: SetKnobs) -> No | None:
-    offered = {name: knob.spec for name, knob in fabric.ledger.knobs.get(ask.job, {}).items()}
+def _check_values(cluster: ClusterState, ask: SetKnobs) -> No | None:
+    offered = {name: knob.spec for name, knob in cluster.ledger.knobs.get(ask.job, {}).items()}
     if not ask.values:
         return No(why=phrase("nothing_to_set"), hint=phrase("how_to_set", job=ask.job))
     for name in ask.values:
@@ -121,21 +121,21 @@ def _check_values(fabric: Fabric, ask: SetKnobs) -> No | None:
     return None
 
 
-def _inquire(fabric: Fabric, wish: Wish, lives: Lives, reply: str) -> Decision:
-    ask = wish.ask
-    busy = fabric.ledger.under_way(ask.job)
-    asked = fabric.watch.courses.inquiring(ask.job)
+def _inquire(cluster: ClusterState, change_request: ChangeRequest, lives: Lives, reply: str) -> Decision:
+    ask = change_request.ask
+    busy = cluster.ledger.under_way(ask.job)
+    asked = cluster.runtime.operations.inquiring(ask.job)
     if busy or asked:
-        who = busy.operator if busy else asked.wish.ask.operator if asked and asked.wish else ""
+        who = busy.operator if busy else asked.change_request.ask.operator if asked and asked.change_request else ""
         id = busy.id if busy else ""
         why = phrase("change_under_way" if busy else "another_under_way", id=id, operator=who, job=ask.job)
         return Decision(answer=No(why=why, hint=phrase("try_again_soon")))
-    began = CourseBegan(ask.request, ask.job, lives, wish, (reply,) if reply else ())
-    return Decision((began,), ask_where(fabric, ask.request, lives))
+    began = OperationBegan(ask.request, ask.job, lives, change_request, (reply,) if reply else ())
+    return Decision((began,), ask_where(cluster, ask.request, lives))
 
 
-def _told(fabric: Fabric, ask: SetKnobs) -> list[Phrase]:
-    before = {name: fabric.ledger.value_of(ask.job, ask.replica, ask.rank, name) for name in ask.values}
+def _told(cluster: ClusterState, ask: SetKnobs) -> list[Phrase]:
+    before = {name: cluster.ledger.value_of(ask.job, ask.replica, ask.rank, name) for name in ask.values}
     return [
         phrase("value_to_set", name=name, before=str(before[name]), after=str(value))
         for name, value in ask.values.items()

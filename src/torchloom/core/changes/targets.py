@@ -5,19 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.pending_operations import Lives
 from torchloom.core.state.presence import Presence
 from torchloom.protocol.operator import No
 from torchloom.protocol.phrase import Prose, phrase
 
 
-def find_target(fabric: Fabric, job: str, replica: str | None, rank: int | None) -> Lives | No:
+def find_target(cluster: ClusterState, job: str, replica: str | None, rank: int | None) -> Lives | No:
     """The living ranks meant, each with its life; or why there are none, or not all can be reached."""
-    if job not in fabric.jobs:
-        hint = did_you_mean(job, fabric.jobs, phrase("see_jobs"))
+    if job not in cluster.jobs:
+        hint = did_you_mean(job, cluster.jobs, phrase("see_jobs"))
         return No(why=phrase("job_unknown", job=job), hint=hint)
-    members = [fabric.ranks[r] for r in sorted(fabric.ranks_of_job.get(job, ()))]
+    members = [cluster.ranks[r] for r in sorted(cluster.ranks_of_job.get(job, ()))]
     if replica is not None:
         replicas = {member.id.replica for member in members}
         if replica not in replicas:
@@ -41,11 +41,11 @@ def find_target(fabric: Fabric, job: str, replica: str | None, rank: int | None)
     return tuple((member.id, member.incarnation) for member in live)
 
 
-def split_group(fabric: Fabric, lives: Lives, replica: str | None, rank: int | None) -> No | None:
+def split_group(cluster: ClusterState, lives: Lives, replica: str | None, rank: int | None) -> No | None:
     """Why one rank of a group that trains together cannot be told alone to pause, stop or save."""
     if rank is None:
         return None
-    world = max(fabric.ranks[life[0]].world_size for life in lives)
+    world = max(cluster.ranks[life[0]].world_size for life in lives)
     if world <= 1:
         return None
     return No(

@@ -53,7 +53,7 @@ def is_gradient(name: str) -> bool:
     return parts[-1] in _GRADIENT_NAMES
 
 
-class Finite:
+class NonFiniteDetector:
     """NaN and infinity. A gradient norm may overflow now and then (loss scaling skips that step): see Level."""
 
     __slots__ = ("_clean", "_names")
@@ -104,7 +104,7 @@ def _not_finite(names: tuple[str, ...], beat: Beat, well: Beat | None) -> Findin
     return Finding("not_finite", what, step=beat.step, since=since)
 
 
-class Level:
+class SpikeDetector:
     """Whether a noisy number has jumped far above its recent past."""
 
     __slots__ = (
@@ -220,7 +220,7 @@ class Level:
         self._calm = median + self._factor / 2 * spread
 
 
-class Loss(Level):
+class LossSpikeDetector(SpikeDetector):
     __slots__ = ()
 
     def __init__(self, settings: Settings) -> None:
@@ -230,7 +230,7 @@ class Loss(Level):
         return None if beat.loss is None else self.examine("loss", beat.loss, beat.step)
 
 
-class Gradient(Level):
+class GradientSpikeDetector(SpikeDetector):
     """The norm of the gradients, by whatever name the job reports it."""
 
     __slots__ = ("metrics", "name")

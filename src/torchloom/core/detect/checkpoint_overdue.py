@@ -16,7 +16,7 @@ LEAST = 3
 FLOOR_SECONDS = 60.0
 
 
-class Saves:
+class CheckpointIntervalDetector:
     """The checkpoints of one job."""
 
     __slots__ = ("_at", "_looked", "overdue")

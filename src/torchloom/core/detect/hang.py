@@ -33,7 +33,7 @@ PAUSES = 3.0
 Kind = Literal["frozen", "held", "hang"]
 
 
-class Stand(NamedTuple):
+class RankProgress(NamedTuple):
     """Where one rank stands. Ranks that are paused are left out."""
 
     rank: int
@@ -47,13 +47,13 @@ class Stand(NamedTuple):
     collectives: int | None = None
     dead: bool = False
     limit: float = 0.0
-    """How long it may stay at one step: Pace.limit; infinite, if nothing is known of its steps."""
+    """How long it may stay at one step: StepTimeBaseline.limit; infinite, if nothing is known of its steps."""
     started: bool = True
-    """It has made its first steps: Pace.started."""
+    """It has made its first steps: StepTimeBaseline.started."""
     pause: float = 0.0
-    """The longest it is known to have stood still and gone on: Pace.pause."""
+    """The longest it is known to have stood still and gone on: StepTimeBaseline.pause."""
     usual: float = 0.0
-    """How long its slow steps take: Pace.p99."""
+    """How long its slow steps take: StepTimeBaseline.p99."""
 
     @property
     def aside(self) -> bool:
@@ -61,7 +61,7 @@ class Stand(NamedTuple):
         return self.phase not in ("", DATA)
 
 
-class Verdict(NamedTuple):
+class HangDiagnosis(NamedTuple):
     kind: Kind
     culprits: tuple[int, ...]
     """Empty: nobody can be singled out."""
@@ -75,53 +75,53 @@ class Verdict(NamedTuple):
     seconds: float
     """How long it has lasted."""
     lone: bool = False
-    """Others go on: either they do not need these ranks, or news of these are under way. See Case."""
+    """Others go on: either they do not need these ranks, or news of these are under way. See HangTracker."""
 
 
-def verdict(stands: Sequence[Stand], settings: Settings) -> Verdict | None:
+def diagnose(ranks: Sequence[RankProgress], settings: Settings) -> HangDiagnosis | None:
     """What is wrong, if anything is."""
-    alive = [stand for stand in stands if not stand.dead]
-    frozen = [stand for stand in alive if stand.frozen >= settings.frozen_seconds]
-    late = [stand for stand in alive if stand.still >= allowance(stand, settings)]
+    alive = [progress for progress in ranks if not progress.dead]
+    frozen = [progress for progress in alive if progress.frozen >= settings.frozen_seconds]
+    late = [progress for progress in alive if progress.still >= allowance(progress, settings)]
     if frozen:
         return _frozen(frozen, late, all_of=len(frozen) == len(alive), settings=settings)
-    held = [stand for stand in alive if stand.held >= _held_from(stand, settings)]
+    held = [progress for progress in alive if progress.held >= _held_from(progress, settings)]
     if held:
         return _held(held, late, all_of=len(held) == len(alive) > 1, settings=settings)
-    dead = [stand for stand in stands if stand.dead]
+    dead = [progress for progress in ranks if progress.dead]
     unexplained = late if dead else _unexplained(alive, late)
-    return _hang(stands, dead, unexplained, settings) if unexplained else None
+    return _hang(ranks, dead, unexplained, settings) if unexplained else None
 
 
-def is_suspect(stand: Stand, settings: Settings) -> bool:
+def is_suspect(progress: RankProgress, settings: Settings) -> bool:
     """Whether there can be a verdict at all because of this rank."""
     return (
-        stand.still >= allowance(stand, settings)
-        or stand.frozen >= settings.frozen_seconds
-        or stand.held >= _held_from(stand, settings)
+        progress.still >= allowance(progress, settings)
+        or progress.frozen >= settings.frozen_seconds
+        or progress.held >= _held_from(progress, settings)
     )
 
 
-def allowance(stand: Stand, settings: Settings) -> float:
+def allowance(progress: RankProgress, settings: Settings) -> float:
     """How long this rank may stay where it is."""
-    if not stand.started:
-        return max(settings.first_step_seconds, stand.limit)
-    return max(settings.phase_seconds, stand.limit) if stand.aside else stand.limit
+    if not progress.started:
+        return max(settings.first_step_seconds, progress.limit)
+    return max(settings.phase_seconds, progress.limit) if progress.aside else progress.limit
 
 
-def _held_from(stand: Stand, settings: Settings) -> float:
+def _held_from(progress: RankProgress, settings: Settings) -> float:
     """Steps may hold the interpreter, and loading may do so for long."""
-    usual = 2 * stand.usual if stand.started and not stand.aside else settings.busy_act_seconds / 2
+    usual = 2 * progress.usual if progress.started and not progress.aside else settings.busy_act_seconds / 2
     return max(settings.held_seconds, usual)
 
 
-def _unexplained(alive: list[Stand], late: list[Stand]) -> list[Stand]:
-    names = {stand.rank for stand in late}
-    patient = [stand for stand in alive if stand.rank not in names]
-    return [stand for stand in late if not any(_explains(other, stand) for other in patient)]
+def _unexplained(alive: list[RankProgress], late: list[RankProgress]) -> list[RankProgress]:
+    names = {progress.rank for progress in late}
+    patient = [progress for progress in alive if progress.rank not in names]
+    return [progress for progress in late if not any(_explains(other, progress) for other in patient)]
 
 
-def _explains(other: Stand, late: Stand) -> bool:
+def _explains(other: RankProgress, late: RankProgress) -> bool:
     """Whether a rank that may take its time could be what a late one waits for."""
     if not other.started:
         return math.isfinite(other.limit)  # of whom nothing is known, nothing is expected
@@ -129,37 +129,39 @@ def _explains(other: Stand, late: Stand) -> bool:
     return ahead <= AHEAD and (other.aside or ahead >= -BEHIND)
 
 
-def _frozen(frozen: list[Stand], late: list[Stand], all_of: bool, settings: Settings) -> Verdict:
-    culprits, waiting, lasted = _numbers(frozen), _others(late, frozen), min(stand.frozen for stand in frozen)
+def _frozen(frozen: list[RankProgress], late: list[RankProgress], all_of: bool, settings: Settings) -> HangDiagnosis:
+    culprits, waiting, lasted = _numbers(frozen), _others(late, frozen), min(progress.frozen for progress in frozen)
     why = [phrase("process_stopped", ranks=spans(culprits), lasted=lasted)]
     if all_of:
         why.append(phrase("all_ranks_stopped"))
     act_after = settings.hang_act_seconds if all_of else settings.frozen_act_seconds
-    return Verdict("frozen", culprits, waiting, (*why, *_waits(waiting)), True, act_after, lasted)
+    return HangDiagnosis("frozen", culprits, waiting, (*why, *_waits(waiting)), True, act_after, lasted)
 
 
-def _held(held: list[Stand], late: list[Stand], all_of: bool, settings: Settings) -> Verdict:
-    culprits, waiting, lasted = _numbers(held), _others(late, held), min(stand.held for stand in held)
+def _held(held: list[RankProgress], late: list[RankProgress], all_of: bool, settings: Settings) -> HangDiagnosis:
+    culprits, waiting, lasted = _numbers(held), _others(late, held), min(progress.held for progress in held)
     why = [phrase("interpreter_kept", ranks=spans(culprits), lasted=lasted)]
-    busy = [stand for stand in held if stand.computes]
+    busy = [progress for progress in held if progress.computes]
     if busy:
         why.append(phrase("computes_meanwhile", ranks=spans(_numbers(busy))))
-    act_after = max(_held_act(stand, settings) for stand in held)
+    act_after = max(_held_act(progress, settings) for progress in held)
     if all_of:
         why.append(phrase("all_ranks_held"))
         act_after = max(act_after, settings.hang_act_seconds)
-    return Verdict("held", culprits, waiting, (*why, *_waits(waiting)), not busy, act_after, lasted)
+    return HangDiagnosis("held", culprits, waiting, (*why, *_waits(waiting)), not busy, act_after, lasted)
 
 
-def _held_act(stand: Stand, settings: Settings) -> float:
-    if stand.computes or not stand.started or stand.aside:
-        return max(settings.busy_act_seconds, PAUSES * stand.pause)
-    return max(settings.held_act_seconds, PAUSES * stand.usual)
+def _held_act(progress: RankProgress, settings: Settings) -> float:
+    if progress.computes or not progress.started or progress.aside:
+        return max(settings.busy_act_seconds, PAUSES * progress.pause)
+    return max(settings.held_act_seconds, PAUSES * progress.usual)
 
 
-def _hang(stands: Sequence[Stand], dead: list[Stand], late: list[Stand], settings: Settings) -> Verdict:
-    alive = len(stands) - len(dead)
-    lasted = min(stand.still for stand in late)
+def _hang(
+    ranks: Sequence[RankProgress], dead: list[RankProgress], late: list[RankProgress], settings: Settings
+) -> HangDiagnosis:
+    alive = len(ranks) - len(dead)
+    lasted = min(progress.still for progress in late)
     lone = not dead and len(late) < alive
     if dead:
         culprits, why = dead, [phrase("peers_died", ranks=spans(_numbers(dead)))]
@@ -167,8 +169,8 @@ def _hang(stands: Sequence[Stand], dead: list[Stand], late: list[Stand], setting
         culprits, why = _behind(late)
         if not culprits and (lone or len(late) == 1):
             culprits = late
-    act_after, waiting = max(_act_after(stand, settings) for stand in late), _others(late, culprits)
-    most = max(allowance(stand, settings) for stand in late)
+    act_after, waiting = max(_act_after(progress, settings) for progress in late), _others(late, culprits)
+    most = max(allowance(progress, settings) for progress in late)
     why.append(phrase("no_step_for", ranks=spans(_numbers(late)), lasted=lasted, most=most))
     if lone:
         why.append(phrase("others_go_on"))
@@ -177,35 +179,37 @@ def _hang(stands: Sequence[Stand], dead: list[Stand], late: list[Stand], setting
     certain = bool(culprits) and (bool(waiting) or bool(dead))
     if not certain:  # it may well be an evaluation that nobody announced
         act_after = max(act_after, settings.phase_seconds)
-    return Verdict("hang", _numbers(culprits), waiting, (*why, *_waits(waiting)), certain, act_after, lasted, lone)
+    return HangDiagnosis(
+        "hang", _numbers(culprits), waiting, (*why, *_waits(waiting)), certain, act_after, lasted, lone
+    )
 
 
-def _behind(late: list[Stand]) -> tuple[list[Stand], list[Phrase]]:
+def _behind(late: list[RankProgress]) -> tuple[list[RankProgress], list[Phrase]]:
     """Those that did not come as far as the others, and how that is known."""
-    first, last = min(stand.step for stand in late), max(stand.step for stand in late)
+    first, last = min(progress.step for progress in late), max(progress.step for progress in late)
     if first < last:
-        behind = [stand for stand in late if stand.step == first]
+        behind = [progress for progress in late if progress.step == first]
         return behind, [phrase("behind_in_steps", ranks=spans(_numbers(behind)), first=first, last=last)]
-    counts = [stand.collectives for stand in late if stand.collectives is not None]
+    counts = [progress.collectives for progress in late if progress.collectives is not None]
     if len(counts) < 2 or min(counts) == max(counts):
         return [], []
-    behind = [stand for stand in late if stand.collectives == min(counts)]
+    behind = [progress for progress in late if progress.collectives == min(counts)]
     began = phrase("behind_in_collectives", ranks=spans(_numbers(behind)), fewest=min(counts), most=max(counts))
     return behind, [began]
 
 
-def _act_after(stand: Stand, settings: Settings) -> float:
-    patience = max(settings.hang_act_seconds, PAUSES * stand.pause)
-    return patience + (allowance(stand, settings) if stand.aside or not stand.started else 0.0)
+def _act_after(progress: RankProgress, settings: Settings) -> float:
+    patience = max(settings.hang_act_seconds, PAUSES * progress.pause)
+    return patience + (allowance(progress, settings) if progress.aside or not progress.started else 0.0)
 
 
-def _numbers(stands: Sequence[Stand]) -> tuple[int, ...]:
-    return tuple(sorted(stand.rank for stand in stands))
+def _numbers(ranks: Sequence[RankProgress]) -> tuple[int, ...]:
+    return tuple(sorted(progress.rank for progress in ranks))
 
 
-def _others(late: list[Stand], culprits: list[Stand]) -> tuple[int, ...]:
-    blamed = {stand.rank for stand in culprits}
-    return tuple(sorted(stand.rank for stand in late if stand.rank not in blamed)) if culprits else ()
+def _others(late: list[RankProgress], culprits: list[RankProgress]) -> tuple[int, ...]:
+    blamed = {progress.rank for progress in culprits}
+    return tuple(sorted(progress.rank for progress in late if progress.rank not in blamed)) if culprits else ()
 
 
 def _waits(waiting: tuple[int, ...]) -> tuple[Phrase, ...]:

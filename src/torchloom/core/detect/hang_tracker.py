@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchloom.core.detect.hang import Stand, Verdict, verdict
+from torchloom.core.detect.hang import HangDiagnosis, RankProgress, diagnose
 from torchloom.settings import Settings
 
 NEWS = 2.5
 """Beats after which everyone has been heard again."""
 
 
-class Case:
+class HangTracker:
     """Ask it once in a while with where the ranks of a job stand; those that are paused are left out."""
 
     __slots__ = ("_back", "_lone", "_since")
@@ -28,19 +28,21 @@ class Case:
         self._since = 0.0
         """When the lone ranks were first seen to hang."""
 
-    def look(self, stands: Sequence[Stand], settings: Settings, now: float, beat: float = 1.0) -> Verdict | None:
-        return self.judge([self.fair(stand, now) for stand in stands], settings, now, beat)
+    def look(
+        self, ranks: Sequence[RankProgress], settings: Settings, now: float, beat: float = 1.0
+    ) -> HangDiagnosis | None:
+        return self.judge([self.fair(progress, now) for progress in ranks], settings, now, beat)
 
     def judge(
-        self, stands: Sequence[Stand], settings: Settings, now: float, beat: float = 1.0, suspect: bool = True
-    ) -> Verdict | None:
+        self, ranks: Sequence[RankProgress], settings: Settings, now: float, beat: float = 1.0, suspect: bool = True
+    ) -> HangDiagnosis | None:
         """The same of stands that are `fair` already. Without a `suspect` (`hang.is_suspect`) there is no verdict.
 
         A caller that goes through many ranks in slices finds out about both on its way.
         """
-        found = verdict(stands, settings) if suspect else None
-        if len(self._back) > len(stands):
-            here = {stand.rank for stand in stands}
+        found = diagnose(ranks, settings) if suspect else None
+        if len(self._back) > len(ranks):
+            here = {progress.rank for progress in ranks}
             self._back = {rank: at for rank, at in self._back.items() if rank in here}
         if found is None or not found.lone:
             self._lone = ()
@@ -49,10 +51,10 @@ class Case:
             self._lone, self._since = found.culprits, now
         return found if now - self._since >= NEWS * beat else None
 
-    def fair(self, stand: Stand, now: float) -> Stand:
+    def fair(self, progress: RankProgress, now: float) -> RankProgress:
         """Without the time in which it was not expected to make a step."""
-        back = self._back.get(stand.rank)
-        if back is None or stand.aside or stand.frozen:
-            self._back[stand.rank] = now
-            return stand if back is not None else stand._replace(still=0.0)
-        return stand._replace(still=now - back) if now - back < stand.still else stand
+        back = self._back.get(progress.rank)
+        if back is None or progress.aside or progress.frozen:
+            self._back[progress.rank] = now
+            return progress if back is not None else progress._replace(still=0.0)
+        return progress._replace(still=now - back) if now - back < progress.still else progress

@@ -59,7 +59,7 @@ class Growth(NamedTuple):
         return free_mb * self.over / self.mb
 
 
-class Creep:
+class MemoryLeakDetector:
     __slots__ = ("_at", "_calm", "_high", "_horizon", "_least", "_low", "_mb", "_wait", "_warming", "what")
 
     def __init__(self, what: Prose, settings: Settings) -> None:
@@ -160,7 +160,7 @@ class Creep:
         return Growth(total, window * 3 / 4, window)
 
 
-class ProcessMemory(Creep):
+class ProcessMemory(MemoryLeakDetector):
     """Of its process, on a machine or in a cgroup."""
 
     __slots__ = ()
@@ -177,7 +177,7 @@ class ProcessMemory(Creep):
         return None if beat.free_mb is None else self.examine(now, beat.rss_mb, beat.free_mb)
 
 
-class DeviceMemory(Creep):
+class DeviceMemory(MemoryLeakDetector):
     """Of its devices."""
 
     __slots__ = ()

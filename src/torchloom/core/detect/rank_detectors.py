@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from torchloom.core.detect.bad_numbers import Finite, Gradient, Loss
+from torchloom.core.detect.bad_numbers import GradientSpikeDetector, LossSpikeDetector, NonFiniteDetector
 from torchloom.core.detect.beat_block import CLOSED, Block
 from torchloom.core.detect.finding import Finding
 from torchloom.core.detect.memory_leak import DeviceMemory, ProcessMemory
-from torchloom.core.detect.slowdown import Throughput
-from torchloom.core.detect.starvation import DATA, Hunger
-from torchloom.core.detect.step_time import Pace
+from torchloom.core.detect.slowdown import SlowdownDetector
+from torchloom.core.detect.starvation import DATA, StarvationDetector
+from torchloom.core.detect.step_time import StepTimeBaseline
 from torchloom.core.detect.straggler import kept
 from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings
@@ -35,22 +35,22 @@ _Row = tuple[float, int, float, float, float | None, float, float | None, float 
 _Limits = tuple[float, float, float, float, float, float, float, float, str, int, int]
 
 
-class Senses:
+class RankDetectors:
     __slots__ = (
         "_aside", "_device", "_finite", "_gradient", "_hunger", "_limits", "_loss", "_memory", "_own", "_throughput",
         "_well", "pace",
     )  # fmt: skip
 
     def __init__(self, settings: Settings) -> None:
-        self.pace = Pace(settings)
-        self._finite: Finite | None = None
+        self.pace = StepTimeBaseline(settings)
+        self._finite: NonFiniteDetector | None = None
         """While a number is not finite."""
         self._well: Beat | None = None
         """The last that told a loss."""
-        self._loss = Loss(settings)
-        self._gradient = Gradient(settings)
-        self._throughput = Throughput(settings)
-        self._hunger = Hunger(settings)
+        self._loss = LossSpikeDetector(settings)
+        self._gradient = GradientSpikeDetector(settings)
+        self._throughput = SlowdownDetector(settings)
+        self._hunger = StarvationDetector(settings)
         self._memory = ProcessMemory(settings)
         self._device = DeviceMemory(settings)
         self._own: deque[float] = deque(maxlen=kept(settings))
@@ -59,7 +59,7 @@ class Senses:
 
     @property
     def own(self) -> Sequence[float]:
-        """What the rank itself needed for a step, in the latest beats: for `straggler.Race`."""
+        """What the rank itself needed for a step, in the latest beats: for `straggler.StragglerDetector`."""
         return self._own
 
     def excuse(self) -> None:
@@ -136,7 +136,7 @@ class Senses:
     def _hear_finite(self, beat: Beat) -> tuple[Finding, ...]:
         if not (beat.not_finite or self._finite):
             return ()
-        finite = self._finite or Finite()
+        finite = self._finite or NonFiniteDetector()
         finding = finite.hear(beat, self._well)
         self._finite = finite if finite.ill else None
         self._limits = self._limit()

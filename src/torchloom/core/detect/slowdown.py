@@ -28,7 +28,7 @@ FASTER = 1.25
 SMOOTH = 0.2
 
 
-class Throughput:
+class SlowdownDetector:
     __slots__ = (
         "_batch", "_factor", "_fast", "_high", "_learning", "_low", "_normal", "_normal_batch", "_slow", "_well",
         "change", "slow", "stray",

@@ -14,7 +14,7 @@ DATA = "data"
 """The phase of a rank that waits for the next batch. That is part of training: it explains nothing, excuses nothing."""
 
 
-class Hunger:
+class StarvationDetector:
     __slots__ = ("_fed", "_hungry", "_most", "starved")
 
     def __init__(self, settings: Settings) -> None:

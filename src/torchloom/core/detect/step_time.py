@@ -41,7 +41,7 @@ SHORT = 1 / (4 * MARGIN)
 are longer than a quarter of it."""
 
 
-class Pace:
+class StepTimeBaseline:
     __slots__ = (
         "_beats", "_began", "_excused", "_full", "_lesson", "_notable", "_p99s", "_pauses", "_short", "_slowest",
         "longest", "p99", "steps",

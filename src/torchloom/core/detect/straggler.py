@@ -47,7 +47,7 @@ def kept(settings: Settings) -> int:
     return 3 * settings.straggler_beats + 1
 
 
-class Race(Generic[Who]):
+class StragglerDetector(Generic[Who]):
     """The ranks of one job side by side, by whatever names them."""
 
     __slots__ = ("_looks", "slow")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 
 
-class Hosts:
+class AlertTargets:
     """The devices of each machine, under every name that a monitoring system may have for it.
 
     `node7` and `node7.example.org` are one machine, and so is `node7-example-org`, which is its name in a subject. But
     two names with dots are one machine only if they are equal.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, cluster: ClusterState) -> None:
         self._whole: dict[str, set[str]] = {}
         self._short: dict[str, set[str]] = {}
-        self._known = set(fabric.devices)
-        for device in fabric.devices.values():
+        self._known = set(cluster.devices)
+        for device in cluster.devices.values():
             self._add(device.node, (device.id,))
-        for node, seen in fabric.watch.nodes.items():
+        for node, seen in cluster.runtime.nodes.items():
             self._known.update(seen.beat.devices)
             there = self._whole.get(_key(node), set()) | set(seen.beat.devices)
             for name in {node, seen.beat.host}:
@@ -45,10 +45,10 @@ class Hosts:
         return (part,) if part in self._known else ()
 
 
-def blamed_by(fabric: Fabric, alerts: Iterable[str]) -> dict[str, list[str]]:
+def blamed_by(cluster: ClusterState, alerts: Iterable[str]) -> dict[str, list[str]]:
     """For each alert, the devices that it says are broken."""
     found: dict[str, list[str]] = {alert: [] for alert in alerts}
-    for device in fabric.devices.values() if found else ():
+    for device in cluster.devices.values() if found else ():
         for blame in device.blames:
             if blame.by in found:
                 found[blame.by].append(device.id)

@@ -10,7 +10,7 @@ from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.incidents.circuit_breaker import braked
 from torchloom.core.incidents.responses import Trouble, respond
 from torchloom.core.jobs.reconcile import UNDER_WAY
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.core.torchft.members import evict
@@ -20,7 +20,7 @@ from torchloom.protocol.job import EventKind
 from torchloom.protocol.phrase import Prose, phrase
 
 
-def with_responses(fabric: Fabric, told: Decision, device: str, now: float) -> Decision:
+def with_responses(cluster: ClusterState, told: Decision, device: str, now: float) -> Decision:
     """A decision that opens an incident about a device, and what the policy of each job on it says."""
     opened = next((record for record in told.records if isinstance(record, IncidentOpened)), None)
     if opened is None:
@@ -28,13 +28,13 @@ def with_responses(fabric: Fabric, told: Decision, device: str, now: float) -> D
     kind: EventKind = "device_warning" if opened.kind == "device_warning" else "device"
     responses: dict[str, Decision] = {}
     theirs: dict[ReplicaId, Decision] = {}
-    for replica in fabric.drmap.replicas_on(device):
-        run = fabric.runs.of(replica) or fabric.runs.active(replica.job)
+    for replica in cluster.drmap.replicas_on(device):
+        run = cluster.runs.of(replica) or cluster.runs.active(replica.job)
         if run is not None and run.phase in UNDER_WAY and run.job not in responses:
-            trouble = Trouble(kind, opened.id, opened.what, _on(fabric, run, device), fabric.furthest(run))
-            responses[run.job] = respond(fabric, run, trouble, now)
+            trouble = Trouble(kind, opened.id, opened.what, _on(cluster, run, device), cluster.furthest(run))
+            responses[run.job] = respond(cluster, run, trouble, now)
         elif run is None and kind == "device":
-            theirs[replica] = _out_of_quorum(fabric, replica, opened.what, now)
+            theirs[replica] = _out_of_quorum(cluster, replica, opened.what, now)
     said = {job: _said(decision, opened.id) for job, decision in responses.items()}
     said |= {str(replica): phrase("evicted_from_quorum") for replica, decision in theirs.items() if decision}
     parts = [phrase("decided_for", job=name, decision=text) for name, text in said.items() if text]
@@ -44,12 +44,12 @@ def with_responses(fabric: Fabric, told: Decision, device: str, now: float) -> D
     return replace(together([told, *rest, summary]), answer=told.answer)
 
 
-def _out_of_quorum(fabric: Fabric, replica: ReplicaId, reason: Prose, now: float) -> Decision:
+def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now: float) -> Decision:
     """A replica that others started: all that can be done is that the rest of its job does not wait for it."""
-    if replica.job not in fabric.watch.lighthouses or braked(fabric, now):
+    if replica.job not in cluster.runtime.lighthouses or braked(cluster, now):
         return NOTHING
-    ranks = [fabric.ranks[rank] for rank in sorted(fabric.ranks_of_job.get(replica.job, ())) if rank.of == replica]
-    return evict(fabric, replica.job, (rank.member for rank in ranks if rank.presence in PRESENT), reason)
+    ranks = [cluster.ranks[rank] for rank in sorted(cluster.ranks_of_job.get(replica.job, ())) if rank.of == replica]
+    return evict(cluster, replica.job, (rank.member for rank in ranks if rank.presence in PRESENT), reason)
 
 
 def _said(decision: Decision, incident: str) -> Prose:
@@ -69,8 +69,8 @@ def _without(decision: Decision, incident: str) -> Decision:
     return replace(decision, records=records)
 
 
-def _on(fabric: Fabric, run: Run, device: str) -> tuple[int, ...]:
+def _on(cluster: ClusterState, run: Run, device: str) -> tuple[int, ...]:
     """The ranks of a run that compute on it."""
     placed = {at.rank for at in run.places if at.device == device}
-    told = {rank.rank for rank in fabric.ranks_of(run) if device in fabric.ranks[rank].devices}
+    told = {rank.rank for rank in cluster.ranks_of(run) if device in cluster.ranks[rank].devices}
     return tuple(sorted(placed | told))

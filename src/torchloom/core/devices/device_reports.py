@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from torchloom.core.decision import Decision
 from torchloom.core.incident_ids import provisional
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device import Blame, Device
 from torchloom.core.state.drmap import Seat
 from torchloom.protocol.facts import ALL_OVER, DeviceRecovered, DeviceWarned
@@ -34,11 +34,11 @@ HAND = "hand"
 WARNING = "device_warning"
 
 
-def fail(fabric: Fabric, device: str, source: str, blame: Blame) -> Decision:
-    known, cause = find(fabric, device), blame.cause
+def fail(cluster: ClusterState, device: str, source: str, blame: Blame) -> Decision:
+    known, cause = find(cluster, device), blame.cause
     if known is None:
-        return _unknown(fabric, device, guess=blame.by == HAND)
-    replicas = fabric.drmap.replicas_on(device)
+        return _unknown(cluster, device, guess=blame.by == HAND)
+    replicas = cluster.drmap.replicas_on(device)
     on_it = _on_it(replicas)
     said = next((other for other in known.blames if other.by == blame.by and other.began == blame.began), None)
     if said is not None and said.overruled:
@@ -74,11 +74,11 @@ def fail(fabric: Fabric, device: str, source: str, blame: Blame) -> Decision:
     )
 
 
-def take_back(fabric: Fabric, fact: DeviceRecovered) -> Decision:
+def take_back(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
     """Whoever said that a device failed does not say so any more; others may."""
-    known, by = find(fabric, fact.device), fact.alert or fact.source
+    known, by = find(cluster, fact.device), fact.alert or fact.source
     if known is None:
-        return _unknown(fabric, fact.device)
+        return _unknown(cluster, fact.device)
     mine = next((blame for blame in known.blames if blame.by == by), None)
     if mine is not None and mine.began > fact.began > 0:
         return Decision()
@@ -88,14 +88,14 @@ def take_back(fabric: Fabric, fact: DeviceRecovered) -> Decision:
         more = _evidence(known, phrase("source_took_back", source=_who(fact.source))) if mine else ()
         reason = phrase("device_still_failed", device=known.id, cause=others[0].cause)
         return Decision((*cleared, *more), answer=Done(text=reason))
-    decided = recover(fabric, known.id, fact.source)
+    decided = recover(cluster, known.id, fact.source)
     return Decision((*cleared, *decided.records), answer=decided.answer)
 
 
-def recover(fabric: Fabric, device: str, source: str) -> Decision:
-    known = find(fabric, device)
+def recover(cluster: ClusterState, device: str, source: str) -> Decision:
+    known = find(cluster, device)
     if known is None:
-        return _unknown(fabric, device, guess=True)
+        return _unknown(cluster, device, guess=True)
     if not known.failed:
         return Decision(answer=Done(text=phrase("device_had_not_failed", device=device)))
     records: list[Record] = []
@@ -106,13 +106,13 @@ def recover(fabric: Fabric, device: str, source: str) -> Decision:
     return Decision(tuple(records), answer=Done(text=phrase("device_works_again", device=device)))
 
 
-def warn(fabric: Fabric, fact: DeviceWarned) -> Decision:
+def warn(cluster: ClusterState, fact: DeviceWarned) -> Decision:
     """A device is not well: one incident for each condition, from its beginning to its end."""
-    known = find(fabric, fact.device)
+    known = find(cluster, fact.device)
     if known is None:
-        return _unknown(fabric, fact.device)
+        return _unknown(cluster, fact.device)
     about = About(device=fact.device, part=fact.what)
-    open_ones = [i for i in fabric.incidents.open_of("") if i.kind == WARNING]
+    open_ones = [i for i in cluster.incidents.open_of("") if i.kind == WARNING]
     if fact.over:
         if fact.what == ALL_OVER:
             mine = [i for i in open_ones if i.about.device == fact.device]
@@ -126,7 +126,7 @@ def warn(fabric: Fabric, fact: DeviceWarned) -> Decision:
     if told is not None:
         more = () if evidence in told.evidence else (IncidentAmended(id=told.id, evidence=(evidence,)),)
         return Decision(more)
-    replicas = fabric.drmap.replicas_on(fact.device)
+    replicas = cluster.drmap.replicas_on(fact.device)
     opened = IncidentOpened(
         id=provisional("warning", fact.device, fact.what),
         what=phrase("device_not_well", device=fact.device, condition=fact.what, detail=fact.detail),
@@ -139,12 +139,12 @@ def warn(fabric: Fabric, fact: DeviceWarned) -> Decision:
     return Decision((opened,))
 
 
-def register(fabric: Fabric, ask: Register) -> Decision:
+def register(cluster: ClusterState, ask: Register) -> Decision:
     replica = ReplicaId(ask.job, ask.replica)
-    device = fabric.devices.get(ask.device)
+    device = cluster.devices.get(ask.device)
     node = ask.node or (device.node if device else "")
     seat = Seat(ask.device, replica, None, node)
-    before = seat in fabric.drmap
+    before = seat in cluster.drmap
     text = phrase(
         "device_registered_before" if before else "device_registered",
         device=ask.device,
@@ -157,11 +157,11 @@ def register(fabric: Fabric, ask: Register) -> Decision:
     return Decision((record,), answer=Done(text=text, replicas=(replica,)))
 
 
-def find(fabric: Fabric, device: str) -> Device | None:
+def find(cluster: ClusterState, device: str) -> Device | None:
     """A device that a rank has had, or that an agent says its node has."""
-    known = fabric.devices.get(device)
+    known = cluster.devices.get(device)
     if known is None:
-        nodes = fabric.watch.nodes.items()
+        nodes = cluster.runtime.nodes.items()
         there = (Device(id=device, node=node) for node, seen in nodes if device in seen.beat.devices)
         known = next(there, None)
     return known
@@ -187,10 +187,10 @@ def _evidence(device: Device, text: Prose) -> tuple[Record, ...]:
     return (IncidentAmended(id=device.incident, evidence=(text,)),) if device.incident else ()
 
 
-def _unknown(fabric: Fabric, device: str, *, guess: bool = False) -> Decision:
+def _unknown(cluster: ClusterState, device: str, *, guess: bool = False) -> Decision:
     """Only a person mistypes, and to guess what he meant takes a while among thousands."""
-    known = [name for seen in fabric.watch.nodes.values() for name in seen.beat.devices] if guess else []
-    near = difflib.get_close_matches(device, [*fabric.devices, *known][:10_000], n=1) if guess else []
+    known = [name for seen in cluster.runtime.nodes.values() for name in seen.beat.devices] if guess else []
+    near = difflib.get_close_matches(device, [*cluster.devices, *known][:10_000], n=1) if guess else []
     hint = phrase("did_you_mean", name=near[0]) if near else phrase("devices_listed")
     answer = No(why=phrase("device_unknown", device=device), hint=hint)
     return Decision(answer=answer)

@@ -6,7 +6,7 @@ on it would make it so.
 
 from __future__ import annotations
 
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT, Presence
 from torchloom.protocol.phrase import Prose, phrase
 
@@ -16,9 +16,9 @@ AT_ONCE = 30.0
 """Seconds: those lost longer ago have nothing to do with each other."""
 
 
-def braked(fabric: Fabric, now: float) -> Prose:
+def braked(cluster: ClusterState, now: float) -> Prose:
     """Why nothing may be done just now; empty if it may."""
-    present = [rank for rank in fabric.ranks.values() if rank.presence in PRESENT or _missed(rank.presence)]
+    present = [rank for rank in cluster.ranks.values() if rank.presence in PRESENT or _missed(rank.presence)]
     recent = [rank for rank in present if _missed(rank.presence) and now - rank.since < AT_ONCE]
     counted = [rank for rank in present if rank.presence in PRESENT or rank in recent]
     if len(counted) < AT_LEAST or len(recent) <= SHARE * len(counted):

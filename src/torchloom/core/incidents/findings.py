@@ -9,7 +9,7 @@ from torchloom.core.detect.finding import Finding
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import planned, rule_for
 from torchloom.core.incidents.responses import Trouble, respond
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incident import Incident
 from torchloom.core.state.runs import RunPhase
 from torchloom.protocol.ids import RankId
@@ -21,18 +21,18 @@ OF_THE_JOB = frozenset({"not_finite", "loss_spike", "gradient", "slowdown", "ove
 REPORT_ONLY = phrase("not_our_job")
 
 
-def found(fabric: Fabric, rank: RankId, findings: Iterable[Finding], now: float) -> Decision:
+def found(cluster: ClusterState, rank: RankId, findings: Iterable[Finding], now: float) -> Decision:
     """What the beats of a rank have shown."""
     return together(
-        _over(fabric, rank, finding) if finding.over else _began(fabric, rank, finding, now) for finding in findings
+        _over(cluster, rank, finding) if finding.over else _began(cluster, rank, finding, now) for finding in findings
     )
 
 
-def _began(fabric: Fabric, rank: RankId, finding: Finding, now: float) -> Decision:
-    known = _known(fabric, rank, finding)
+def _began(cluster: ClusterState, rank: RankId, finding: Finding, now: float) -> Decision:
+    known = _known(cluster, rank, finding)
     if known is not None:
         return _also(known, rank, finding)
-    run = fabric.runs.of(rank.of)
+    run = cluster.runs.of(rank.of)
     rule = rule_for(run.task if run is not None else None, finding.kind)
     asked = rule.do != ("report",)
     reason = phrase("of_rank", rank=rank.rank, what=finding.what)
@@ -50,11 +50,11 @@ def _began(fabric: Fabric, rank: RankId, finding: Finding, now: float) -> Decisi
     if run is None or run.phase is not RunPhase.RUNNING:
         return decision
     trouble = Trouble(finding.kind, opened.id, reason, (rank.rank,), finding.step, finding.since)
-    return together([decision, respond(fabric, run, trouble, now)])
+    return together([decision, respond(cluster, run, trouble, now)])
 
 
-def _over(fabric: Fabric, rank: RankId, finding: Finding) -> Decision:
-    known = _known(fabric, rank, finding)
+def _over(cluster: ClusterState, rank: RankId, finding: Finding) -> Decision:
+    known = _known(cluster, rank, finding)
     if known is None:
         return NOTHING
     return Decision((IncidentAmended(id=known.id, outcome=finding.what, closed=True),))
@@ -68,9 +68,9 @@ def _also(known: Incident, rank: RankId, finding: Finding) -> Decision:
     return Decision((IncidentAmended(id=known.id, evidence=(evidence,), culprits=(rank.rank,)),))
 
 
-def _known(fabric: Fabric, rank: RankId, finding: Finding) -> Incident | None:
+def _known(cluster: ClusterState, rank: RankId, finding: Finding) -> Incident | None:
     about = _about(rank, finding)
-    return next((i for i in fabric.incidents.open_of(rank.job) if i.about == about), None)
+    return next((i for i in cluster.incidents.open_of(rank.job) if i.about == about), None)
 
 
 def _about(rank: RankId, finding: Finding) -> About:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from torchloom.core.detect.hang import Stand, Verdict, is_suspect
+from torchloom.core.detect.hang import HangDiagnosis, RankProgress, is_suspect
 from torchloom.core.detect.hang_tracker import NEWS
 from torchloom.core.events import Event, FellSilent, Found, JobDue
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
-from torchloom.core.state.runtime import Pulse
+from torchloom.core.state.runtime import RankRuntime
 from torchloom.core.torchft.replica_groups import siblings
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.node import RankStatus
@@ -27,39 +27,39 @@ MAX_REPLICA = 10_000
 """Ranks of one replica at most, where those of several are numbered together."""
 
 
-def hang_of_run(fabric: Fabric, job: str, now: float) -> Verdict | None:
+def hang_of_run(cluster: ClusterState, job: str, now: float) -> HangDiagnosis | None:
     """Whether ranks of a run make no step, with what their agents see of them."""
-    run = fabric.runs.active(job)
+    run = cluster.runs.active(job)
     if run is None or run.phase is not RunPhase.RUNNING:
         return None
     if run.task.torchft is not None:
-        found = _hang_of_replica(fabric, run, now)
+        found = _hang_of_replica(cluster, run, now)
     else:
-        case = fabric.watch.case(job, ((job, run.attempt),))
-        found = case.look(_stands(fabric, run, now), fabric.settings, now, fabric.beat_seconds())
+        case = cluster.runtime.case(job, ((job, run.attempt),))
+        found = case.look(_stands(cluster, run, now), cluster.settings, now, cluster.beat_seconds())
     for number in found.culprits if found is not None and found.kind == "frozen" else ():
-        pulse = fabric.watch.pulses.get(run.rank(number))
-        if pulse is not None:
-            pulse.senses.excuse()  # what somebody stopped is no measure of its steps
+        rank_runtime = cluster.runtime.ranks.get(run.rank(number))
+        if rank_runtime is not None:
+            rank_runtime.detectors.excuse()  # what somebody stopped is no measure of its steps
     return found
 
 
-def _hang_of_replica(fabric: Fabric, run: Run, now: float) -> Verdict | None:
+def _hang_of_replica(cluster: ClusterState, run: Run, now: float) -> HangDiagnosis | None:
     """The replicas of a job wait for each other: only together do they show who is to blame.
 
     Where nobody stands out torchft itself gives up waiting, after its own time.
     """
     group = sorted(
-        (other for other in (run, *siblings(fabric, run)) if other.phase is RunPhase.RUNNING), key=lambda one: one.job
+        (other for other in (run, *siblings(cluster, run)) if other.phase is RunPhase.RUNNING), key=lambda one: one.job
     )
     # Ranks of several replicas have the same numbers.
-    stands = [
-        stand._replace(rank=stand.rank + place * MAX_REPLICA)
+    ranks = [
+        progress._replace(rank=progress.rank + place * MAX_REPLICA)
         for place, other in enumerate(group)
-        for stand in _stands(fabric, other, now)
+        for progress in _stands(cluster, other, now)
     ]
-    case = fabric.watch.case(run.job, tuple((other.job, other.attempt) for other in group))
-    found = case.look(stands, fabric.settings, now, fabric.beat_seconds())
+    case = cluster.runtime.case(run.job, tuple((other.job, other.attempt) for other in group))
+    found = case.look(ranks, cluster.settings, now, cluster.beat_seconds())
     if found is None:
         return None
     base = group.index(run) * MAX_REPLICA
@@ -72,30 +72,30 @@ def _hang_of_replica(fabric: Fabric, run: Run, now: float) -> Verdict | None:
     return found._replace(culprits=mine, waiting=(), why=tuple(why))
 
 
-def _stands(fabric: Fabric, run: Run, now: float) -> list[Stand]:
+def _stands(cluster: ClusterState, run: Run, now: float) -> list[RankProgress]:
     return [
-        stand
-        for node, status in _statuses(fabric, run)
-        if (stand := _seen(fabric, run, status, fabric.watch.node_speaks(node, now))) is not None
+        progress
+        for node, status in _statuses(cluster, run)
+        if (progress := _seen(cluster, run, status, cluster.runtime.node_speaks(node, now))) is not None
     ]
 
 
-def look_around(fabric: Fabric, now: float) -> Iterator[tuple[Event, ...]]:
+def look_around(cluster: ClusterState, now: float) -> Iterator[tuple[Event, ...]]:
     """Once in a while, at every rank: silence, ranks slower than their peers, late checkpoints, hangs of others' jobs.
 
     Each step looks at SLICE ranks at most and says what it has found. Anything may happen between two steps.
     """
-    everyone = chain.from_iterable(tuple(fabric.ranks_of_job.get(job, ())) for job in tuple(fabric.ranks_of_job))
+    everyone = chain.from_iterable(tuple(cluster.ranks_of_job.get(job, ())) for job in tuple(cluster.ranks_of_job))
     job: _SideBySide | None = None
     while ranks := tuple(islice(everyone, SLICE)):
         events: list[Event] = []
-        silent = fabric.watch.silent(ranks, now, fabric.beat_seconds())
+        silent = cluster.runtime.silent(ranks, now, cluster.beat_seconds())
         if silent:
             events.append(FellSilent(tuple(silent)))
         for rank in ranks:
             if job is None or job.name != rank.job:
                 events += job.conclude() if job is not None else ()
-                job = _SideBySide(fabric, rank.job, now)
+                job = _SideBySide(cluster, rank.job, now)
             job.add(rank)
         yield tuple(events)
     if job is not None:
@@ -105,107 +105,107 @@ def look_around(fabric: Fabric, now: float) -> Iterator[tuple[Event, ...]]:
 class _SideBySide:
     """The ranks of one job, as one pass finds them."""
 
-    def __init__(self, fabric: Fabric, name: str, now: float) -> None:
+    def __init__(self, cluster: ClusterState, name: str, now: float) -> None:
         self.name = name
-        self._fabric = fabric
+        self._cluster = cluster
         self._now = now
-        self._runs = fabric.runs.of_job(name)
-        self._case = fabric.watch.case(name) if not self._runs and self._goes_on() else None
+        self._runs = cluster.runs.of_job(name)
+        self._case = cluster.runtime.case(name) if not self._runs and self._goes_on() else None
         """Of its hangs. Those of runs are looked at when an agent speaks, and by time (`hang_of_run`)."""
-        self._live: dict[RankId, Pulse] = {}
-        self._stands: list[Stand] = []
+        self._live: dict[RankId, RankRuntime] = {}
+        self._stands: list[RankProgress] = []
         self._suspect = False
         """One of them may be too long at its step."""
         self._away = False
         """Nothing is heard of one, for whom the others may well wait."""
 
     def _goes_on(self) -> bool:
-        job = self._fabric.jobs.get(self.name)
+        job = self._cluster.jobs.get(self.name)
         return job is not None and job.phase is JobPhase.RUNNING
 
     def add(self, rank: RankId) -> None:
-        pulse = self._fabric.watch.pulses.get(rank)
-        if pulse is None or pulse.over:
+        rank_runtime = self._cluster.runtime.ranks.get(rank)
+        if rank_runtime is None or rank_runtime.over:
             return
         if self._case is not None:
-            self._away = self._away or _away(self._fabric, pulse, self._now)
-        if pulse.missing or pulse.beat is None:
+            self._away = self._away or _away(self._cluster, rank_runtime, self._now)
+        if rank_runtime.missing or rank_runtime.beat is None:
             return
-        self._live[rank] = pulse
-        if self._case is not None and not pulse.beat.paused:
-            settings = self._fabric.settings
-            stand = self._case.fair(_told(rank, pulse, settings), self._now)
-            self._stands.append(stand)
-            self._suspect = self._suspect or is_suspect(stand, settings)
+        self._live[rank] = rank_runtime
+        if self._case is not None and not rank_runtime.beat.paused:
+            settings = self._cluster.settings
+            progress = self._case.fair(_told(rank, rank_runtime, settings), self._now)
+            self._stands.append(progress)
+            self._suspect = self._suspect or is_suspect(progress, settings)
 
     def conclude(self) -> Iterator[Event]:
-        fabric, now, live = self._fabric, self._now, self._live
+        cluster, now, live = self._cluster, self._now, self._live
         if not self._goes_on():
             return
-        own = {rank: pulse.senses.own for rank, pulse in live.items()}
-        for rank, finding in fabric.watch.race(self.name).look(own, fabric.settings):
+        own = {rank: rank_runtime.detectors.own for rank, rank_runtime in live.items()}
+        for rank, finding in cluster.runtime.race(self.name).look(own, cluster.settings):
             yield Found(rank, (finding,))
-        moves = any(pulse.beat is not None and not pulse.beat.paused for pulse in live.values())
+        moves = any(rank_runtime.beat is not None and not rank_runtime.beat.paused for rank_runtime in live.values())
         trains = moves and (not self._runs or any(run.phase is RunPhase.RUNNING for run in self._runs))
-        late = fabric.watch.saves(self.name).look(now, fabric.settings, trains=trains)
+        late = cluster.runtime.saves(self.name).look(now, cluster.settings, trains=trains)
         if late is not None:
             yield Found(min(live), (late,))
         if self._case is not None:
             one = len({rank.replica for rank in live}) == 1  # ranks of several replicas have the same numbers
-            found = self._case.judge(self._stands, fabric.settings, now, fabric.beat_seconds(), self._suspect)
+            found = self._case.judge(self._stands, cluster.settings, now, cluster.beat_seconds(), self._suspect)
             yield JobDue(self.name, found if one and not self._away else None)
 
 
-def _away(fabric: Fabric, pulse: Pulse, now: float) -> bool:
+def _away(cluster: ClusterState, rank_runtime: RankRuntime, now: float) -> bool:
     """Whether nothing is heard of a rank that should be there. It is missed, and told, soon enough."""
-    return not pulse.over and (pulse.missing or now - pulse.heard > NEWS * fabric.beat_seconds())
+    return not rank_runtime.over and (rank_runtime.missing or now - rank_runtime.heard > NEWS * cluster.beat_seconds())
 
 
-def _statuses(fabric: Fabric, run: Run) -> Iterator[tuple[str, RankStatus]]:
+def _statuses(cluster: ClusterState, run: Run) -> Iterator[tuple[str, RankStatus]]:
     for node in run.nodes:
-        seen = fabric.watch.nodes.get(node)
+        seen = cluster.runtime.nodes.get(node)
         for status in seen.beat.attempts if seen is not None else ():
             if status.job == run.job and status.attempt == run.attempt:
                 yield from ((node, rank) for rank in status.ranks if rank.state == "running")
 
 
-def _seen(fabric: Fabric, run: Run, status: RankStatus, speaks: bool) -> Stand | None:
+def _seen(cluster: ClusterState, run: Run, status: RankStatus, speaks: bool) -> RankProgress | None:
     """By its agent, which may have fallen silent since, and in its own beats."""
     rank = run.rank(status.rank)
-    pulse = fabric.watch.pulses.get(rank)
-    if pulse is None or pulse.beat is None or pulse.incarnation != status.incarnation:
+    rank_runtime = cluster.runtime.ranks.get(rank)
+    if rank_runtime is None or rank_runtime.beat is None or rank_runtime.incarnation != status.incarnation:
         # Nothing is known of its steps; but whoever it is can be stopped.
-        return Stand(
+        return RankProgress(
             rank=status.rank, step=status.step, still=0.0, frozen=status.frozen, started=False, limit=float("inf")
         )
-    if pulse.beat.paused:
+    if rank_runtime.beat.paused:
         return None
-    known = fabric.ranks.get(rank)
-    return _told(rank, pulse, fabric.settings)._replace(
-        step=max(pulse.beat.step, status.step),
-        still=status.still if status.step >= pulse.beat.step else pulse.beat.still,
+    known = cluster.ranks.get(rank)
+    return _told(rank, rank_runtime, cluster.settings)._replace(
+        step=max(rank_runtime.beat.step, status.step),
+        still=status.still if status.step >= rank_runtime.beat.step else rank_runtime.beat.still,
         frozen=status.frozen,
         held=status.held,
         computes=status.computes,
         # Where its agent sees it, what it said last may be long over: one that holds its interpreter says nothing new.
-        phase=_phase(status.phase if status.step else status.phase or pulse.beat.phase),
+        phase=_phase(status.phase if status.step else status.phase or rank_runtime.beat.phase),
         # Presumed, because it is silent; but an agent that speaks sees it run.
         dead=known is not None and known.presence is Presence.DEAD and not speaks,
     )
 
 
-def _told(rank: RankId, pulse: Pulse, settings: Settings) -> Stand:
-    assert pulse.beat is not None
-    return Stand(
+def _told(rank: RankId, rank_runtime: RankRuntime, settings: Settings) -> RankProgress:
+    assert rank_runtime.beat is not None
+    return RankProgress(
         rank=rank.rank,
-        step=pulse.beat.step,
-        still=pulse.beat.still,
-        phase=_phase(pulse.beat.phase),
-        collectives=pulse.beat.collectives,
-        limit=pulse.senses.pace.limit(settings),
-        started=pulse.senses.pace.started,
-        pause=pulse.senses.pace.pause,
-        usual=pulse.senses.pace.p99,
+        step=rank_runtime.beat.step,
+        still=rank_runtime.beat.still,
+        phase=_phase(rank_runtime.beat.phase),
+        collectives=rank_runtime.beat.collectives,
+        limit=rank_runtime.detectors.pace.limit(settings),
+        started=rank_runtime.detectors.pace.started,
+        pause=rank_runtime.detectors.pace.pause,
+        usual=rank_runtime.detectors.pace.p99,
     )
 
 

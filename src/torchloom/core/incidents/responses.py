@@ -17,7 +17,7 @@ from torchloom.core.incidents.policy import ENDING, HANGS, planned, rule_for
 from torchloom.core.incidents.rollback_target import rollback
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.state.change_ledger import ChangePhase
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incident import Incident
 from torchloom.core.state.runs import Run
 from torchloom.protocol.incident_records import IncidentAmended, ResponseBegan, ResponseWent
@@ -46,16 +46,16 @@ class Trouble:
     """The first step at which it may have begun, where that is another one."""
 
 
-def respond(fabric: Fabric, run: Run, trouble: Trouble, now: float) -> Decision:
+def respond(cluster: ClusterState, run: Run, trouble: Trouble, now: float) -> Decision:
     """Begin what the job's policy says, unless it is only to be reported or may not be done any more."""
     rule = rule_for(run.task, trouble.kind)
     do = tuple(response for response in rule.do if response != "report")
     if not do or run.response is not None:
         return NOTHING
-    if why := _why_not(fabric, run, rule, now):
-        return _only_said(fabric, trouble, phrase("policy_held_back", why=why, policy=planned(*rule.do)))
+    if why := _why_not(cluster, run, rule, now):
+        return _only_said(cluster, trouble, phrase("policy_held_back", why=why, policy=planned(*rule.do)))
     steps = (trouble.step if trouble.since is None else trouble.since, trouble.step)
-    back = rollback(fabric, run, rule, steps, trouble.incident) if "rollback" in do else None
+    back = rollback(cluster, run, rule, steps, trouble.incident) if "rollback" in do else None
     began = ResponseBegan(
         job=run.job,
         incident=trouble.incident,
@@ -68,42 +68,42 @@ def respond(fabric: Fabric, run: Run, trouble: Trouble, now: float) -> Decision:
     )
     amended = IncidentAmended(id=trouble.incident, decision=planned(*rule.do), reason=trouble.reason)
     first = Decision((began, amended))
-    return together([first, _next(fabric, run, began, now, now)])
+    return together([first, _next(cluster, run, began, now, now)])
 
 
-def _why_not(fabric: Fabric, run: Run, rule: Rule, now: float) -> Prose:
+def _why_not(cluster: ClusterState, run: Run, rule: Rule, now: float) -> Prose:
     if run.task.dry_run:
         return phrase("policy_dry_run")
     if rule.limit is not None:
         since = now - run.task.restart_window
         if sum(kind == rule.on and at >= since for kind, at in run.responses) >= rule.limit:
             return phrase("policy_limit_reached", limit=rule.limit)
-    return braked(fabric, now)
+    return braked(cluster, now)
 
 
-def _only_said(fabric: Fabric, trouble: Trouble, decision: Prose) -> Decision:
+def _only_said(cluster: ClusterState, trouble: Trouble, decision: Prose) -> Decision:
     """Once, not each time it is looked at."""
-    known = fabric.incidents.get(trouble.incident)
+    known = cluster.incidents.get(trouble.incident)
     if known is not None and known.decision == decision:
         return NOTHING
     amended = IncidentAmended(id=trouble.incident, decision=decision, reason=trouble.reason)
     return Decision((amended,))
 
 
-def go_on(fabric: Fabric, run: Run, now: float) -> Decision:
+def go_on(cluster: ClusterState, run: Run, now: float) -> Decision:
     """What is left of a response that is under way."""
     if run.response is None:
         return NOTHING
-    known = fabric.incidents.get(run.response.incident)
+    known = cluster.incidents.get(run.response.incident)
     if known is None or known.closed is not None:  # it went away while a checkpoint was waited for
         return Decision((ResponseWent(job=run.job),))
-    return _next(fabric, run, run.response, run.responding, now)
+    return _next(cluster, run, run.response, run.responding, now)
 
 
-def _next(fabric: Fabric, run: Run, response: ResponseBegan, since: float, now: float) -> Decision:
+def _next(cluster: ClusterState, run: Run, response: ResponseBegan, since: float, now: float) -> Decision:
     decisions: list[Decision] = []
     left = response.do
-    while left and (done := _do(fabric, run, response, left[0], since, now)) is not None:
+    while left and (done := _do(cluster, run, response, left[0], since, now)) is not None:
         decisions.append(done)
         if left[0] in ENDING:
             return together(decisions)
@@ -111,31 +111,35 @@ def _next(fabric: Fabric, run: Run, response: ResponseBegan, since: float, now: 
     if left != response.do:
         decisions.append(Decision((ResponseWent(job=run.job, left=left),)))
     elif left:  # not done yet
-        decisions.append(_ask_for_checkpoint(fabric, run, since))
+        decisions.append(_ask_for_checkpoint(cluster, run, since))
     return together(decisions)
 
 
-def _do(fabric: Fabric, run: Run, response: ResponseBegan, what: Response, since: float, now: float) -> Decision | None:
+def _do(
+    cluster: ClusterState, run: Run, response: ResponseBegan, what: Response, since: float, now: float
+) -> Decision | None:
     """Done, or None if it is still to be waited for."""
     match what:
         case "stacks":
-            return Decision(tasks=inspecting(fabric, run, response.incident))
+            return Decision(tasks=inspecting(cluster, run, response.incident))
         case "pause":
             ask = Steer(request=_request(run, since, what), verb="pause", job=run.of.job, operator="policy")
-            return _without_answer(requests.act(fabric, ask, ""))
+            return _without_answer(requests.act(cluster, ask, ""))
         case "checkpoint":
-            return _checkpoint_over(fabric, run, response, since, now)
+            return _checkpoint_over(cluster, run, response, since, now)
         case "drain":
-            return Decision(_drained(fabric, run, response))
+            return Decision(_drained(cluster, run, response))
         case "restart" | "evict" | "rollback":
-            return _end(fabric, run, response, what, now)
+            return _end(cluster, run, response, what, now)
     return NOTHING
 
 
-def _checkpoint_over(fabric: Fabric, run: Run, response: ResponseBegan, since: float, now: float) -> Decision | None:
-    if run.of.job not in fabric.ledger.checkpointers:
+def _checkpoint_over(
+    cluster: ClusterState, run: Run, response: ResponseBegan, since: float, now: float
+) -> Decision | None:
+    if run.of.job not in cluster.ledger.checkpointers:
         return _noted(response, phrase("checkpoint_not_possible"))
-    change = fabric.ledger.change_of(_request(run, since, "checkpoint"))
+    change = cluster.ledger.change_of(_request(run, since, "checkpoint"))
     if change is not None and change.phase in {ChangePhase.SETTLED, ChangePhase.ABORTED}:
         return _noted(response, phrase("checkpoint_asked_for", outcome=change.outcome))
     if now - since > CHECKPOINT_SECONDS:
@@ -143,29 +147,29 @@ def _checkpoint_over(fabric: Fabric, run: Run, response: ResponseBegan, since: f
     return None
 
 
-def _ask_for_checkpoint(fabric: Fabric, run: Run, since: float) -> Decision:
+def _ask_for_checkpoint(cluster: ClusterState, run: Run, since: float) -> Decision:
     """Again and again until it is under way: another change may be just now."""
     request = _request(run, since, "checkpoint")
-    if request in fabric.watch.courses.by_request or fabric.ledger.change_of(request) is not None:
+    if request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None:
         return NOTHING
     ask = Steer(request=request, verb="checkpoint", job=run.of.job, operator="policy")
-    return _without_answer(requests.act(fabric, ask, ""))
+    return _without_answer(requests.act(cluster, ask, ""))
 
 
-def _drained(fabric: Fabric, run: Run, response: ResponseBegan) -> tuple[Record, ...]:
+def _drained(cluster: ClusterState, run: Run, response: ResponseBegan) -> tuple[Record, ...]:
     """Its devices get no ranks until someone says that they are well again."""
     devices = dict.fromkeys(at.device for at in run.places if at.rank in response.ranks and at.device)
     return tuple(
         DeviceMarkedFailed(
-            device=device, cause=response.reason, source="policy", replicas=fabric.drmap.replicas_on(device)
+            device=device, cause=response.reason, source="policy", replicas=cluster.drmap.replicas_on(device)
         )
         for device in devices
-        if device in fabric.devices and not fabric.devices[device].failed
+        if device in cluster.devices and not cluster.devices[device].failed
     )
 
 
-def _end(fabric: Fabric, run: Run, response: ResponseBegan, what: Response, now: float) -> Decision:
-    drained = _drained(fabric, run, response) if what == "evict" else ()
+def _end(cluster: ClusterState, run: Run, response: ResponseBegan, what: Response, now: float) -> Decision:
+    drained = _drained(cluster, run, response) if what == "evict" else ()
     alone = run.rank(response.ranks[0]) if len(response.ranks) == 1 else None
     cause = Cause(
         reason=response.reason,
@@ -178,12 +182,12 @@ def _end(fabric: Fabric, run: Run, response: ResponseBegan, what: Response, now:
         rank=alone if response.kind in {"frozen", "held"} else None,
         blame=response.kind not in {"device", "device_warning", "straggler"},
     )
-    return together([Decision(drained), stop(fabric, run, now, cause)])
+    return together([Decision(drained), stop(cluster, run, now, cause)])
 
 
-def inspecting(fabric: Fabric, run: Run, incident: str) -> tuple[tuple[str, Inspect], ...]:
+def inspecting(cluster: ClusterState, run: Run, incident: str) -> tuple[tuple[str, Inspect], ...]:
     """Every agent of the run is to look at its ranks."""
-    order = Inspect(term=fabric.term, job=run.job, attempt=run.attempt, incident=incident)
+    order = Inspect(term=cluster.term, job=run.job, attempt=run.attempt, incident=incident)
     return tuple((node, order) for node in run.nodes)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
 from torchloom.protocol.job import Rule
 from torchloom.protocol.node import Rollback
 
 
-def rollback(fabric: Fabric, run: Run, rule: Rule, steps: tuple[int, int], incident: str) -> Rollback:
+def rollback(cluster: ClusterState, run: Run, rule: Rule, steps: tuple[int, int], incident: str) -> Rollback:
     """Back to before the first of the steps that may have gone wrong; it is known which was the last."""
     first, last = steps
-    kept = fabric.keeping.of(run.of.job)
+    kept = cluster.keeping.of(run.of.job)
     saved = [save.step for save in kept.saved if save.at >= run.submitted]
     resumed = [note.resume_step for note in run.notes if note.resume_step is not None]
     return Rollback(

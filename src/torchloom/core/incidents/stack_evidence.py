@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from torchloom.core.detect.stack_groups import group, story
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incident import Incident
 from torchloom.protocol.facts import Inspected, RankStacks
 from torchloom.protocol.ids import RankId, ReplicaId
@@ -34,19 +34,19 @@ def of_ranks(texts: Mapping[RankId, str], incident: Incident) -> Phrase:
     return phrase("stacks_of_ranks", lines=story(group(by_number), culprits_of(incident)))
 
 
-def last_heard(fabric: Fabric, of: ReplicaId, culprits: Collection[int], now: float) -> tuple[Prose, ...]:
+def last_heard(cluster: ClusterState, of: ReplicaId, culprits: Collection[int], now: float) -> tuple[Prose, ...]:
     """The last beats of those to blame and of one that is not, and what their devices say of themselves."""
-    ranks = sorted(fabric.ranks_of_job.get(of.job, ()), key=lambda rank: (rank.of != of, rank))
+    ranks = sorted(cluster.ranks_of_job.get(of.job, ()), key=lambda rank: (rank.of != of, rank))
     blamed = [rank for rank in ranks if rank.of == of and rank.rank in culprits][:MOST]
     peer = [rank for rank in ranks if rank not in blamed][:1]
     lines = []
     for rank in (*blamed, *peer):
-        pulse = fabric.watch.pulses.get(rank)
-        if pulse is not None and pulse.beat is not None:
+        rank_runtime = cluster.runtime.ranks.get(rank)
+        if rank_runtime is not None and rank_runtime.beat is not None:
             name = rank.rank if rank.of == of else rank
-            lines.append(phrase("last_heard", rank=name, ago=now - pulse.heard, parts=_beat(pulse.beat)))
-    devices = {device for rank in blamed for device in fabric.ranks[rank].devices}
-    readings = [r for seen in fabric.watch.nodes.values() for r in seen.beat.readings if r.device in devices]
+            lines.append(phrase("last_heard", rank=name, ago=now - rank_runtime.heard, parts=_beat(rank_runtime.beat)))
+    devices = {device for rank in blamed for device in cluster.ranks[rank].devices}
+    readings = [r for seen in cluster.runtime.nodes.values() for r in seen.beat.readings if r.device in devices]
     return (*lines, *map(_reading, readings))
 
 

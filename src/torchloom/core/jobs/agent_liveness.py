@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from torchloom.core.incident_ids import provisional
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incident import Incident
 from torchloom.core.state.presence import Presence
 from torchloom.core.state.runs import Run
@@ -19,20 +19,20 @@ from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import Record
 
 
-def lost_node(fabric: Fabric, run: Run, now: float) -> Prose:
+def lost_node(cluster: ClusterState, run: Run, now: float) -> Prose:
     """A node that has to be given up. Ranks may outlive their agent: as long as they are heard, all is well."""
     for node in run.nodes:
-        if fabric.watch.node_speaks(node, now) or _alive(fabric, run, node):
+        if cluster.runtime.node_speaks(node, now) or _alive(cluster, run, node):
             continue
-        if _patience_over(fabric, run, node, now):
+        if _patience_over(cluster, run, node, now):
             return phrase("agent_silent", node=node)
     return ""
 
 
-def silent_agents(fabric: Fabric, run: Run, now: float) -> list[Record]:
+def silent_agents(cluster: ClusterState, run: Run, now: float) -> list[Record]:
     """Agents that are missed while their ranks go on."""
-    away = [node for node in run.nodes if not fabric.watch.node_speaks(node, now) and _alive(fabric, run, node)]
-    untold = [node for node in away if missed(fabric, node) is None]
+    away = [node for node in run.nodes if not cluster.runtime.node_speaks(node, now) and _alive(cluster, run, node)]
+    untold = [node for node in away if missed(cluster, node) is None]
     return [
         IncidentOpened(
             id=provisional("agent", node),
@@ -45,64 +45,64 @@ def silent_agents(fabric: Fabric, run: Run, now: float) -> list[Record]:
     ]
 
 
-def missed(fabric: Fabric, node: str) -> Incident | None:
+def missed(cluster: ClusterState, node: str) -> Incident | None:
     """The open incident that tells of its silence."""
     about = _about(node)
-    return next((i for i in fabric.incidents.values() if i.closed is None and i.about == about), None)
+    return next((i for i in cluster.incidents.values() if i.closed is None and i.about == about), None)
 
 
 def _about(node: str) -> About:
     return About(node=node, part="agent")
 
 
-def deserted(fabric: Fabric, run: Run, now: float) -> bool:
+def deserted(cluster: ClusterState, run: Run, now: float) -> bool:
     """Its launcher has been away for too long to come back."""
-    seen = fabric.watch.nodes.get(run.task.node or "")
+    seen = cluster.runtime.nodes.get(run.task.node or "")
     if seen is None:
-        return not fabric.watch.node_speaks(run.task.node or "", now)
-    return seen.beat.leaving or now - seen.heard > fabric.settings.node_patience_seconds
+        return not cluster.runtime.node_speaks(run.task.node or "", now)
+    return seen.beat.leaving or now - seen.heard > cluster.settings.node_patience_seconds
 
 
-def given_up(fabric: Fabric, run: Run, node: str, now: float) -> bool:
+def given_up(cluster: ClusterState, run: Run, node: str, now: float) -> bool:
     """Nobody answers there, and if a rank still runs, it has been waited for long enough."""
-    if fabric.watch.node_speaks(node, now):
+    if cluster.runtime.node_speaks(node, now):
         return False
-    return _patience_over(fabric, run, node, now) or not _alive(fabric, run, node)
+    return _patience_over(cluster, run, node, now) or not _alive(cluster, run, node)
 
 
-def as_ranks_say(fabric: Fabric, run: Run, told: tuple[RankStatus, ...]) -> tuple[RankStatus, ...]:
+def as_ranks_say(cluster: ClusterState, run: Run, told: tuple[RankStatus, ...]) -> tuple[RankStatus, ...]:
     """What an agent said before it fell silent, with what its ranks have said since."""
-    ended = {rank.rank for rank in told if finished(fabric, run, rank.rank)}
+    ended = {rank.rank for rank in told if finished(cluster, run, rank.rank)}
     return tuple(replace(rank, state="ended", code=0, signal="") if rank.rank in ended else rank for rank in told)
 
 
-def _patience_over(fabric: Fabric, run: Run, node: str, now: float) -> bool:
+def _patience_over(cluster: ClusterState, run: Run, node: str, now: float) -> bool:
     """A silent agent may speak again, or be started anew and find its ranks; not one whose ranks ended with it."""
-    seen = fabric.watch.nodes.get(node)
+    seen = cluster.runtime.nodes.get(node)
     if seen is None or seen.beat.leaving:
         return True
-    if seen.beat.tied and any(at.node == node and _was_heard(fabric, run, at) for at in run.places):
+    if seen.beat.tied and any(at.node == node and _was_heard(cluster, run, at) for at in run.places):
         return True
-    return now - seen.heard > fabric.settings.node_patience_seconds
+    return now - seen.heard > cluster.settings.node_patience_seconds
 
 
-def _was_heard(fabric: Fabric, run: Run, at: Place) -> bool:
-    known = fabric.ranks.get(run.rank(at.rank))
+def _was_heard(cluster: ClusterState, run: Run, at: Place) -> bool:
+    known = cluster.ranks.get(run.rank(at.rank))
     return known is not None and known.incarnation == at.incarnation
 
 
-def _alive(fabric: Fabric, run: Run, node: str) -> bool:
+def _alive(cluster: ClusterState, run: Run, node: str) -> bool:
     """Whether all ranks of a node are heard themselves, or have said that they finished."""
     for at in run.places:
-        known = fabric.ranks.get(run.rank(at.rank))
+        known = cluster.ranks.get(run.rank(at.rank))
         lives = known is not None and known.incarnation == at.incarnation and known.presence is Presence.LIVE
-        if at.node == node and not lives and not finished(fabric, run, at.rank):
+        if at.node == node and not lives and not finished(cluster, run, at.rank):
             return False
     return True
 
 
-def finished(fabric: Fabric, run: Run, number: int) -> bool:
+def finished(cluster: ClusterState, run: Run, number: int) -> bool:
     """Whether a rank of the attempt has said so itself."""
-    known = fabric.ranks.get(run.rank(number))
+    known = cluster.ranks.get(run.rank(number))
     this = any(at.rank == number and known is not None and at.incarnation == known.incarnation for at in run.places)
     return this and known is not None and known.presence is Presence.LEFT and known.left == "finished"

@@ -8,7 +8,7 @@ from typing import Literal
 from torchloom.core.decision import Decision
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import ENDING, HANGS, planned, rule_for
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incident import Incident
 from torchloom.core.state.presence import PRESENT
 from torchloom.core.state.runs import Run
@@ -56,9 +56,9 @@ class Cause:
     """It is as somebody wanted it, and no incident."""
 
 
-def stop(fabric: Fabric, run: Run, now: float, cause: Cause) -> Decision:
+def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
     """End what is left of the attempt; and tell of it, unless it was wanted."""
-    step = fabric.furthest(run)
+    step = cluster.furthest(run)
     then, reason = cause.then, cause.reason
     if then == "restart" and cause.blame:
         then, reason = _what_then(run, now, cause, step)
@@ -66,7 +66,7 @@ def stop(fabric: Fabric, run: Run, now: float, cause: Cause) -> Decision:
     incident = cause.incident
     if then not in {"cancel", "done"} and not cause.quiet:
         again = cause.decision or (AGAIN if run.task.torchft is None else ALONE)
-        told, incident = _tell(fabric, run, cause, reason, GIVEN_UP if then == "fail" else again)
+        told, incident = _tell(cluster, run, cause, reason, GIVEN_UP if then == "fail" else again)
     stopping = AttemptStopping(
         job=run.job,
         attempt=run.attempt,
@@ -81,12 +81,12 @@ def stop(fabric: Fabric, run: Run, now: float, cause: Cause) -> Decision:
         rollback=cause.rollback,
         incident=incident,
     )
-    halt = halting(fabric, run, cause.deaf)
+    halt = halting(cluster, run, cause.deaf)
     return Decision((*told, stopping), tasks=tuple((node, halt) for node in run.nodes))
 
 
-def halting(fabric: Fabric, run: Run, deaf: tuple[int, ...]) -> Halt:
-    return Halt(term=fabric.term, job=run.job, attempt=run.attempt, grace_seconds=run.task.grace, kill=deaf)
+def halting(cluster: ClusterState, run: Run, deaf: tuple[int, ...]) -> Halt:
+    return Halt(term=cluster.term, job=run.job, attempt=run.attempt, grace_seconds=run.task.grace, kill=deaf)
 
 
 def _what_then(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Prose]:
@@ -103,9 +103,9 @@ def _what_then(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Pro
     return "restart", cause.reason
 
 
-def _tell(fabric: Fabric, run: Run, cause: Cause, reason: Prose, decision: Prose) -> tuple[list[Record], str]:
+def _tell(cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision: Prose) -> tuple[list[Record], str]:
     """One incident for one failure, and its id; that of the rank itself, if there is one already."""
-    known = fabric.ranks.get(cause.rank) if cause.rank is not None else None
+    known = cluster.ranks.get(cause.rank) if cause.rank is not None else None
     records: list[Record] = []
     if known is not None and known.presence in PRESENT:
         records.append(RankDied(rank=known.id, incarnation=known.incarnation, reason=reason, confirmed=True))
@@ -114,7 +114,7 @@ def _tell(fabric: Fabric, run: Run, cause: Cause, reason: Prose, decision: Prose
         amended = IncidentAmended(id=incident, evidence=cause.evidence, decision=decision, reason=reason)
         return [*records, amended], incident
     about = About(run=run.job) if cause.rank is None else About(rank=cause.rank)
-    for earlier in fabric.incidents_of(run):  # an attempt that failed before all of its ranks ran
+    for earlier in cluster.incidents_of(run):  # an attempt that failed before all of its ranks ran
         if earlier.about == about:
             records.append(
                 IncidentAmended(id=earlier.id, outcome=phrase("next_attempt_failed", reason=reason), closed=True)
@@ -132,10 +132,10 @@ def _tell(fabric: Fabric, run: Run, cause: Cause, reason: Prose, decision: Prose
     return [*records, opened], opened.id
 
 
-def of_the_attempt(fabric: Fabric, run: Run) -> list[Incident]:
+def of_the_attempt(cluster: ClusterState, run: Run) -> list[Incident]:
     """Open incidents that are over with the attempt they arose in: those about its ranks, and its own."""
     return [
         i
-        for i in fabric.incidents_of(run)
+        for i in cluster.incidents_of(run)
         if i.about == About(run=run.job) or i.about.rank is not None or i.kind not in {"", "device", "device_warning"}
     ]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from torchloom.core.incident_ids import provisional
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.node import Examine, NodeCommand
@@ -40,45 +40,45 @@ def slow(paces: Mapping[str, tuple[str, float]]) -> dict[str, Phrase]:
     return found
 
 
-def unfit(fabric: Fabric, node: str) -> tuple[Prose, ...]:
+def unfit(cluster: ClusterState, node: str) -> tuple[Prose, ...]:
     """Why a node is not fit, as far as is known."""
-    seen = fabric.watch.nodes.get(node)
+    seen = cluster.runtime.nodes.get(node)
     if seen is None or seen.beat.fitness is None:
         return ()
-    slower = slow(_paces(fabric)).get(node)
+    slower = slow(_paces(cluster)).get(node)
     return (*seen.beat.fitness.unfit, *([phrase("computes_slowly", how=slower)] if slower else []))
 
 
-def _paces(fabric: Fabric) -> dict[str, tuple[str, float]]:
-    known = ((node, seen.beat.fitness) for node, seen in fabric.watch.nodes.items())
+def _paces(cluster: ClusterState) -> dict[str, tuple[str, float]]:
+    known = ((node, seen.beat.fitness) for node, seen in cluster.runtime.nodes.items())
     return {node: (fit.on, fit.pace) for node, fit in known if fit is not None and fit.pace is not None}
 
 
-def is_known(fabric: Fabric, run: Run, node: str, now: float) -> bool:
+def is_known(cluster: ClusterState, run: Run, node: str, now: float) -> bool:
     """Whether it was looked at not long ago, with an eye on where this run saves."""
-    fitness = fabric.watch.nodes[node].beat.fitness
+    fitness = cluster.runtime.nodes[node].beat.fitness
     if fitness is None or not fitness.number or fitness.running or fitness.folder != _folder(run):
         return False
-    holds = AGAIN_SECONDS if unfit(fabric, node) else FRESH_SECONDS
-    return now - fabric.watch.examined.get(node, now) < holds
+    holds = AGAIN_SECONDS if unfit(cluster, node) else FRESH_SECONDS
+    return now - cluster.runtime.examined.get(node, now) < holds
 
 
-def fit(fabric: Fabric, run: Run, nodes: list[str], now: float) -> list[str]:
+def fit(cluster: ClusterState, run: Run, nodes: list[str], now: float) -> list[str]:
     """Of these nodes, those that a run may use: none while some have not said, unless that takes too long."""
     if not run.task.check:
         return nodes
-    known = [node for node in nodes if is_known(fabric, run, node, now)]
+    known = [node for node in nodes if is_known(cluster, run, node, now)]
     if len(known) < len(nodes) and now < run.since + PATIENCE_SECONDS:
         return []
-    return [node for node in known if not unfit(fabric, node)]
+    return [node for node in known if not unfit(cluster, node)]
 
 
-def examining(fabric: Fabric, run: Run, nodes: list[str], now: float) -> tuple[tuple[str, NodeCommand], ...]:
+def examining(cluster: ClusterState, run: Run, nodes: list[str], now: float) -> tuple[tuple[str, NodeCommand], ...]:
     """Agents that have to look, before a run can be placed."""
     if not run.task.check:
         return ()
-    order = Examine(term=fabric.term, job=run.job, attempt=run.attempt, folder=_folder(run))
-    return tuple((node, order) for node in nodes if not is_known(fabric, run, node, now))
+    order = Examine(term=cluster.term, job=run.job, attempt=run.attempt, folder=_folder(run))
+    return tuple((node, order) for node in nodes if not is_known(cluster, run, node, now))
 
 
 def _folder(run: Run) -> str:
@@ -86,13 +86,13 @@ def _folder(run: Run) -> str:
     return f"{run.task.cwd}/{folder}" if folder and not folder.startswith("/") else folder
 
 
-def told(fabric: Fabric, node: str) -> tuple[Record, ...]:
+def told(cluster: ClusterState, node: str) -> tuple[Record, ...]:
     """An agent has looked: one incident from when its node is not fit until it is."""
-    fitness = fabric.watch.nodes[node].beat.fitness
+    fitness = cluster.runtime.nodes[node].beat.fitness
     if fitness is None or fitness.running:
         return ()
-    about, why = About(node=node, part="fitness"), unfit(fabric, node)
-    known = next((i for i in fabric.incidents.open_of("") if i.about == about), None)
+    about, why = About(node=node, part="fitness"), unfit(cluster, node)
+    known = next((i for i in cluster.incidents.open_of("") if i.about == about), None)
     if known is None and why:
         opened = IncidentOpened(
             id=provisional("fitness", node),

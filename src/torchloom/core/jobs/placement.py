@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.jobs.node_checks import examining, fit, is_known, unfit
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.core.torchft.replica_groups import heals, waits
@@ -26,17 +26,17 @@ LAST_CALL = 30.0
 """Seconds in which a job that may be smaller waits for all of its nodes at first. A next attempt does not wait."""
 
 
-def place(fabric: Fabric, run: Run, now: float) -> Decision:
+def place(cluster: ClusterState, run: Run, now: float) -> Decision:
     """Begin an attempt where there is room. The nodes with most of it come first, so that few have to be used."""
-    if waits(fabric, run) or run.drained:
+    if waits(cluster, run) or run.drained:
         return NOTHING
-    chosen = _chosen(fabric, run, now)
+    chosen = _chosen(cluster, run, now)
     if not chosen:
-        return Decision(tasks=examining(fabric, run, list(_free(fabric, run, now)), now))
+        return Decision(tasks=examining(cluster, run, list(_free(cluster, run, now)), now))
     attempt = run.attempt + 1
     places: list[Place] = []
     for node, ranks in chosen.items():
-        devices = [] if run.serves else free_devices(fabric, node, run)
+        devices = [] if run.serves else free_devices(cluster, node, run)
         for local in range(ranks):
             rank = len(places)
             device = devices[local] if local < len(devices) else ""
@@ -45,45 +45,45 @@ def place(fabric: Fabric, run: Run, now: float) -> Decision:
     record = AttemptBegan(job=run.job, attempt=attempt, places=tuple(places), reason=run.reason)
     return Decision(
         (record,),
-        tasks=((places[0].node, _prepare(fabric, run, attempt)),),
+        tasks=((places[0].node, _prepare(cluster, run, attempt)),),
     )
 
 
-def prepare(fabric: Fabric, run: Run) -> Prepare:
+def prepare(cluster: ClusterState, run: Run) -> Prepare:
     """For the attempt under way."""
-    return _prepare(fabric, run, run.attempt)
+    return _prepare(cluster, run, run.attempt)
 
 
-def _prepare(fabric: Fabric, run: Run, attempt: int) -> Prepare:
+def _prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
     return Prepare(
-        term=fabric.term,
+        term=cluster.term,
         job=run.job,
         attempt=attempt,
-        task=replace(run.task, checkpoint_dir="") if heals(fabric, run) else run.task,
+        task=replace(run.task, checkpoint_dir="") if heals(cluster, run) else run.task,
         ordinal=attempt - run.before,
         submitted=run.submitted,
         rollback=run.rollback,
     )
 
 
-def waits_for(fabric: Fabric, run: Run, now: float) -> Prose:
+def waits_for(cluster: ClusterState, run: Run, now: float) -> Prose:
     """Why a run is not started, if it is not."""
     if run.attempt > run.before and now < run.wait_until:
         return phrase("waits_longer", seconds=math.ceil(run.wait_until - now))
     if run.drained:
         return phrase("waits_for_undrain", replica=run.of)
-    if waits(fabric, run):
+    if waits(cluster, run):
         return phrase("waits_for_lighthouse")
-    if _chosen(fabric, run, now):
+    if _chosen(cluster, run, now):
         return ""
     task = run.task
     node, ranks = task.node, _span(task.least, task.per_node)
     if node is not None:
-        known = node in fabric.watch.nodes
-        state = _room(fabric, run, node, now) if known else phrase("room_silent")
+        known = node in cluster.runtime.nodes
+        state = _room(cluster, run, node, now) if known else phrase("room_silent")
         return phrase("waits_for_room_on", ranks=ranks, node=phrase("of_node", node=node, text=state))
-    nodes = sorted(fabric.watch.nodes)
-    shown = [phrase("of_node", node=name, text=_room(fabric, run, name, now)) for name in nodes[:NODES_SHOWN]]
+    nodes = sorted(cluster.runtime.nodes)
+    shown = [phrase("of_node", node=name, text=_room(cluster, run, name, now)) for name in nodes[:NODES_SHOWN]]
     there = phrase("nodes_there", nodes=shown, more=max(0, len(nodes) - NODES_SHOWN) or None)
     return phrase(
         "waits_for_node" if task.nodes == 1 else "waits_for_nodes",
@@ -97,28 +97,28 @@ def _span(least: int | None, most: int) -> Phrase | int:
     return most if least is None or least == most else phrase("span", least=least, most=most)
 
 
-def _room(fabric: Fabric, run: Run, node: str, now: float) -> Phrase:
+def _room(cluster: ClusterState, run: Run, node: str, now: float) -> Phrase:
     """What a node has to offer to a run."""
-    if node in fabric.runs.drained:
+    if node in cluster.runs.drained:
         return phrase("room_drained")
-    if not fabric.watch.node_speaks(node, now):
+    if not cluster.runtime.node_speaks(node, now):
         return phrase("room_silent")
-    beat = fabric.watch.nodes[node].beat
+    beat = cluster.runtime.nodes[node].beat
     if beat.leaving:
         return phrase("room_leaving")
-    if processor_failed(fabric, node):
+    if processor_failed(cluster, node):
         return phrase("room_processor_failed")
-    if run.task.check and not is_known(fabric, run, node, now):
+    if run.task.check and not is_known(cluster, run, node, now):
         return phrase("room_being_checked")
-    if run.task.check and (why := unfit(fabric, node)):
+    if run.task.check and (why := unfit(cluster, node)):
         return phrase("room_not_fit", why=why[0])
-    free = max(0, room(fabric, node, beat, run.job))
-    return phrase("room_free", free=free, count=capacity(beat), failed=len(_broken(fabric, beat)) or None)
+    free = max(0, room(cluster, node, beat, run.job))
+    return phrase("room_free", free=free, count=capacity(beat), failed=len(_broken(cluster, beat)) or None)
 
 
-def too_large(fabric: Fabric, task: Task) -> Phrase | None:
+def too_large(cluster: ClusterState, task: Task) -> Phrase | None:
     """Why no node that is known could ever take this, if none could."""
-    there = {node: seen for node, seen in fabric.watch.nodes.items() if task.node in {None, node}}
+    there = {node: seen for node, seen in cluster.runtime.nodes.items() if task.node in {None, node}}
     sizes = {node: capacity(seen.beat) for node, seen in there.items() if not seen.beat.tied}
     least = task.least or task.per_node
     if not sizes or least <= max(sizes.values()):
@@ -127,68 +127,68 @@ def too_large(fabric: Fabric, task: Task) -> Phrase | None:
     return phrase("task_too_large", ranks=least, most=sizes[largest], node=largest)
 
 
-def _chosen(fabric: Fabric, run: Run, now: float) -> dict[str, int]:
+def _chosen(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
     """How many ranks each node gets: all that are wanted, or fewer where that is all there is; nothing if too few."""
-    task, free = run.task, _free(fabric, run, now)
-    order = sorted(fit(fabric, run, list(free), now), key=lambda node: (-free[node], node))
+    task, free = run.task, _free(cluster, run, now)
+    order = sorted(fit(cluster, run, list(free), now), key=lambda node: (-free[node], node))
     chosen = [node for node in order if free[node] >= task.per_node][: task.nodes]
     if len(chosen) < task.nodes:
         chosen = order[: task.nodes]
-        if len(chosen) < (task.min_nodes or task.nodes) or not _may_be_smaller(fabric, run, now):
+        if len(chosen) < (task.min_nodes or task.nodes) or not _may_be_smaller(cluster, run, now):
             return {}
     return {node: min(task.per_node, free[node]) for node in chosen}
 
 
-def _free(fabric: Fabric, run: Run, now: float) -> dict[str, int]:
+def _free(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
     """Nodes that could take as many ranks of a run as it needs on each, with how many they could take."""
-    task, nodes = run.task, fabric.watch.nodes
+    task, nodes = run.task, cluster.runtime.nodes
     there = [node for node in nodes if not nodes[node].beat.tied] if task.node is None else [task.node]
     if run.serves and run.places:
         there = [run.places[0].node]
-    free = {node: _takes(fabric, run, node) for node in there if node in nodes and _usable(fabric, node, now)}
+    free = {node: _takes(cluster, run, node) for node in there if node in nodes and _usable(cluster, node, now)}
     return {node: ranks for node, ranks in free.items() if ranks >= (task.least or task.per_node)}
 
 
-def _takes(fabric: Fabric, run: Run, node: str) -> int:
+def _takes(cluster: ClusterState, run: Run, node: str) -> int:
     """How many ranks of a run a node could take."""
-    beat, wanted = fabric.watch.nodes[node].beat, run.task.per_node
+    beat, wanted = cluster.runtime.nodes[node].beat, run.task.per_node
     if run.serves:
         return wanted
     if not beat.tied:
-        return room(fabric, node, beat, run.job)
+        return room(cluster, node, beat, run.job)
     # It serves the one who started it, and takes what he asks for.
-    return wanted if _spared(fabric, beat, wanted) else len(beat.devices) - len(_broken(fabric, beat))
+    return wanted if _spared(cluster, beat, wanted) else len(beat.devices) - len(_broken(cluster, beat))
 
 
-def _may_be_smaller(fabric: Fabric, run: Run, now: float) -> bool:
+def _may_be_smaller(cluster: ClusterState, run: Run, now: float) -> bool:
     """Whether to begin with what is there: nobody is on his way who would have to be left out for good."""
-    if now < fabric.watch.blind_until + NODE_SILENCE:  # agents still have to find this weaver
+    if now < cluster.runtime.blind_until + NODE_SILENCE:  # agents still have to find this weaver
         return False
     return run.attempt > run.before or now >= run.submitted + LAST_CALL
 
 
-def _usable(fabric: Fabric, node: str, now: float) -> bool:
-    if node in fabric.runs.drained or fabric.watch.leaves(node) or processor_failed(fabric, node):
+def _usable(cluster: ClusterState, node: str, now: float) -> bool:
+    if node in cluster.runs.drained or cluster.runtime.leaves(node) or processor_failed(cluster, node):
         return False
-    return fabric.watch.node_speaks(node, now)
+    return cluster.runtime.node_speaks(node, now)
 
 
-def processor_failed(fabric: Fabric, node: str) -> bool:
+def processor_failed(cluster: ClusterState, node: str) -> bool:
     """Whether the processor of a node was said to have failed, and there is nothing else to compute on."""
-    failed = {device.id for device in fabric.devices.values() if device.failed and device.id.startswith(CPU)}
-    seen = fabric.watch.nodes.get(node)
+    failed = {device.id for device in cluster.devices.values() if device.failed and device.id.startswith(CPU)}
+    seen = cluster.runtime.nodes.get(node)
     if not failed or seen is None or seen.beat.devices:
         return False
-    if any(fabric.devices[device].node == node for device in failed):
+    if any(cluster.devices[device].node == node for device in failed):
         return True
     # An agent that serves one job has a name of its own: its ranks tell what they computed on.
     here = [
         run.rank(place.rank)
-        for run in fabric.runs.by_job.values()
+        for run in cluster.runs.by_job.values()
         for place in run.places
         if place.node == node and not run.over
     ]
-    return any(failed.intersection(fabric.ranks[rank].devices) for rank in here if rank in fabric.ranks)
+    return any(failed.intersection(cluster.ranks[rank].devices) for rank in here if rank in cluster.ranks)
 
 
 def capacity(beat: NodeBeat) -> int:
@@ -196,40 +196,40 @@ def capacity(beat: NodeBeat) -> int:
     return len(beat.devices) or beat.cores
 
 
-def room(fabric: Fabric, node: str, beat: NodeBeat, job: str) -> int:
+def room(cluster: ClusterState, node: str, beat: NodeBeat, job: str) -> int:
     """How many more, beside the other jobs, on devices that work."""
-    broken = _broken(fabric, beat)
-    return capacity(beat) - len(broken) - sum(place.device not in broken for place in _others(fabric, node, job))
+    broken = _broken(cluster, beat)
+    return capacity(beat) - len(broken) - sum(place.device not in broken for place in _others(cluster, node, job))
 
 
-def free_devices(fabric: Fabric, node: str, run: Run) -> list[str]:
+def free_devices(cluster: ClusterState, node: str, run: Run) -> list[str]:
     """Those that work and that no other job has, nor another replica.
 
     An agent that serves one job alone leaves the choice to the script, as long as there is no failed one to choose.
     """
-    beat = fabric.watch.nodes[node].beat
-    broken = _broken(fabric, beat)
+    beat = cluster.runtime.nodes[node].beat
+    broken = _broken(cluster, beat)
     if beat.tied and not broken and run.task.torchft is None:
         return []
-    taken = {place.device for place in _others(fabric, node, run.job)} | broken
+    taken = {place.device for place in _others(cluster, node, run.job)} | broken
     return [device for device in beat.devices if device not in taken]
 
 
-def _broken(fabric: Fabric, beat: NodeBeat) -> set[str]:
+def _broken(cluster: ClusterState, beat: NodeBeat) -> set[str]:
     """The devices of a node that have failed: nothing is started there until they work again."""
-    known = (fabric.devices.get(device) for device in beat.devices)
+    known = (cluster.devices.get(device) for device in beat.devices)
     return {device.id for device in known if device is not None and device.failed}
 
 
-def _spared(fabric: Fabric, beat: NodeBeat, ranks: int) -> bool:
+def _spared(cluster: ClusterState, beat: NodeBeat, ranks: int) -> bool:
     """Whether so many ranks need no failed device. More ranks than devices share those that work."""
-    broken, all_of_them = len(_broken(fabric, beat)), len(beat.devices)
+    broken, all_of_them = len(_broken(cluster, beat)), len(beat.devices)
     working = all_of_them - broken
     return not broken or ranks <= working or (ranks > all_of_them and working > 0)
 
 
-def _others(fabric: Fabric, node: str, job: str) -> list[Place]:
-    runs = [run for run in fabric.runs.by_job.values() if not run.over and not run.serves and run.job != job]
+def _others(cluster: ClusterState, node: str, job: str) -> list[Place]:
+    runs = [run for run in cluster.runs.by_job.values() if not run.over and not run.serves and run.job != job]
     return [place for run in runs for place in run.places if place.node == node]
 
 

@@ -9,7 +9,7 @@ from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.placement import too_large
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT, JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import parts
@@ -20,16 +20,16 @@ from torchloom.protocol.records import JobBegan, Record
 from torchloom.protocol.run_records import NodeDrained, RunSubmitted
 
 
-def submit(fabric: Fabric, ask: Submit) -> Decision:
+def submit(cluster: ClusterState, ask: Submit) -> Decision:
     runs = parts(ask.job, ask.task)
-    there = [run for name, _ in (*runs, (ask.job, None)) if (run := fabric.runs.by_job.get(name)) is not None]
+    there = [run for name, _ in (*runs, (ask.job, None)) if (run := cluster.runs.by_job.get(name)) is not None]
     if any(run.request == ask.request for run in there):
         return Decision(answer=Done(text=phrase("submitted_before", job=ask.job)))
-    if busy := next((run for run in (*there, *fabric.runs.of_job(ask.job)) if not run.over), None):
+    if busy := next((run for run in (*there, *cluster.runs.of_job(ask.job)) if not run.over), None):
         exists = phrase("run_exists", job=busy.job, phase=str(busy.phase))
         return _no(exists, phrase("rename_or_cancel", job=busy.of.job))
-    job = fabric.jobs.get(ask.job)
-    members = [fabric.ranks[rank] for rank in fabric.ranks_of_job.get(ask.job, ())]
+    job = cluster.jobs.get(ask.job)
+    members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(ask.job, ())]
     if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
         lost = not any(rank.presence is Presence.LIVE for rank in members)
         hint = phrase("wait_or_rename" if lost else "choose_other_name")
@@ -37,12 +37,12 @@ def submit(fabric: Fabric, ask: Submit) -> Decision:
     if wrong := _wrong(ask.task):
         return _no(wrong, phrase("correct_and_resubmit"))
     if ask.task.node is not None:
-        seen = fabric.watch.nodes.get(ask.task.node)
+        seen = cluster.runtime.nodes.get(ask.task.node)
         if seen is None:
-            return Decision(answer=_no_agent(fabric, ask.task.node))
+            return Decision(answer=_no_agent(cluster, ask.task.node))
         if seen.beat.tied and not ask.task.attended:
             return _no(phrase("node_serves_one_job", node=ask.task.node), phrase("name_other_node"))
-    if not ask.task.attended and (why := too_large(fabric, ask.task)):
+    if not ask.task.attended and (why := too_large(cluster, ask.task)):
         return _no(why, phrase("use_more_nodes"))
     records: list[Record] = [
         RunSubmitted(job=name, task=task, request=ask.request, operator=ask.operator) for name, task in runs
@@ -52,32 +52,32 @@ def submit(fabric: Fabric, ask: Submit) -> Decision:
     return Decision(tuple(records), answer=Done(text=phrase("submitted", job=ask.job)))
 
 
-def cancel(fabric: Fabric, ask: Cancel, now: float) -> Decision:
-    runs = fabric.runs.of_job(ask.job)
-    if runs and ask.job not in fabric.runs.by_job:  # of replicas; the lighthouse ends with them
-        ends = [_cancel(fabric, run, ask.why, now) for run in runs if not run.serves]
+def cancel(cluster: ClusterState, ask: Cancel, now: float) -> Decision:
+    runs = cluster.runs.of_job(ask.job)
+    if runs and ask.job not in cluster.runs.by_job:  # of replicas; the lighthouse ends with them
+        ends = [_cancel(cluster, run, ask.why, now) for run in runs if not run.serves]
         return replace(together(ends), answer=Done(text=phrase("being_cancelled", job=ask.job)))
-    run = fabric.runs.by_job.get(ask.job)
+    run = cluster.runs.by_job.get(ask.job)
     if run is None:
         return _no(phrase("foreign_job", job=ask.job), phrase("stop_foreign_job", job=ask.job))
     if run.over:
         return Decision(answer=Done(text=phrase("run_is", job=ask.job, phase=str(run.phase))))
-    return replace(_cancel(fabric, run, ask.why, now), answer=Done(text=phrase("being_cancelled", job=ask.job)))
+    return replace(_cancel(cluster, run, ask.why, now), answer=Done(text=phrase("being_cancelled", job=ask.job)))
 
 
-def _cancel(fabric: Fabric, run: Run, why: str, now: float) -> Decision:
+def _cancel(cluster: ClusterState, run: Run, why: str, now: float) -> Decision:
     if run.phase in {RunPhase.SUBMITTED, RunPhase.RESTARTING}:
-        return reconcile.end(fabric, run, "cancelled", why)
+        return reconcile.end(cluster, run, "cancelled", why)
     if run.phase is RunPhase.STOPPING and run.then == "cancel":
         return NOTHING
-    return stop(fabric, run, now, Cause(why, then="cancel"))
+    return stop(cluster, run, now, Cause(why, then="cancel"))
 
 
-def drain(fabric: Fabric, ask: Drain) -> Decision:
-    known = ask.node in fabric.watch.nodes or ask.node in fabric.runs.drained
+def drain(cluster: ClusterState, ask: Drain) -> Decision:
+    known = ask.node in cluster.runtime.nodes or ask.node in cluster.runs.drained
     if not known:
-        return Decision(answer=_no_agent(fabric, ask.node))
-    if (ask.node in fabric.runs.drained) != ask.undo:
+        return Decision(answer=_no_agent(cluster, ask.node))
+    if (ask.node in cluster.runs.drained) != ask.undo:
         return Decision(answer=Done(text=phrase("node_not_drained" if ask.undo else "node_drained", node=ask.node)))
     record = NodeDrained(node=ask.node, drained=not ask.undo, operator=ask.operator)
     text = phrase("node_usable" if ask.undo else "node_draining", node=ask.node)
@@ -104,8 +104,8 @@ def _wrong(task: Task) -> Phrase | None:
     return None
 
 
-def _no_agent(fabric: Fabric, node: str) -> No:
-    there = sorted(fabric.watch.nodes)
+def _no_agent(cluster: ClusterState, node: str) -> No:
+    there = sorted(cluster.runtime.nodes)
     hint = phrase("agents_are_on" if there else "no_agents", nodes=there)
     return No(why=phrase("no_agent_on_node", node=node), hint=hint)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.incident_ids import provisional
-from torchloom.core.state.cluster import Fabric, Rank
+from torchloom.core.state.cluster import ClusterState, Rank
 from torchloom.core.state.incident import Incident
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
@@ -19,8 +19,8 @@ SHOWN = 20
 """Damaged checkpoints that the evidence tells of."""
 
 
-def saved(fabric: Fabric, rank: RankId, said: Saved) -> Decision:
-    known = _speaker(fabric, rank, said.incarnation)
+def saved(cluster: ClusterState, rank: RankId, said: Saved) -> Decision:
+    known = _speaker(cluster, rank, said.incarnation)
     if known is None:
         return NOTHING
     record = CheckpointSaved(
@@ -32,17 +32,17 @@ def saved(fabric: Fabric, rank: RankId, said: Saved) -> Decision:
         seconds=said.seconds,
         stall=said.stall,
     )
-    late = [i for i in fabric.incidents.open_of(rank.job) if i.kind == "overdue"]
+    late = [i for i in cluster.incidents.open_of(rank.job) if i.kind == "overdue"]
     came = [IncidentAmended(id=i.id, outcome=phrase("checkpoint_written", step=said.step), closed=True) for i in late]
-    return Decision((record, *came, *_closing(fabric, rank.job, phrase("later_checkpoint_written"))))
+    return Decision((record, *came, *_closing(cluster, rank.job, phrase("later_checkpoint_written"))))
 
 
-def failed(fabric: Fabric, rank: RankId, said: SaveFailed) -> Decision:
-    if _speaker(fabric, rank, said.incarnation) is None:
+def failed(cluster: ClusterState, rank: RankId, said: SaveFailed) -> Decision:
+    if _speaker(cluster, rank, said.incarnation) is None:
         return NOTHING
     records: list[Record] = [CheckpointFailed(rank=rank, step=said.step, folder=said.folder, why=said.why)]
     evidence = (said.why, phrase("at_step_in", step=said.step, folder=said.folder))
-    known = _trouble(fabric, rank.job)
+    known = _trouble(cluster, rank.job)
     if known is None:
         records.append(
             IncidentOpened(
@@ -61,23 +61,23 @@ def failed(fabric: Fabric, rank: RankId, said: SaveFailed) -> Decision:
     return Decision(tuple(records))
 
 
-def resumed(fabric: Fabric, rank: RankId, said: Resumed) -> Decision:
-    if _speaker(fabric, rank, said.incarnation) is None:
+def resumed(cluster: ClusterState, rank: RankId, said: Resumed) -> Decision:
+    if _speaker(cluster, rank, said.incarnation) is None:
         return NOTHING
     records: list[Record] = [JobResumed(rank=rank, step=said.step, path=said.path, rejected=said.rejected)]
     if said.rejected:
-        records += _damaged(fabric, rank.job, said)
+        records += _damaged(cluster, rank.job, said)
     return Decision(tuple(records))
 
 
-def forgotten(fabric: Fabric, job: str) -> tuple[Record, ...]:
+def forgotten(cluster: ClusterState, job: str) -> tuple[Record, ...]:
     """No one will write another one, so that nothing stays open for ever."""
-    return _closing(fabric, job, phrase("job_forgotten"))
+    return _closing(cluster, job, phrase("job_forgotten"))
 
 
-def _speaker(fabric: Fabric, rank: RankId, incarnation: str) -> Rank | None:
+def _speaker(cluster: ClusterState, rank: RankId, incarnation: str) -> Rank | None:
     """Who says so, if that is the current life of a rank we know."""
-    known = fabric.ranks.get(rank)
+    known = cluster.ranks.get(rank)
     return known if known is not None and known.incarnation == incarnation else None
 
 
@@ -85,23 +85,23 @@ def _about(job: str) -> About:
     return About(job=job, part="checkpoint")
 
 
-def _trouble(fabric: Fabric, job: str) -> Incident | None:
+def _trouble(cluster: ClusterState, job: str) -> Incident | None:
     """The open incident about the checkpoints of a job; there is one at most."""
-    return next((i for i in fabric.incidents.values() if i.closed is None and i.about == _about(job)), None)
+    return next((i for i in cluster.incidents.values() if i.closed is None and i.about == _about(job)), None)
 
 
-def _closing(fabric: Fabric, job: str, outcome: Prose) -> tuple[Record, ...]:
-    known = _trouble(fabric, job)
+def _closing(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...]:
+    known = _trouble(cluster, job)
     return () if known is None else (IncidentAmended(id=known.id, outcome=outcome, closed=True),)
 
 
-def _damaged(fabric: Fabric, job: str, said: Resumed) -> list[Record]:
+def _damaged(cluster: ClusterState, job: str, said: Resumed) -> list[Record]:
     """Told by every rank that looked, and one incident for all of them."""
     names = tuple(said.rejected)
     shown = list(said.rejected.items())[:SHOWN]
     evidence = tuple(phrase("checkpoint_rejected", name=name, why=why[:500]) for name, why in shown)
-    began = fabric.jobs[job].began
-    if any(i.checkpoints == names and i.about == _about(job) and i.opened >= began for i in fabric.incidents.values()):
+    began = cluster.jobs[job].began
+    if any(i.checkpoints == names and i.about == _about(job) and i.opened >= began for i in cluster.incidents.values()):
         return []
     incident = provisional("damaged", job)
     decision = phrase("resumed_from", step=said.step)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import HANGS
-from torchloom.core.state.cluster import Fabric, Rank
+from torchloom.core.state.cluster import ClusterState, Rank
 from torchloom.core.state.presence import JobPhase, Presence
 from torchloom.core.state.runs import RunPhase
 from torchloom.protocol.facts import RankExited
@@ -41,17 +41,17 @@ MOST_OF_WHY = 500
 """Characters of why a rank is dead, in an outcome."""
 
 
-def hello(fabric: Fabric, rank: RankId, said: Hello) -> Decision:
-    known = fabric.ranks.get(rank)
+def hello(cluster: ClusterState, rank: RankId, said: Hello) -> Decision:
+    known = cluster.ranks.get(rank)
     if known is not None and said.incarnation < known.incarnation:
-        return Decision(commands=((rank, _muted(fabric, said.incarnation, known)),))
-    job = fabric.jobs.get(rank.job)
+        return Decision(commands=((rank, _muted(cluster, said.incarnation, known)),))
+    job = cluster.jobs.get(rank.job)
     same_run = job is not None and job.phase is JobPhase.RUNNING
     welcome = Welcome(
-        term=fabric.term,
+        term=cluster.term,
         incarnation=said.incarnation,
-        beat_seconds=fabric.beat_seconds(),
-        changes=fabric.ledger.in_force(rank) if same_run else (),
+        beat_seconds=cluster.beat_seconds(),
+        changes=cluster.ledger.in_force(rank) if same_run else (),
     )
     if known is not None and said.incarnation == known.incarnation:
         if known.counted and not said.counted:
@@ -65,17 +65,17 @@ def hello(fabric: Fabric, rank: RankId, said: Hello) -> Decision:
         records.append(JobBegan(job=rank.job))
     if known is not None and known.incident:
         records.append(IncidentAmended(id=known.incident, outcome=phrase("rank_joined_again"), closed=True))
-    if known is not None and known.presence is Presence.LIVE and fabric.watch.linked((rank, known.incarnation)):
+    if known is not None and known.presence is Presence.LIVE and cluster.runtime.linked((rank, known.incarnation)):
         records += _twice(rank, known, said)
-        commands.append((rank, _muted(fabric, known.incarnation, said)))
+        commands.append((rank, _muted(cluster, known.incarnation, said)))
     records.append(RankJoined(rank=rank, hello=said))
-    if fabric.watch.seen_closing((rank, said.incarnation)):  # it was over before its hello was read
-        records += _lost(fabric, rank, said.incarnation, "Client Closed")
+    if cluster.runtime.seen_closing((rank, said.incarnation)):  # it was over before its hello was read
+        records += _lost(cluster, rank, said.incarnation, "Client Closed")
     return Decision(tuple(records), tuple(commands))
 
 
-def _muted(fabric: Fabric, incarnation: str, newer: Rank | Hello) -> Muted:
-    return Muted(term=fabric.term, incarnation=incarnation, newest=newer.incarnation, pid=newer.pid, node=newer.node)
+def _muted(cluster: ClusterState, incarnation: str, newer: Rank | Hello) -> Muted:
+    return Muted(term=cluster.term, incarnation=incarnation, newest=newer.incarnation, pid=newer.pid, node=newer.node)
 
 
 def _twice(rank: RankId, known: Rank, said: Hello) -> list[Record]:
@@ -97,20 +97,20 @@ def _twice(rank: RankId, known: Rank, said: Hello) -> list[Record]:
     ]
 
 
-def goodbye(fabric: Fabric, rank: RankId, said: Goodbye) -> Decision:
-    farewell = (rank, Farewell(term=fabric.term, incarnation=said.incarnation))
-    known = fabric.ranks.get(rank)
+def goodbye(cluster: ClusterState, rank: RankId, said: Goodbye) -> Decision:
+    farewell = (rank, Farewell(term=cluster.term, incarnation=said.incarnation))
+    known = cluster.ranks.get(rank)
     if known is None or known.incarnation != said.incarnation:
         return Decision(commands=(farewell,))
     if said.how == "failed":
-        ended = _failed(fabric, known, said.error or phrase("rank_said_failed"))
+        ended = _failed(cluster, known, said.error or phrase("rank_said_failed"))
     else:
         ended = _left(known, said.how)
     return Decision(ended.records, (farewell,))
 
 
-def exited(fabric: Fabric, fact: RankExited) -> Decision:
-    known = fabric.ranks.get(RankId(fact.job, fact.replica, fact.rank))
+def exited(cluster: ClusterState, fact: RankExited) -> Decision:
+    known = cluster.ranks.get(RankId(fact.job, fact.replica, fact.rank))
     if known is None or known.incarnation != fact.incarnation:
         return NOTHING
     if fact.exit_code == 0 and not fact.signal:
@@ -119,7 +119,7 @@ def exited(fabric: Fabric, fact: RankExited) -> Decision:
         how = phrase("killed_by", signal=fact.signal)
     else:
         how = phrase("rank_process_ended" if fact.exit_code is None else "exit_code", status=fact.exit_code)
-    return _failed(fabric, known, how, fact.evidence)
+    return _failed(cluster, known, how, fact.evidence)
 
 
 def _left(known: Rank, how: str) -> Decision:
@@ -135,13 +135,13 @@ def _left(known: Rank, how: str) -> Decision:
     return Decision(tuple(records))
 
 
-def _failed(fabric: Fabric, known: Rank, why: Prose, evidence: str = "") -> Decision:
+def _failed(cluster: ClusterState, known: Rank, why: Prose, evidence: str = "") -> Decision:
     if known.presence is Presence.FAILED:
         return NOTHING
     died = RankDied(rank=known.id, incarnation=known.incarnation, reason=why, confirmed=True)
     told = (why, evidence) if evidence else (why,)
     dead = phrase("rank_dead", why=why[:MOST_OF_WHY] if isinstance(why, str) else why)
-    run = fabric.runs.of(known.id.of)
+    run = cluster.runs.of(known.id.of)
     if run is not None and run.phase is RunPhase.STOPPING and not known.incident:
         return Decision((died,))  # it goes with its peers
     if known.incident:
@@ -171,23 +171,23 @@ def _failed(fabric: Fabric, known: Rank, why: Prose, evidence: str = "") -> Deci
     )
 
 
-def link_closed(fabric: Fabric, rank: RankId, incarnation: str, reason: str) -> Decision:
-    known = fabric.ranks.get(rank)
+def link_closed(cluster: ClusterState, rank: RankId, incarnation: str, reason: str) -> Decision:
+    known = cluster.ranks.get(rank)
     if known is None or known.incarnation != incarnation or known.presence is not Presence.LIVE:
         return NOTHING
-    if fabric.watch.linked((rank, incarnation)):
+    if cluster.runtime.linked((rank, incarnation)):
         return NOTHING  # it has another link: it had reconnected before the server noticed the old one
-    killed = _killed_by(fabric, rank, incarnation)
+    killed = _killed_by(cluster, rank, incarnation)
     if killed is not None:
-        return _failed(fabric, known, killed)
-    return Decision(tuple(_lost(fabric, rank, incarnation, reason)))
+        return _failed(cluster, known, killed)
+    return Decision(tuple(_lost(cluster, rank, incarnation, reason)))
 
 
-def _killed_by(fabric: Fabric, rank: RankId, incarnation: str) -> Phrase | None:
+def _killed_by(cluster: ClusterState, rank: RankId, incarnation: str) -> Phrase | None:
     """Who had it killed, if it has said itself that it obeys: an order alone may never have reached it."""
-    for order in fabric.ledger.kills(rank, incarnation):
-        course = fabric.watch.courses.find(order.id)
-        obeyed = course.ordered.get(rank) if course is not None else None
+    for order in cluster.ledger.kills(rank, incarnation):
+        operation = cluster.runtime.operations.find(order.id)
+        obeyed = operation.ordered.get(rank) if operation is not None else None
         all_obeyed = order.outcome and order.applied == len(order.lives)  # a kill of one presumed dead ends well too
         if all_obeyed or (obeyed is not None and obeyed.outcome == "applied"):
             return phrase(
@@ -198,28 +198,28 @@ def _killed_by(fabric: Fabric, rank: RankId, incarnation: str) -> Phrase | None:
     return None
 
 
-def silent(fabric: Fabric, rank: RankId, now: float) -> Decision:
-    known = fabric.ranks[rank]
-    quiet = now - fabric.watch.pulses[rank].heard
+def silent(cluster: ClusterState, rank: RankId, now: float) -> Decision:
+    known = cluster.ranks[rank]
+    quiet = now - cluster.runtime.ranks[rank].heard
     why = phrase("rank_silent", seconds=quiet)
-    return Decision(tuple(_lost(fabric, rank, known.incarnation, why, patient=True)))
+    return Decision(tuple(_lost(cluster, rank, known.incarnation, why, patient=True)))
 
 
-def _lost(fabric: Fabric, rank: RankId, incarnation: str, why: Prose, patient: bool = False) -> list[Record]:
-    known = fabric.ranks.get(rank)
+def _lost(cluster: ClusterState, rank: RankId, incarnation: str, why: Prose, patient: bool = False) -> list[Record]:
+    known = cluster.ranks.get(rank)
     frozen = isinstance(why, str) and why in FROZEN_REASONS
     patient = patient or frozen
-    run = fabric.runs.of(rank.of)
+    run = cluster.runs.of(rank.of)
     if run is not None and run.phase is RunPhase.STOPPING:  # it is being ended with its peers
         return [RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient)]
-    grace = fabric.settings.frozen_grace_seconds if patient else fabric.settings.grace_seconds
-    pulse = fabric.watch.pulses.get(rank)
+    grace = cluster.settings.frozen_grace_seconds if patient else cluster.settings.grace_seconds
+    rank_runtime = cluster.runtime.ranks.get(rank)
     evidence = [phrase("server_says", why=why) if not patient or frozen else why]
-    if pulse is not None and pulse.beat is not None and pulse.incarnation == incarnation:
-        evidence.append(phrase("rank_last_step", step=pulse.beat.step))
+    if rank_runtime is not None and rank_runtime.beat is not None and rank_runtime.incarnation == incarnation:
+        evidence.append(phrase("rank_last_step", step=rank_runtime.beat.step))
     if known is not None and known.incarnation == incarnation:
         evidence.append(_where(known))
-    mine = (i for i in fabric.incidents.open_of(rank.job) if i.about.rank == rank and i.about.part)
+    mine = (i for i in cluster.incidents.open_of(rank.job) if i.about.rank == rank and i.about.part)
     hangs = next((i for i in mine if i.kind in HANGS), None)
     if hangs is not None:  # that is why
         more = IncidentAmended(id=hangs.id, evidence=(phrase("rank_lost_too", why=why),))
@@ -247,35 +247,35 @@ def _where(known: Rank) -> Phrase:
     )
 
 
-def link_opened(fabric: Fabric, rank: RankId, incarnation: str, now: float) -> Decision:
-    known = fabric.ranks.get(rank)
+def link_opened(cluster: ClusterState, rank: RankId, incarnation: str, now: float) -> Decision:
+    known = cluster.ranks.get(rank)
     if known is None or known.incarnation != incarnation:
         return NOTHING
-    return _found(fabric, known, phrase("link_open_again"), now)
+    return _found(cluster, known, phrase("link_open_again"), now)
 
 
-def heard(fabric: Fabric, rank: RankId, beat: Beat, now: float) -> Decision:
-    known = fabric.ranks.get(rank)
+def heard(cluster: ClusterState, rank: RankId, beat: Beat, now: float) -> Decision:
+    known = cluster.ranks.get(rank)
     life = (rank, beat.incarnation)
     if known is not None and known.incarnation == beat.incarnation:
-        pulse = fabric.watch.pulses[rank]
-        astray = _mended(fabric, known) if pulse.mended else NOTHING
-        if pulse.astray == 2:
-            astray = _astray(fabric, known, beat)
-        if now - known.since < fabric.settings.settle_seconds:
+        rank_runtime = cluster.runtime.ranks[rank]
+        astray = _mended(cluster, known) if rank_runtime.mended else NOTHING
+        if rank_runtime.astray == 2:
+            astray = _astray(cluster, known, beat)
+        if now - known.since < cluster.settings.settle_seconds:
             return astray  # may have been under way when it died
-        return together((astray, _found(fabric, known, phrase("rank_heard", step=beat.step), now)))
-    if not fabric.watch.may_tell(life, now):
+        return together((astray, _found(cluster, known, phrase("rank_heard", step=beat.step), now)))
+    if not cluster.runtime.may_tell(life, now):
         return NOTHING
     if known is not None and beat.incarnation < known.incarnation:
-        return Decision(commands=((rank, _muted(fabric, beat.incarnation, known)),))
-    introduce = Introduce(term=fabric.term, incarnation=beat.incarnation)
+        return Decision(commands=((rank, _muted(cluster, beat.incarnation, known)),))
+    introduce = Introduce(term=cluster.term, incarnation=beat.incarnation)
     return Decision(commands=((rank, introduce),))
 
 
-def _astray(fabric: Fabric, known: Rank, beat: Beat) -> Decision:
+def _astray(cluster: ClusterState, known: Rank, beat: Beat) -> Decision:
     """Two beats in a row say that a change which all ranks took is not in force here: it was cut off at that step."""
-    missed = fabric.watch.pulses[known.id].missed
+    missed = cluster.runtime.ranks[known.id].missed
     assert missed is not None
     opened = IncidentOpened(
         id=provisional("astray", known.id, missed.id),
@@ -289,26 +289,26 @@ def _astray(fabric: Fabric, known: Rank, beat: Beat) -> Decision:
         decision=REPORT_ONLY,
         reason=phrase("astray_reason"),
     )
-    again = _welcome(fabric, known)  # in case it never heard of it
+    again = _welcome(cluster, known)  # in case it never heard of it
     return Decision((opened,), ((known.id, again),))
 
 
-def _mended(fabric: Fabric, known: Rank) -> Decision:
+def _mended(cluster: ClusterState, known: Rank) -> Decision:
     """It has by now what it had missed."""
-    mine = [i for i in fabric.incidents.open_of(known.id.job) if i.about.rank == known.id and i.about.part]
+    mine = [i for i in cluster.incidents.open_of(known.id.job) if i.about.rank == known.id and i.about.part]
     open_ones = [i for i in mine if not i.kind]  # the others are about something else
     agrees = phrase("rank_agrees_again")
     return Decision(tuple(IncidentAmended(id=i.id, outcome=agrees, closed=True) for i in open_ones))
 
 
-def offers(fabric: Fabric, rank: RankId, said: Knobs) -> Decision:
+def offers(cluster: ClusterState, rank: RankId, said: Knobs) -> Decision:
     """A rank says what may be changed; recorded if that is more than, or other than, its job has offered so far."""
-    known = fabric.ranks.get(rank)
+    known = cluster.ranks.get(rank)
     if known is None or known.incarnation != said.incarnation:
         return NOTHING
-    offered = fabric.ledger.knobs.get(rank.job, {})
+    offered = cluster.ledger.knobs.get(rank.job, {})
     news = tuple(spec for spec in said.knobs if spec.name not in offered or _differs(offered[spec.name].spec, spec))
-    saves = said.checkpoints and rank.job not in fabric.ledger.checkpointers
+    saves = said.checkpoints and rank.job not in cluster.ledger.checkpointers
     if not news and not saves:
         return NOTHING
     record = KnobsOffered(job=rank.job, knobs=news, checkpoints=said.checkpoints)
@@ -320,7 +320,7 @@ def _differs(known: KnobSpec, said: KnobSpec) -> bool:
     return replace(known, value=said.value) != said
 
 
-def _found(fabric: Fabric, known: Rank, why: Prose, now: float) -> Decision:
+def _found(cluster: ClusterState, known: Rank, why: Prose, now: float) -> Decision:
     if known.presence not in {Presence.LOST, Presence.DEAD}:
         return NOTHING
     records: list[Record] = [RankFound(rank=known.id, incarnation=known.incarnation, reason=why)]
@@ -328,39 +328,39 @@ def _found(fabric: Fabric, known: Rank, why: Prose, now: float) -> Decision:
         outcome = phrase("rank_came_back", seconds=now - known.since, why=why)
         records.append(IncidentAmended(id=known.incident, outcome=outcome, closed=True))
     # What was changed while it was missing did not ask for it.
-    return Decision(tuple(records), ((known.id, _welcome(fabric, known)),))
+    return Decision(tuple(records), ((known.id, _welcome(cluster, known)),))
 
 
-def _welcome(fabric: Fabric, known: Rank) -> Welcome:
+def _welcome(cluster: ClusterState, known: Rank) -> Welcome:
     return Welcome(
-        term=fabric.term,
+        term=cluster.term,
         incarnation=known.incarnation,
-        beat_seconds=fabric.beat_seconds(),
-        changes=fabric.ledger.in_force(known.id),
+        beat_seconds=cluster.beat_seconds(),
+        changes=cluster.ledger.in_force(known.id),
     )
 
 
-def roll_called(fabric: Fabric, now: float) -> Decision:
+def roll_called(cluster: ClusterState, now: float) -> Decision:
     """Who died while no one could be told of it, and who is back."""
     decisions: list[Decision] = []
-    for known in fabric.ranks.values():
-        if fabric.watch.linked((known.id, known.incarnation)):
-            decisions.append(_found(fabric, known, phrase("roll_call_answered"), now))
+    for known in cluster.ranks.values():
+        if cluster.runtime.linked((known.id, known.incarnation)):
+            decisions.append(_found(cluster, known, phrase("roll_call_answered"), now))
         elif known.presence is Presence.LIVE:
             why = phrase("roll_call_missed")
-            records = _lost(fabric, known.id, known.incarnation, why)
+            records = _lost(cluster, known.id, known.incarnation, why)
             decisions.append(Decision(tuple(records)))
     return together(decisions)
 
 
-def grace_over(fabric: Fabric, known: Rank) -> Decision:
+def grace_over(cluster: ClusterState, known: Rank) -> Decision:
     why = phrase("did_not_come_back", reason=known.reason)
     records: list[Record] = [RankDied(rank=known.id, incarnation=known.incarnation, reason=why)]
     if known.incident:
         records.append(
             IncidentAmended(
                 id=known.incident,
-                decision=REPORT_ONLY if fabric.runs.of(known.id.of) is None else BY_ITS_RUN,
+                decision=REPORT_ONLY if cluster.runs.of(known.id.of) is None else BY_ITS_RUN,
                 reason=phrase("rank_grace_over"),
                 outcome=phrase("rank_presumed_dead"),
                 closed=True,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.rank import Committed
+from torchloom.protocol.rank import ChangeSpec
 from torchloom.protocol.records import (
     Abort,
     ChangeDecided,
@@ -45,7 +45,7 @@ CHANGE_NEXT: Mapping[tuple[ChangePhase, str], ChangePhase] = {
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    change: Committed
+    change: ChangeSpec
     job: str
     lives: tuple[tuple[RankId, str], ...]
     """The ranks it is for, each in the life it had."""
@@ -168,7 +168,7 @@ class Ledger:
         """Orders by which this life was to be ended."""
         return (order for order in self.orders.values() if order.verb == "kill" and (rank, life) in order.lives)
 
-    def in_force(self, rank: RankId) -> tuple[Committed, ...]:
+    def in_force(self, rank: RankId) -> tuple[ChangeSpec, ...]:
         """Changes of values that a rank has, or will have at their steps, oldest first; what was reverted is not."""
         return tuple(
             change.change

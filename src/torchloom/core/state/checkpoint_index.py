@@ -15,7 +15,7 @@ KEEP_SAVED = 50
 """Written checkpoints of one job before the oldest is forgotten."""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoints of one job."""
 
     job: str
@@ -28,22 +28,22 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     resumed: ResumedStep | None = None
 
 
-class KeepingState(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointIndexState(msgspec.Struct, frozen=True, kw_only=True):
     """As a value, for the snapshot."""
 
-    jobs: tuple[Kept, ...] = ()
+    jobs: tuple[CheckpointEntry, ...] = ()
 
 
-class Keeping:
-    def __init__(self, state: KeepingState | None = None) -> None:
-        self.jobs = {kept.job: kept for kept in (state or KeepingState()).jobs}
+class CheckpointIndex:
+    def __init__(self, state: CheckpointIndexState | None = None) -> None:
+        self.jobs = {kept.job: kept for kept in (state or CheckpointIndexState()).jobs}
 
-    def state(self) -> KeepingState:
-        return KeepingState(jobs=tuple(self.jobs[job] for job in sorted(self.jobs)))
+    def state(self) -> CheckpointIndexState:
+        return CheckpointIndexState(jobs=tuple(self.jobs[job] for job in sorted(self.jobs)))
 
-    def of(self, job: str) -> Kept:
+    def of(self, job: str) -> CheckpointEntry:
         """What is known of this job, which may be nothing."""
-        return self.jobs.get(job) or Kept(job=job)
+        return self.jobs.get(job) or CheckpointEntry(job=job)
 
     def forget(self, job: str) -> None:
         self.jobs.pop(job, None)
@@ -62,7 +62,7 @@ class Keeping:
                 self.jobs[rank.job] = replace(self.of(rank.job), resumed=ResumedStep(step=step, path=path, at=at))
 
 
-def _with(kept: Kept, record: CheckpointSaved, at: float) -> Kept:
+def _with(kept: CheckpointEntry, record: CheckpointSaved, at: float) -> CheckpointEntry:
     """One more. A step that is written again, after a rollback, stands in the place of what it overwrote."""
     new = SavedStep(
         step=record.step,

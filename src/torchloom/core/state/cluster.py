@@ -1,7 +1,7 @@
-"""The fabric: all the weaver knows. `fold` alone changes what is durable; a restart folds the log and is where it was.
+"""The cluster state: all that the weaver knows.
 
-Beside the durable part stands the watch (`fabric.watch`): what was seen since the weaver began. It is not stored and
-not compared.
+Only `fold` changes the durable part, so that a restarted weaver folds the log and has the same state again.
+`cluster.runtime` is what was observed since the weaver started. It is neither stored nor compared.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import msgspec
 from msgspec.structs import replace
 
 from torchloom.core.state.change_ledger import Change, ChangePhase, Ledger, LedgerState
-from torchloom.core.state.checkpoint_index import Keeping, KeepingState
+from torchloom.core.state.checkpoint_index import CheckpointIndex, CheckpointIndexState
 from torchloom.core.state.device import Device
 from torchloom.core.state.device import fold as fold_device
 from torchloom.core.state.drmap import DRMap, Seat
 from torchloom.core.state.goodput import Account, Accounts
 from torchloom.core.state.incident import Incident, cause_of, follow, stopped
 from torchloom.core.state.incidents import Incidents
-from torchloom.core.state.pending_operations import Course, Volatile
+from torchloom.core.state.pending_operations import PendingOperation, Volatile
 from torchloom.core.state.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
 from torchloom.core.state.runs import Run, Runs, RunsState
-from torchloom.core.state.runtime import Watch
+from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import Phrase, Prose, phrase
@@ -101,7 +101,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The durable part of a fabric as one value: what a snapshot stores."""
+    """The durable part of a cluster state as one value: what a snapshot stores."""
 
     format: int = FORMAT
     term: int = 0
@@ -113,7 +113,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     hand_seats: tuple[Seat, ...] = ()
     incidents: tuple[Incident, ...] = ()
     ledger: LedgerState = LedgerState()
-    keeping: KeepingState = KeepingState()
+    keeping: CheckpointIndexState = CheckpointIndexState()
     runs: RunsState = RunsState()
     goodput: tuple[Account, ...] = ()
     evicted: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -124,13 +124,13 @@ def life_over(how: Literal["finished", "interrupted"]) -> Phrase:
     return phrase("life_finished" if how == "finished" else "life_interrupted")
 
 
-class Fabric:
+class ClusterState:
     def __init__(self, settings: Settings, state: State | None = None) -> None:
         state = state or State()
         self.settings = settings
-        self.watch = Watch(settings)
+        self.runtime = RuntimeState(settings)
         self.ledger = Ledger(state.ledger)
-        self.keeping = Keeping(state.keeping)
+        self.keeping = CheckpointIndex(state.keeping)
         self.runs = Runs(state.runs)
         self.goodput = Accounts(state.goodput)
         self.evicted = dict(state.evicted)
@@ -152,7 +152,7 @@ class Fabric:
             if rank.presence in PRESENT:
                 self.present_of_job[rank.id.job] += 1
                 self._seat(rank)
-        self.watch.adopt(
+        self.runtime.adopt(
             (rank.id, rank.incarnation, rank.presence is Presence.LOST or rank.presence is Presence.DEAD,
              rank.presence is Presence.LEFT or rank.presence is Presence.FAILED)
             for rank in state.ranks
@@ -161,7 +161,9 @@ class Fabric:
             self._follow_change(change, 0.0)
         for order in self.ledger.orders.values():
             if not order.outcome:
-                self.watch.courses.begin(Course(order.request, order.job, dict(order.lives), id=order.id))
+                self.runtime.operations.begin(
+                    PendingOperation(order.request, order.job, dict(order.lives), id=order.id)
+                )
 
     def state(self) -> State:
         """The durable part, in a fixed order: equal states compare equal."""
@@ -196,11 +198,15 @@ class Fabric:
         """The furthest step that was heard of from the attempt under way, or the one it went on from."""
         steps = [run.resume_step or 0]
         for place in run.places:
-            pulse = self.watch.pulses.get(run.rank(place.rank))
-            if pulse is not None and pulse.beat is not None and pulse.incarnation == place.incarnation:
-                steps.append(pulse.beat.step)
+            rank_runtime = self.runtime.ranks.get(run.rank(place.rank))
+            if (
+                rank_runtime is not None
+                and rank_runtime.beat is not None
+                and rank_runtime.incarnation == place.incarnation
+            ):
+                steps.append(rank_runtime.beat.step)
         for node in run.nodes:  # an agent sees steps that a rank did not live to tell of
-            if (seen := self.watch.nodes.get(node)) is not None:
+            if (seen := self.runtime.nodes.get(node)) is not None:
                 mine = (s for s in seen.beat.attempts if s.job == run.job and s.attempt == run.attempt)
                 steps += [rank.step for status in mine for rank in status.ranks]
         return max(steps)
@@ -214,10 +220,10 @@ class Fabric:
         mine = self.incidents.open_of(run.of.job)
         return [i for i in mine if self.runs.concerned(i.job, i.about) == run]
 
-    def restart_watch(self, now: float) -> None:
+    def restart_runtime(self, now: float) -> None:
         """After a replay, a reconnection or a nap: full patience for everyone."""
         lost = {rank.id: rank.patient for rank in self.ranks.values() if rank.presence is Presence.LOST}
-        self.watch.restart(now, lost)
+        self.runtime.restart(now, lost)
 
     def beat_seconds(self) -> float:
         """How often each rank should speak, given how many there are."""
@@ -228,7 +234,7 @@ class Fabric:
     def fold(self, records: Iterable[Record | Volatile], at: float) -> None:
         for record in records:
             if isinstance(record, Volatile):
-                self.watch.courses.fold(record, at)
+                self.runtime.operations.fold(record, at)
             else:
                 self._fold(record, at)
 
@@ -244,17 +250,17 @@ class Fabric:
                 self.ranks[rank] = replace(self.ranks[rank], counted=False)
             case RankLost(rank=rank, reason=reason, patient=patient):
                 self._turn(rank, Sign.LINK_CLOSED, reason, at, patient=patient)
-                self.watch.lost(rank, patient, at)
+                self.runtime.lost(rank, patient, at)
             case RankFound(rank=rank, reason=reason):
                 self._turn(rank, Sign.HEARD, reason, at)
-                self.watch.found(rank, at)
+                self.runtime.found(rank, at)
             case RankDied(rank=rank, reason=reason, confirmed=confirmed):
                 self._turn(rank, Sign.ENDED_BADLY if confirmed else Sign.GRACE_OVER, reason, at)
-                self.watch.gone(rank, final=confirmed)
+                self.runtime.gone(rank, final=confirmed)
             case RankLeft(rank=rank, how=how):
                 self._turn(rank, Sign.GOODBYE, life_over(how), at)
                 self.ranks[rank] = replace(self.ranks[rank], left=how)
-                self.watch.gone(rank, final=True)
+                self.runtime.gone(rank, final=True)
             case RankForgotten(rank=rank):
                 self._forget(rank)
             case JobBegan(job=name):
@@ -298,14 +304,14 @@ class Fabric:
             case ChangeSettled(id=id):
                 request = self.ledger.changes[id].request
                 self.ledger.settle(record)
-                self.watch.courses.end(request)
+                self.runtime.operations.end(request)
             case OrderGiven(id=id, request=request, job=job, lives=lives):
                 self.ledger.give(record, at)
-                self.watch.courses.begin(Course(request, job, dict(lives), id=id, began=at, sent=at))
+                self.runtime.operations.begin(PendingOperation(request, job, dict(lives), id=id, began=at, sent=at))
             case OrderEnded(id=id):
                 request = self.ledger.orders[id].request
                 self.ledger.end(record)
-                self.watch.courses.end(request)
+                self.runtime.operations.end(request)
             case MemberJoined(rank=rank, member=member):
                 if rank in self.ranks and self.ranks[rank].incarnation == record.incarnation:
                     self.ranks[rank] = replace(self.ranks[rank], member=member)
@@ -313,7 +319,7 @@ class Fabric:
                 self.evicted[job] = (*self.evicted.get(job, ()), *members)[-KEEP_EVICTED:]
             case _:
                 if isinstance(record, CheckpointSaved):
-                    self.watch.saves(record.rank.job).saved(at)
+                    self.runtime.saves(record.rank.job).saved(at)
                 self.keeping.fold(record, at)
                 follow(self.incidents, self.runs, record, at)
                 self.runs.fold(record, at)
@@ -323,25 +329,25 @@ class Fabric:
 
     def _follow_change(self, change: Change, at: float) -> None:
         """Keep the course of a change in step with the ledger, and tell the watch what beats must say from now on."""
-        courses = self.watch.courses
+        operations = self.runtime.operations
         if change.phase is ChangePhase.PROPOSED:
-            course = courses.by_request.get(change.request)
-            if course is None or course.id:
-                course = Course(change.request, change.job, dict(change.lives))
-                courses.begin(course)
-            course.id, course.began, course.sent = change.id, at, at
+            operation = operations.by_request.get(change.request)
+            if operation is None or operation.id:
+                operation = PendingOperation(change.request, change.job, dict(change.lives))
+                operations.begin(operation)
+            operation.id, operation.began, operation.sent = change.id, at, at
         elif change.phase is ChangePhase.ABORTED:
-            courses.end(change.request)
+            operations.end(change.request)
         if change.takes_effect and change.change.action == "set":
             for rank in self.ranks_of_job.get(change.job, ()):  # also of those that joined while it was agreed on
                 if change.is_for(rank):
-                    self.watch.expect(rank, self.ranks[rank].incarnation, change.change)
+                    self.runtime.expect(rank, self.ranks[rank].incarnation, change.change)
         if change.phase is ChangePhase.COMMITTED:
-            course = courses.by_request.get(change.request)
-            if course is None:
-                course = Course(change.request, change.job, dict(change.lives), id=change.id)
-                courses.begin(course)
-            course.committed, course.began, course.sent = True, at, at
+            operation = operations.by_request.get(change.request)
+            if operation is None:
+                operation = PendingOperation(change.request, change.job, dict(change.lives), id=change.id)
+                operations.begin(operation)
+            operation.committed, operation.began, operation.sent = True, at, at
 
     def _join(self, record: RankJoined, at: float) -> None:
         self.goodput.fold(record, at, self._run_of(record.rank))
@@ -367,9 +373,9 @@ class Fabric:
             self._know_device(device, hello.node, at)
         self.drmap.remove_rank(rank_id)
         self._seat(rank)
-        self.watch.joined(rank_id, hello.incarnation, at)
+        self.runtime.joined(rank_id, hello.incarnation, at)
         for change in self.ledger.in_force(rank_id):
-            self.watch.expect(rank_id, hello.incarnation, change)
+            self.runtime.expect(rank_id, hello.incarnation, change)
 
     def _turn(self, rank_id: RankId, sign: Sign, reason: Prose, at: float, patient: bool = False) -> None:
         rank = self.ranks[rank_id]
@@ -402,7 +408,7 @@ class Fabric:
         for rank in list(self.ranks_of_job.get(name, ())):
             self._forget(rank)
         self.jobs.pop(name, None)
-        self.watch.forget_job(name)
+        self.runtime.forget_job(name)
         self.ledger.forget(name)
         self.keeping.forget(name)
         self.evicted.pop(name, None)
@@ -418,7 +424,7 @@ class Fabric:
             self.ranks_of_job.pop(rank.job, None)
             del self.present_of_job[rank.job]
         self.drmap.remove_rank(rank)
-        self.watch.forgotten(rank)
+        self.runtime.forgotten(rank)
 
     def _open(self, record: IncidentOpened, at: float) -> None:
         self.incidents.open(record, at)

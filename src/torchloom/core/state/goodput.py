@@ -28,8 +28,8 @@ from torchloom.protocol.records import JobResumed, RankJoined, Record
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
-    AttemptHeld,
     AttemptLaunched,
+    AttemptPaused,
     AttemptRunning,
     AttemptStopping,
     RunEnded,
@@ -169,7 +169,7 @@ def _folded(account: Account, record: Record, at: float) -> Account:
         case RankJoined() if not account.joined:
             account = _charged(account, at)
             return replace(_not_begun(account), joined=True)
-        case AttemptHeld(held=held):
+        case AttemptPaused(held=held):
             return replace(_charged(account, at), doing=PAUSED if held else RUNNING)
         case IncidentOpened(id=id, kind=kind) if kind in STANDSTILL and account.doing == RUNNING:
             return replace(_charged(account, at), doing=kind, standing=id)

@@ -13,12 +13,12 @@ import msgspec
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.knob_values import Action
 from torchloom.protocol.operator import SetKnobs
-from torchloom.protocol.rank import Applied, Ordered, Ready, Reply, Standing
+from torchloom.protocol.rank import Applied, Ordered, Ready, Reply, StepReport
 
 Lives = tuple[tuple[RankId, str], ...]
 
 
-class Wish(msgspec.Struct, frozen=True):
+class ChangeRequest(msgspec.Struct, frozen=True):
     """A change somebody wants, before it has a step."""
 
     ask: SetKnobs
@@ -34,29 +34,29 @@ class Volatile(msgspec.Struct, frozen=True):
     """Of the course it is about."""
 
 
-class CourseBegan(Volatile, frozen=True):
+class OperationBegan(Volatile, frozen=True):
     """Somebody wants a change, and its ranks are asked where they are."""
 
     job: str
     lives: Lives
-    wish: Wish
+    change_request: ChangeRequest
     waiters: tuple[str, ...] = ()
 
 
-class CourseEnded(Volatile, frozen=True):
+class OperationEnded(Volatile, frozen=True):
     """It came to nothing, and no rank has changed."""
 
 
-class AskerWaits(Volatile, frozen=True):
+class WaiterAdded(Volatile, frozen=True):
     reply: str
     """Where."""
 
 
-class AskersTold(Volatile, frozen=True):
+class WaitersAnswered(Volatile, frozen=True):
     """Nobody waits any more."""
 
 
-class AskedAgain(Volatile, frozen=True):
+class RanksAskedAgain(Volatile, frozen=True):
     """Its ranks, those that have not answered."""
 
 
@@ -65,13 +65,13 @@ class VerdictAsked(Volatile, frozen=True):
 
 
 @dataclass(slots=True)
-class Course:
+class PendingOperation:
     """One change (or order) on its way."""
 
     request: str
     job: str
     lives: dict[RankId, str]
-    wish: Wish | None = None
+    change_request: ChangeRequest | None = None
     """What was asked; not known after a restart of the weaver."""
     id: str = ""
     """The change's or order's, once it is in the log."""
@@ -82,7 +82,7 @@ class Course:
     committed: bool = False
     waiters: list[str] = field(default_factory=list)
     """Where an answer is awaited."""
-    standings: dict[RankId, Standing] = field(default_factory=dict)
+    step_reports: dict[RankId, StepReport] = field(default_factory=dict)
     ready: dict[RankId, Ready] = field(default_factory=dict)
     applied: dict[RankId, Applied] = field(default_factory=dict)
     ordered: dict[RankId, Ordered] = field(default_factory=dict)
@@ -92,9 +92,9 @@ class Course:
         if self.lives.get(rank) != reply.incarnation:
             return False
         match reply:
-            case Standing():
-                known: dict[RankId, Standing] | dict[RankId, Ready] | dict[RankId, Applied] | dict[RankId, Ordered]
-                known = self.standings
+            case StepReport():
+                known: dict[RankId, StepReport] | dict[RankId, Ready] | dict[RankId, Applied] | dict[RankId, Ordered]
+                known = self.step_reports
             case Ready():
                 known = self.ready
             case Applied():
@@ -107,41 +107,45 @@ class Course:
 
 
 @dataclass(slots=True)
-class Courses:
-    by_request: dict[str, Course] = field(default_factory=dict)
+class PendingOperations:
+    by_request: dict[str, PendingOperation] = field(default_factory=dict)
 
-    def find(self, id: str) -> Course | None:
+    def find(self, id: str) -> PendingOperation | None:
         """By the id of the change or order, or, before it has one, of the request."""
         found = self.by_request.get(id)
-        return found or next((course for course in self.by_request.values() if course.id == id), None)
+        return found or next((operation for operation in self.by_request.values() if operation.id == id), None)
 
-    def inquiring(self, job: str) -> Course | None:
+    def inquiring(self, job: str) -> PendingOperation | None:
         """The change of a job that is wanted but not yet proposed."""
         return next((c for c in self.by_request.values() if c.job == job and not c.id), None)
 
-    def begin(self, course: Course) -> None:
-        self.by_request[course.request] = course
+    def begin(self, operation: PendingOperation) -> None:
+        self.by_request[operation.request] = operation
 
     def end(self, request: str) -> None:
         self.by_request.pop(request, None)
 
-    def take(self, rank: RankId, reply: Reply) -> Course | None:
+    def take(self, rank: RankId, reply: Reply) -> PendingOperation | None:
         """The course that a reply belongs to, if it is news there."""
-        course = self.find(reply.id)
-        return course if course is not None and course.take(rank, reply) else None
+        operation = self.find(reply.id)
+        return operation if operation is not None and operation.take(rank, reply) else None
 
     def fold(self, record: Volatile, at: float) -> None:
         match record:
-            case CourseBegan(request=request, job=job, lives=lives, wish=wish, waiters=waiters):
-                self.begin(Course(request, job, dict(lives), wish, began=at, sent=at, waiters=list(waiters)))
-            case CourseEnded(request=request):
+            case OperationBegan(request=request, job=job, lives=lives, change_request=change_request, waiters=waiters):
+                self.begin(
+                    PendingOperation(
+                        request, job, dict(lives), change_request, began=at, sent=at, waiters=list(waiters)
+                    )
+                )
+            case OperationEnded(request=request):
                 self.end(request)
-            case AskerWaits(request=request, reply=reply):
+            case WaiterAdded(request=request, reply=reply):
                 if reply not in self.by_request[request].waiters:
                     self.by_request[request].waiters.append(reply)
-            case AskersTold(request=request):
+            case WaitersAnswered(request=request):
                 self.by_request[request].waiters.clear()
-            case AskedAgain(request=request):
+            case RanksAskedAgain(request=request):
                 self.by_request[request].sent = at
             case VerdictAsked(request=request):
                 self.by_request[request].verdict_asked = at

@@ -28,9 +28,9 @@ from torchloom.protocol.records import Record
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
-    AttemptHeld,
     AttemptLaunched,
     AttemptNote,
+    AttemptPaused,
     AttemptRunning,
     AttemptStopping,
     NodeDrained,
@@ -264,7 +264,7 @@ class Runs:
             case AttemptRunning(job=job, warm=warm, why_cold=why_cold):
                 self._turn(job, S.ALL_RUNNING, at)
                 self._note(job, running=at, warm=warm, why_cold=why_cold)
-            case AttemptHeld(job=job, held=held):
+            case AttemptPaused(job=job, held=held):
                 self._turn(job, S.HELD if held else S.GOES_ON, at)
             case AttemptStopping(
                 job=job, reason=reason, failure=failure, step=step, then=then, code=code, counts=counts

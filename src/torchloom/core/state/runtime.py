@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from torchloom.core.detect.checkpoint_overdue import Saves
+from torchloom.core.detect.checkpoint_overdue import CheckpointIntervalDetector
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.hang_tracker import Case
-from torchloom.core.detect.rank_detectors import Senses
-from torchloom.core.detect.straggler import Race
+from torchloom.core.detect.hang_tracker import HangTracker
+from torchloom.core.detect.rank_detectors import RankDetectors
+from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.core.state.curves import Curve
-from torchloom.core.state.pending_operations import Courses
+from torchloom.core.state.pending_operations import PendingOperations
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.node import NodeBeat
-from torchloom.protocol.rank import Beat, Committed
+from torchloom.protocol.rank import Beat, ChangeSpec
 from torchloom.settings import Settings
 
 DUE_KEPT = 8
@@ -34,12 +34,12 @@ Attempts = tuple[tuple[str, int], ...]
 
 
 @dataclass(slots=True)
-class Pulse:
+class RankRuntime:
     """How a rank that has joined fares."""
 
     incarnation: str
     heard: float
-    senses: Senses
+    detectors: RankDetectors
     beat: Beat | None = None
     curve: Curve | None = None
     charted: float = 0.0
@@ -48,9 +48,9 @@ class Pulse:
     """Lost or presumed dead: its next beat is news."""
     over: bool = False
     """Left or failed: nothing more is expected of this life."""
-    due: list[Committed] = field(default_factory=list)
+    due: list[ChangeSpec] = field(default_factory=list)
     """The latest changes, which must be in force from their steps on. A rank may learn late that it missed one."""
-    missed: Committed | None = None
+    missed: ChangeSpec | None = None
     """The newest of them whose step has passed without it."""
     astray: int = 0
     """Beats in a row that said so."""
@@ -87,10 +87,10 @@ class NodeSeen:
 
 
 @dataclass(slots=True)
-class Watch:
+class RuntimeState:
     settings: Settings
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
-    pulses: dict[RankId, Pulse] = field(default_factory=dict)
+    ranks: dict[RankId, RankRuntime] = field(default_factory=dict)
     links: dict[Life, set[str]] = field(default_factory=dict)
     """Open connections of each life; an empty set means that it had one and it closed."""
     deadlines: dict[RankId, float] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Watch:
     """When an unknown or muted life was last answered, so that a flood gets a trickle back."""
     reunion: bool = False
     """A roll-call is due."""
-    courses: Courses = field(default_factory=Courses)
+    operations: PendingOperations = field(default_factory=PendingOperations)
     """Changes and orders under way."""
     lighthouses: dict[str, LighthouseBeat] = field(default_factory=dict)
     """By job: what its lighthouse said last."""
@@ -109,48 +109,50 @@ class Watch:
     """When the agent of a node last told whether it is fit."""
     meanwhile: list[tuple[Life, str, bool]] | None = None
     """While a roll-call is being answered: links that opened (True) or closed since it was asked for."""
-    _cases: dict[str, tuple[Attempts, Case]] = field(default_factory=dict)
-    _races: dict[str, Race[RankId]] = field(default_factory=dict)
-    _saves: dict[str, Saves] = field(default_factory=dict)
+    _cases: dict[str, tuple[Attempts, HangTracker]] = field(default_factory=dict)
+    _races: dict[str, StragglerDetector[RankId]] = field(default_factory=dict)
+    _saves: dict[str, CheckpointIntervalDetector] = field(default_factory=dict)
 
     # ── what is seen ──
 
     def hear(self, rank: RankId, beat: Beat, now: float) -> bool:
         """Take in a beat. True if that is all there is to it: a known life that was not missing spoke."""
-        pulse = self.pulses.get(rank)
-        if pulse is None or pulse.incarnation != beat.incarnation:
+        rank_runtime = self.ranks.get(rank)
+        if rank_runtime is None or rank_runtime.incarnation != beat.incarnation:
             return False
-        pulse.beat = beat
-        pulse.heard = now
-        found = pulse.senses.hear(beat, now)
-        if not (found or pulse.missing or pulse.due or pulse.astray or pulse.mended):
+        rank_runtime.beat = beat
+        rank_runtime.heard = now
+        found = rank_runtime.detectors.hear(beat, now)
+        if not (found or rank_runtime.missing or rank_runtime.due or rank_runtime.astray or rank_runtime.mended):
             return True  # as mostly
-        pulse.found += found
-        if pulse.due or pulse.astray or pulse.mended:
-            pulse.compare(beat)
-        return pulse.astray != 2 and not pulse.mended and not pulse.missing and not found  # 1 may be under way
+        rank_runtime.found += found
+        if rank_runtime.due or rank_runtime.astray or rank_runtime.mended:
+            rank_runtime.compare(beat)
+        return (
+            rank_runtime.astray != 2 and not rank_runtime.mended and not rank_runtime.missing and not found
+        )  # 1 may be under way
 
     def take_found(self, rank: RankId) -> tuple[Finding, ...]:
         """What the beats of a rank have shown since this was last asked."""
-        pulse = self.pulses.get(rank)
-        if pulse is None:
+        rank_runtime = self.ranks.get(rank)
+        if rank_runtime is None:
             return ()
-        found, pulse.found = pulse.found, ()
+        found, rank_runtime.found = rank_runtime.found, ()
         return found
 
-    def case(self, job: str, attempts: Attempts = ()) -> Case:
+    def case(self, job: str, attempts: Attempts = ()) -> HangTracker:
         """The hangs of a job or run, as long as these attempts are under way."""
         known, case = self._cases.get(job, ((), None))
         if case is None or known != attempts:
-            case = Case()
+            case = HangTracker()
             self._cases[job] = attempts, case
         return case
 
-    def race(self, job: str) -> Race[RankId]:
-        return self._races.setdefault(job, Race())
+    def race(self, job: str) -> StragglerDetector[RankId]:
+        return self._races.setdefault(job, StragglerDetector())
 
-    def saves(self, job: str) -> Saves:
-        return self._saves.setdefault(job, Saves())
+    def saves(self, job: str) -> CheckpointIntervalDetector:
+        return self._saves.setdefault(job, CheckpointIntervalDetector())
 
     def forget_job(self, job: str) -> None:
         for known in (self._cases, self._races, self._saves, self.lighthouses):
@@ -199,7 +201,7 @@ class Watch:
             self.meanwhile.append((life, link, True))
 
     def link_closed(self, life: Life, link: str) -> None:
-        if len(self.links) > 2 * len(self.pulses) + 1000:  # of the long gone, a late hello is no longer awaited
+        if len(self.links) > 2 * len(self.ranks) + 1000:  # of the long gone, a late hello is no longer awaited
             self.links = {life: links for life, links in self.links.items() if links}
         self.links.setdefault(life, set()).discard(link)
         if self.meanwhile is not None:
@@ -228,39 +230,41 @@ class Watch:
     def adopt(self, lives: Iterable[tuple[RankId, str, bool, bool]]) -> None:
         """Begin with ranks known from a snapshot: (rank, incarnation, missing, over)."""
         for rank, incarnation, missing, over in lives:
-            self.pulses[rank] = Pulse(incarnation, 0.0, Senses(self.settings), missing=missing, over=over)
+            self.ranks[rank] = RankRuntime(incarnation, 0.0, RankDetectors(self.settings), missing=missing, over=over)
 
     def joined(self, rank: RankId, incarnation: str, now: float) -> None:
-        before = self.pulses.get(rank)
-        self.pulses[rank] = Pulse(incarnation, now, Senses(self.settings), curve=before.curve if before else None)
+        before = self.ranks.get(rank)
+        self.ranks[rank] = RankRuntime(
+            incarnation, now, RankDetectors(self.settings), curve=before.curve if before else None
+        )
         self.deadlines.pop(rank, None)
 
-    def expect(self, rank: RankId, life: str, change: Committed) -> None:
+    def expect(self, rank: RankId, life: str, change: ChangeSpec) -> None:
         """From its step on, this life must have this change in force."""
-        pulse = self.pulses.get(rank)
-        if pulse is not None and pulse.incarnation == life:
-            pulse.due = [*pulse.due[1 - DUE_KEPT :], change]
+        rank_runtime = self.ranks.get(rank)
+        if rank_runtime is not None and rank_runtime.incarnation == life:
+            rank_runtime.due = [*rank_runtime.due[1 - DUE_KEPT :], change]
 
     def lost(self, rank: RankId, patient: bool, now: float) -> None:
         grace = self.settings.frozen_grace_seconds if patient else self.settings.grace_seconds
         self.deadlines[rank] = now + grace
-        self.pulses[rank].missing = True
+        self.ranks[rank].missing = True
 
     def found(self, rank: RankId, now: float) -> None:
         self.deadlines.pop(rank, None)
-        pulse = self.pulses[rank]
-        pulse.missing = pulse.over = False
-        pulse.heard = now
+        rank_runtime = self.ranks[rank]
+        rank_runtime.missing = rank_runtime.over = False
+        rank_runtime.heard = now
 
     def gone(self, rank: RankId, *, final: bool) -> None:
         """Dead, left or failed. Of one only presumed dead, a beat is still news."""
         self.deadlines.pop(rank, None)
-        pulse = self.pulses[rank]
-        pulse.missing = not final
-        pulse.over = final
+        rank_runtime = self.ranks[rank]
+        rank_runtime.missing = not final
+        rank_runtime.over = final
 
     def forgotten(self, rank: RankId) -> None:
-        self.pulses.pop(rank, None)
+        self.ranks.pop(rank, None)
         self.deadlines.pop(rank, None)
         for life in [life for life in self.links if life[0] == rank]:
             del self.links[life]
@@ -269,8 +273,8 @@ class Watch:
 
     def restart(self, now: float, lost: dict[RankId, bool]) -> None:
         """Begin every timer anew: this weaver was away. `lost` maps each lost rank to whether it gets long patience."""
-        for pulse in self.pulses.values():
-            pulse.heard = now
+        for rank_runtime in self.ranks.values():
+            rank_runtime.heard = now
         for seen in self.nodes.values():
             seen.heard = now
         self.blind_until = now + self.settings.reunion_seconds
@@ -279,16 +283,20 @@ class Watch:
             known.clear()
         for rank, patient in lost.items():
             self.lost(rank, patient, self.blind_until)
-        for course in self.courses.by_request.values():
-            course.began = now
+        for operation in self.operations.by_request.values():
+            operation.began = now
 
     def silent(self, ranks: Iterable[RankId], now: float, beat_seconds: float) -> list[RankId]:
         """Who of these has not been heard for longer than anyone should be quiet."""
         if now < self.blind_until:
             return []
         limit = now - max(self.settings.silence_seconds, 5 * beat_seconds)
-        known = ((rank, self.pulses[rank]) for rank in ranks if rank in self.pulses)
-        return [rank for rank, pulse in known if pulse.heard < limit and not pulse.missing and not pulse.over]
+        known = ((rank, self.ranks[rank]) for rank in ranks if rank in self.ranks)
+        return [
+            rank
+            for rank, rank_runtime in known
+            if rank_runtime.heard < limit and not rank_runtime.missing and not rank_runtime.over
+        ]
 
     def expired(self, now: float) -> list[RankId]:
         return [rank for rank, deadline in self.deadlines.items() if deadline <= now]

@@ -12,7 +12,7 @@ from torchloom.core.changes import requests
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.reconcile import UNDER_WAY
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft import drain_request
@@ -24,40 +24,40 @@ from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.run_records import ReplicaDrained
 
 
-def evict_replica(fabric: Fabric, ask: EvictReplica, now: float) -> Decision:
+def evict_replica(cluster: ClusterState, ask: EvictReplica, now: float) -> Decision:
     replica = ReplicaId(ask.job, ask.replica)
     reason = phrase("replica_evicted", operator=ask.operator)
-    run = fabric.runs.of(replica)
+    run = cluster.runs.of(replica)
     if run is not None and run.task.torchft is not None and not run.serves:
         if run.drained and run.phase is not RunPhase.RUNNING:
             return Decision(answer=Done(text=phrase("replica_drained", replica=replica)))
         if run.phase not in UNDER_WAY:
             return Decision(answer=Done(text=phrase("replica_is", replica=replica, phase=str(run.phase))))
-        if _is_last(fabric, run):
+        if _is_last(cluster, run):
             hint = phrase("kill_or_stop", replica=replica, job=ask.job)
             return _no(phrase("last_replica", replica=replica), hint)
         deaf = tuple(place.rank for place in run.places)
-        stopping = stop(fabric, run, now, Cause(reason, blame=False, deaf=deaf))
+        stopping = stop(cluster, run, now, Cause(reason, blame=False, deaf=deaf))
         text = phrase("evicted_and_drained" if run.drained else "evicted_and_restarted", replica=replica)
         return replace(stopping, answer=Done(text=text, replicas=(replica,)))
-    ranks = [rank for rank in fabric.ranks_of_job.get(ask.job, ()) if rank.of == replica]
-    members = {fabric.ranks[rank].member for rank in ranks} - {""}
+    ranks = [rank for rank in cluster.ranks_of_job.get(ask.job, ()) if rank.of == replica]
+    members = {cluster.ranks[rank].member for rank in ranks} - {""}
     if not ranks:
         return _no(phrase("replica_unknown", replica=replica), phrase("see_map"))
     if not members:
         return _no(phrase("not_under_torchft", replica=replica), phrase("kill_replica", replica=replica))
-    if ask.job not in fabric.watch.lighthouses:
+    if ask.job not in cluster.runtime.lighthouses:
         return _no(phrase("foreign_lighthouse", job=ask.job), phrase("kill_replica", replica=replica))
-    if not _others_train(fabric, replica):
+    if not _others_train(cluster, replica):
         return _no(phrase("last_replica", replica=replica), phrase("kill_replica_anyway", replica=replica))
-    told = evict(fabric, ask.job, members, reason)
+    told = evict(cluster, ask.job, members, reason)
     return replace(told, answer=Done(text=phrase("out_of_quorum", replica=replica), replicas=(replica,)))
 
 
-def drain_replica(fabric: Fabric, ask: DrainReplica) -> Decision:
+def drain_replica(cluster: ClusterState, ask: DrainReplica) -> Decision:
     replica = ReplicaId(ask.job, ask.replica)
-    run = fabric.runs.of(replica)
-    if run is None and (known := [str(other.of) for other in fabric.runs.of_job(ask.job) if not other.serves]):
+    run = cluster.runs.of(replica)
+    if run is None and (known := [str(other.of) for other in cluster.runs.of_job(ask.job) if not other.serves]):
         return _no(phrase("replica_unknown", replica=replica), phrase("replicas_are", job=ask.job, replicas=known))
     if run is None or run.task.torchft is None or run.serves:
         return _no(phrase("replica_not_drainable", replica=replica), phrase("stop_or_drain_node", job=ask.job))
@@ -67,40 +67,40 @@ def drain_replica(fabric: Fabric, ask: DrainReplica) -> Decision:
     record = ReplicaDrained(job=run.job, drained=not ask.undo, operator=ask.operator)
     if ask.undo:
         return Decision((record,), answer=Done(text=phrase("replica_returns", replica=replica)))
-    if _is_last(fabric, run):
+    if _is_last(cluster, run):
         return _no(phrase("last_replica", replica=replica), phrase("stop_job", job=ask.job))
-    ranks = [fabric.ranks[rank] for rank in fabric.ranks_of(run)]
+    ranks = [cluster.ranks[rank] for rank in cluster.ranks_of(run)]
     if run.phase is RunPhase.RUNNING and not any(rank.presence in PRESENT and not rank.counted for rank in ranks):
         return _no(phrase("no_manager_attached", replica=replica), phrase("evict_instead", replica=replica))
     text = phrase("replica_leaves", replica=replica)
     first = Decision((record,))
-    return replace(together([first, ask_to_leave(fabric, run)]), answer=Done(text=text))
+    return replace(together([first, ask_to_leave(cluster, run)]), answer=Done(text=text))
 
 
-def _is_last(fabric: Fabric, run: Run) -> bool:
+def _is_last(cluster: ClusterState, run: Run) -> bool:
     """Whether it trains and no other replica does."""
-    others = [other for other in siblings(fabric, run) if not other.drained]
-    return run.phase is RunPhase.RUNNING and not any(trains(fabric, other) for other in others)
+    others = [other for other in siblings(cluster, run) if not other.drained]
+    return run.phase is RunPhase.RUNNING and not any(trains(cluster, other) for other in others)
 
 
-def _others_train(fabric: Fabric, replica: ReplicaId) -> bool:
+def _others_train(cluster: ClusterState, replica: ReplicaId) -> bool:
     """The same of replicas that others have started: what has said no step yet, and could have, has nothing."""
-    out = fabric.evicted.get(replica.job, ())
-    others = [fabric.ranks[rank] for rank in fabric.ranks_of_job[replica.job] if rank.of != replica]
+    out = cluster.evicted.get(replica.job, ())
+    others = [cluster.ranks[rank] for rank in cluster.ranks_of_job[replica.job] if rank.of != replica]
     there = [rank for rank in others if rank.presence is Presence.LIVE and rank.member and rank.member not in out]
-    beats = [pulse.beat if (pulse := fabric.watch.pulses.get(rank.id)) else None for rank in there]
+    beats = [rank_runtime.beat if (rank_runtime := cluster.runtime.ranks.get(rank.id)) else None for rank in there]
     return any(beat is None or beat.step > 0 for beat in beats)
 
 
-def ask_to_leave(fabric: Fabric, run: Run) -> Decision:
+def ask_to_leave(cluster: ClusterState, run: Run) -> Decision:
     """Again and again until it is certain: another change may be under way just now, or this one come to nothing."""
     if run.phase is not RunPhase.RUNNING:
         return NOTHING
-    request = drain_request.request(fabric, run)
-    if request in fabric.watch.courses.by_request or fabric.ledger.change_of(request) is not None:
+    request = drain_request.request(cluster, run)
+    if request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None:
         return NOTHING
     ask = Steer(request=request, verb="stop", job=run.of.job, replica=run.of.replica, operator="drain")
-    asked = requests.act(fabric, ask, "")
+    asked = requests.act(cluster, ask, "")
     return Decision(asked.records, asked.commands)
 
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import hashlib
 
 from torchloom.core.state.change_ledger import ChangePhase
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
 
 MOST_TRIES = 100
 """To have one attempt leave: others may have changes of their own under way, or ranks be lost just then."""
 
 
-def request(fabric: Fabric, run: Run) -> str:
+def request(cluster: ClusterState, run: Run) -> str:
     """By which the attempt under way is asked now: after one that came to nothing, another."""
     for number in range(MOST_TRIES):
         one = hashlib.sha256(f"{run.job} {run.attempt} leaves {number}".encode()).hexdigest()[:32]
-        change = fabric.ledger.change_of(one)
+        change = cluster.ledger.change_of(one)
         if change is None or change.phase is not ChangePhase.ABORTED:
             return one
     return one
 
 
-def was_asked(fabric: Fabric, run: Run) -> bool:
+def was_asked(cluster: ClusterState, run: Run) -> bool:
     """Whether its ranks end because of that, even if it is not wanted any more."""
-    change = fabric.ledger.change_of(request(fabric, run))
+    change = cluster.ledger.change_of(request(cluster, run))
     return change is not None and change.takes_effect

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from torchloom.core.decision import NOTHING, Decision, together
-from torchloom.core.state.cluster import Fabric, life_over
+from torchloom.core.state.cluster import ClusterState, life_over
 from torchloom.core.state.presence import PRESENT, Presence
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
@@ -33,9 +33,9 @@ from torchloom.protocol.records import (
 from torchloom.protocol.run_records import AttemptStopping, RunEnded
 
 
-def reported(fabric: Fabric, rank: RankId, said: Joined | Regrouped | Healed | Discarded) -> Decision:
+def reported(cluster: ClusterState, rank: RankId, said: Joined | Regrouped | Healed | Discarded) -> Decision:
     """What a life says that is over, or that nobody knows of, is not listened to."""
-    known = fabric.ranks.get(rank)
+    known = cluster.ranks.get(rank)
     if known is None or known.incarnation != said.incarnation:
         return NOTHING
     match said:
@@ -52,7 +52,7 @@ def reported(fabric: Fabric, rank: RankId, said: Joined | Regrouped | Healed | D
             )
             first = Decision((joined,))
             late = known.presence not in PRESENT  # it told who it is, and was gone before that was heard
-            return together([first, evict(fabric, rank.job, (member,), phrase("life_has_ended"))]) if late else first
+            return together([first, evict(cluster, rank.job, (member,), phrase("life_has_ended"))]) if late else first
         case Regrouped(quorum=quorum, step=step, participants=participants):
             record: Record = MemberRegrouped(rank=rank, quorum=quorum, step=step, participants=participants)
             return Decision((record,))
@@ -67,15 +67,15 @@ def reported(fabric: Fabric, rank: RankId, said: Joined | Regrouped | Healed | D
 # ── evicting ──
 
 
-def evict(fabric: Fabric, job: str, members: Iterable[str], reason: Prose) -> Decision:
+def evict(cluster: ClusterState, job: str, members: Iterable[str], reason: Prose) -> Decision:
     """Those among them that were not evicted before."""
-    known = fabric.evicted.get(job, ())
+    known = cluster.evicted.get(job, ())
     new = tuple(dict.fromkeys(member for member in members if member and member not in known))
     if not new:
         return NOTHING
     return Decision(
         (MembersEvicted(job=job, members=new, reason=reason),),
-        evictions=((job, Evict(term=fabric.term, members=new, reason=reason)),),
+        evictions=((job, Evict(term=cluster.term, members=new, reason=reason)),),
     )
 
 
@@ -85,60 +85,60 @@ class Gone(NamedTuple):
     why: Prose
 
 
-def with_evictions(fabric: Fabric, decision: Decision) -> Decision:
+def with_evictions(cluster: ClusterState, decision: Decision) -> Decision:
     """A decision by which ranks are gone, and what follows from it for the lighthouses of their jobs."""
-    gone = [lost for record in decision.stored for lost in _gone(fabric, record)]
-    return replace(together([decision, *_evictions(fabric, gone)]), answer=decision.answer) if gone else decision
+    gone = [lost for record in decision.stored for lost in _gone(cluster, record)]
+    return replace(together([decision, *_evictions(cluster, gone)]), answer=decision.answer) if gone else decision
 
 
-def _evictions(fabric: Fabric, gone: list[Gone]) -> list[Decision]:
+def _evictions(cluster: ClusterState, gone: list[Gone]) -> list[Decision]:
     """All ranks of a replica go under one id."""
     once = {lost.member: lost for lost in reversed(gone)}
-    return [evict(fabric, lost.job, (lost.member,), lost.why) for lost in once.values()]
+    return [evict(cluster, lost.job, (lost.member,), lost.why) for lost in once.values()]
 
 
-def _gone(fabric: Fabric, record: Record) -> list[Gone]:
+def _gone(cluster: ClusterState, record: Record) -> list[Gone]:
     """Whose life is over, and why."""
     match record:
         case RankDied(rank=rank, reason=reason, confirmed=True):
-            return _lives(fabric, [rank], reason)
+            return _lives(cluster, [rank], reason)
         case RankLeft(rank=rank, how=how):
-            return _lives(fabric, [rank], life_over(how))
+            return _lives(cluster, [rank], life_over(how))
         case AttemptStopping(job=job, reason=reason):  # a replica goes whole
-            run = fabric.runs.by_job[job]
-            met = [Gone(run.of.job, member, reason) for member in _met_at(fabric, run)]
-            return [*_lives(fabric, fabric.ranks_of(run), reason), *met]
+            run = cluster.runs.by_job[job]
+            met = [Gone(run.of.job, member, reason) for member in _met_at(cluster, run)]
+            return [*_lives(cluster, cluster.ranks_of(run), reason), *met]
         case RunEnded(job=job, reason=reason):
-            run = fabric.runs.by_job[job]
-            return [Gone(run.of.job, member, reason) for member in _met_at(fabric, run)]
+            run = cluster.runs.by_job[job]
+            return [Gone(run.of.job, member, reason) for member in _met_at(cluster, run)]
         case RankJoined(rank=rank):
-            before = fabric.ranks.get(rank)
+            before = cluster.ranks.get(rank)
             again = before is not None and before.presence is not Presence.LIVE
-            return _lives(fabric, [rank], phrase("life_replaced")) if again else []
+            return _lives(cluster, [rank], phrase("life_replaced")) if again else []
     return []
 
 
-def _lives(fabric: Fabric, ranks: Iterable[RankId], why: Prose) -> list[Gone]:
-    known = [fabric.ranks[rank] for rank in ranks if rank in fabric.ranks]
+def _lives(cluster: ClusterState, ranks: Iterable[RankId], why: Prose) -> list[Gone]:
+    known = [cluster.ranks[rank] for rank in ranks if rank in cluster.ranks]
     return [Gone(rank.id.job, rank.member, why) for rank in known if rank.member]
 
 
-def _met_at(fabric: Fabric, run: Run) -> list[str]:
+def _met_at(cluster: ClusterState, run: Run) -> list[str]:
     """Who met where the ranks of this attempt were told to: so a script that says nothing is known, too."""
-    beat = fabric.watch.lighthouses.get(run.of.job)
+    beat = cluster.runtime.lighthouses.get(run.of.job)
     where = f"{run.host}:{run.port}"
     return [member for member, store in beat.stores.items() if store == where] if beat is not None and run.port else []
 
 
-def lighthouse_heard(fabric: Fabric, job: str) -> Decision:
+def lighthouse_heard(cluster: ClusterState, job: str) -> Decision:
     """It is told again what it does not know, and of those it counts on who is gone."""
-    beat = fabric.watch.lighthouses[job]
-    missing = tuple(member for member in fabric.evicted.get(job, ()) if member not in beat.evicted)
+    beat = cluster.runtime.lighthouses[job]
+    missing = tuple(member for member in cluster.evicted.get(job, ()) if member not in beat.evicted)
     counted = {*beat.members, *beat.waiting}
     gone = [
         Gone(job, known.member, known.reason or phrase("life_gone"))
-        for rank in fabric.ranks_of_job.get(job, ())
-        if (known := fabric.ranks[rank]).member in counted and known.presence in {Presence.FAILED, Presence.LEFT}
+        for rank in cluster.ranks_of_job.get(job, ())
+        if (known := cluster.ranks[rank]).member in counted and known.presence in {Presence.FAILED, Presence.LEFT}
     ]
-    again = Decision(evictions=((job, Evict(term=fabric.term, members=missing)),)) if missing else NOTHING
-    return together([again, *_evictions(fabric, gone)])
+    again = Decision(evictions=((job, Evict(term=cluster.term, members=missing)),)) if missing else NOTHING
+    return together([again, *_evictions(cluster, gone)])

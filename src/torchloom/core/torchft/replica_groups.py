@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchloom.core.state.cluster import Fabric
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import LIGHTHOUSE, OVER, Run, RunPhase
 from torchloom.protocol.job import Task, Torchft
 from torchloom.protocol.phrase import Prose, phrase
@@ -86,71 +86,75 @@ def _lighthouse(job: str, task: Task, ft: Torchft) -> Task:
 # ── together ──
 
 
-def siblings(fabric: Fabric, run: Run) -> list[Run]:
+def siblings(cluster: ClusterState, run: Run) -> list[Run]:
     """The other replicas of its job, over or not, of the same submission."""
     mine = [
-        other for other in fabric.runs.by_job.values() if other.of.job == run.of.job and other.request == run.request
+        other for other in cluster.runs.by_job.values() if other.of.job == run.of.job and other.request == run.request
     ]
     return [other for other in mine if other.job != run.job and not other.serves]
 
 
-def lighthouse(fabric: Fabric, run: Run) -> Run | None:
+def lighthouse(cluster: ClusterState, run: Run) -> Run | None:
     """The run of the lighthouse of its job; none if somebody else runs it."""
-    found = fabric.runs.by_job.get(f"{run.of.job}:{LIGHTHOUSE}") if run.task.part_of else None
+    found = cluster.runs.by_job.get(f"{run.of.job}:{LIGHTHOUSE}") if run.task.part_of else None
     return found if found is not None and found.request == run.request else None
 
 
-def waits(fabric: Fabric, run: Run) -> bool:
+def waits(cluster: ClusterState, run: Run) -> bool:
     """A replica, for its lighthouse."""
     if run.task.torchft is None or run.serves or run.task.torchft.lighthouse not in {OURS, STOCK}:
         return False
-    light = lighthouse(fabric, run)
+    light = lighthouse(cluster, run)
     return light is None or not light.port
 
 
-def with_lighthouse(fabric: Fabric, run: Run) -> Task:
+def with_lighthouse(cluster: ClusterState, run: Run) -> Task:
     """The task of a replica as it is started: it is told where its lighthouse is."""
     if run.task.torchft is None or run.serves:
         return run.task
-    light = lighthouse(fabric, run)
+    light = lighthouse(cluster, run)
     address = f"http://{light.host}:{light.port}" if light is not None else run.task.torchft.lighthouse
     return replace(run.task, env={"TORCHFT_LIGHTHOUSE": address} | run.task.env)
 
 
-def heals(fabric: Fabric, run: Run) -> bool:
+def heals(cluster: ClusterState, run: Run) -> bool:
     """Whether another replica trains, from which this one takes over its state: it needs no checkpoint."""
-    return run.task.torchft is not None and any(other.phase is RunPhase.RUNNING for other in siblings(fabric, run))
+    return run.task.torchft is not None and any(other.phase is RunPhase.RUNNING for other in siblings(cluster, run))
 
 
-def trains(fabric: Fabric, run: Run) -> bool:
+def trains(cluster: ClusterState, run: Run) -> bool:
     """Whether it has parameters that others can take over, as far as its ranks have said."""
     if run.phase is not RunPhase.RUNNING:
         return False
     lives = {run.rank(place.rank): place.incarnation for place in run.places}
-    known = [fabric.ranks[rank] for rank in lives if rank in fabric.ranks]
+    known = [cluster.ranks[rank] for rank in lives if rank in cluster.ranks]
     joined = [rank for rank in known if rank.incarnation == lives[rank.id]]
     if not joined:
         return run.ordinal == 1  # a later one has nothing before it has healed
-    beats = [pulse.beat for rank in joined if (pulse := fabric.watch.pulses.get(rank.id)) and pulse.beat is not None]
+    beats = [
+        rank_runtime.beat
+        for rank in joined
+        if (rank_runtime := cluster.runtime.ranks.get(rank.id)) and rank_runtime.beat is not None
+    ]
     unknown = not beats or any(rank.counted for rank in joined)
     return unknown or any(beat.step > 0 for beat in beats)
 
 
-def can_heal(fabric: Fabric, run: Run) -> bool:
+def can_heal(cluster: ClusterState, run: Run) -> bool:
     """Whether what this replica has trained would be left if it were gone."""
-    return run.task.torchft is not None and any(trains(fabric, other) for other in siblings(fabric, run))
+    return run.task.torchft is not None and any(trains(cluster, other) for other in siblings(cluster, run))
 
 
-def served(fabric: Fabric, run: Run) -> bool:
+def served(cluster: ClusterState, run: Run) -> bool:
     """Of a lighthouse: nobody is left who needs it."""
-    return run.serves and all(other.phase in OVER for other in siblings(fabric, run))
+    return run.serves and all(other.phase in OVER for other in siblings(cluster, run))
 
 
-def left_alone(fabric: Fabric, run: Run) -> bool:
+def left_alone(cluster: ClusterState, run: Run) -> bool:
     """Of a replica that is away: the others have ended well, or are over while it may not be started."""
     if run.task.torchft is None or run.serves:
         return False
-    others = siblings(fabric, run)
+    others = siblings(cluster, run)
     waiting = [other for other in others if not other.over]
     if not all(other.drained and other.phase in _AWAY for other in waiting):
         return False
@@ -160,11 +164,11 @@ def left_alone(fabric: Fabric, run: Run) -> bool:
     return done >= run.task.torchft.min_replicas or (run.drained and len(waiting) < len(others))
 
 
-def whole_job(fabric: Fabric, last: Run, phase: str, reason: Prose) -> tuple[str, Prose]:
+def whole_job(cluster: ClusterState, last: Run, phase: str, reason: Prose) -> tuple[str, Prose]:
     """How a job ends with the last of its runs, and why: well, if enough of its replicas did."""
     if last.task.torchft is None:
         return phase, reason
-    ends = {run.job: (run.phase.value, run.reason) for run in siblings(fabric, last)}
+    ends = {run.job: (run.phase.value, run.reason) for run in siblings(cluster, last)}
     if not last.serves:
         ends[last.job] = phase, reason
     phases = [phase for phase, _ in ends.values()]

@@ -10,13 +10,13 @@ import msgspec
 
 from torchloom.protocol.knob_values import Value
 from torchloom.protocol.message import Part
-from torchloom.protocol.rank import Committed
+from torchloom.protocol.rank import ChangeSpec
 
 
 class Ramping(Part, frozen=True):
     """A change that takes effect over several steps."""
 
-    change: Committed
+    change: ChangeSpec
     before: dict[str, Value]
 
 
@@ -28,11 +28,11 @@ class Handover(Part, frozen=True):
     """The number of the newest change of values."""
     taken: dict[str, int]
     """Every change taken, with its step."""
-    given: dict[str, Committed]
+    given: dict[str, ChangeSpec]
     """The change that gave each knob its value."""
     ramps: tuple[Ramping, ...]
 
-    def has(self, change: Committed) -> bool:
+    def has(self, change: ChangeSpec) -> bool:
         return self.taken.get(change.id) == change.step
 
 

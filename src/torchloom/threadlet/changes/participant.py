@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from torchloom.knobs import BadValue
 from torchloom.protocol.knob_values import Value
-from torchloom.protocol.rank import Applied, Committed, Propose, Ready, Verdict
+from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Verdict
 from torchloom.threadlet.changes.handover import Handover
 
 NEVER = sys.maxsize
@@ -31,7 +31,7 @@ JOURNAL = 256
 class Pending:
     """A change that is to take effect at a step."""
 
-    change: Committed
+    change: ChangeSpec
     verdict: bool | None = None
 
 
@@ -39,14 +39,14 @@ class Pending:
 class Ramp:
     """A change that takes effect over several steps."""
 
-    change: Committed
+    change: ChangeSpec
     before: dict[str, Value]
 
 
 @dataclass
 class Participant:
     incarnation: str
-    accept: Callable[[Committed], None]
+    accept: Callable[[ChangeSpec], None]
     """Raises BadInput if this rank cannot apply such a change."""
     pending: dict[str, Pending] = field(default_factory=dict)
     ramps: list[Ramp] = field(default_factory=list)
@@ -58,11 +58,11 @@ class Participant:
     taken: dict[str, int] = field(default_factory=dict)
     """Every applied change with its step: a welcome lists it again, a checkpoint contains it. The id alone is not
     enough: a new control plane counts from one again."""
-    skipped: dict[str, Committed] = field(default_factory=dict)
+    skipped: dict[str, ChangeSpec] = field(default_factory=dict)
     """Changes whose step was passed without a verdict, because this rank was cut off."""
-    missed: dict[str, Committed] = field(default_factory=dict)
+    missed: dict[str, ChangeSpec] = field(default_factory=dict)
     """Skipped changes that were committed, and withdrawals that arrived too late."""
-    given: dict[str, Committed] = field(default_factory=dict)
+    given: dict[str, ChangeSpec] = field(default_factory=dict)
     """The change that set each knob: an earlier one that arrives late does not overwrite it."""
 
     # ── commands ──
@@ -90,7 +90,7 @@ class Participant:
             return self._ready(change, now, why=f"step {change.step} is past", late=True)
         return self._ready(change, now)
 
-    def _ready(self, change: Committed, step: int, why: str = "", late: bool = False) -> Ready:
+    def _ready(self, change: ChangeSpec, step: int, why: str = "", late: bool = False) -> Ready:
         return Ready(incarnation=self.incarnation, id=change.id, ok=not why, why=why, step=step, late=late)
 
     def hear(self, verdict: Verdict) -> Applied | None:
@@ -107,7 +107,7 @@ class Participant:
             return Applied(incarnation=self.incarnation, id=verdict.id, step=0, ok=False, result="its step had passed")
         return self.journal.get(verdict.id)
 
-    def welcome(self, changes: tuple[Committed, ...]) -> None:
+    def welcome(self, changes: tuple[ChangeSpec, ...]) -> None:
         """The changes of the job so far: those of past steps are in force, the others take effect at their step."""
         for change in changes:
             if not self._is_over(change):
@@ -126,7 +126,7 @@ class Participant:
             del self.pending[change.id]
         self.welcome(over)
 
-    def adopt(self, theirs: Handover) -> tuple[list[tuple[Committed, Applied]], set[str]]:
+    def adopt(self, theirs: Handover) -> tuple[list[tuple[ChangeSpec, Applied]], set[str]]:
         """Take over the changes of the peer that this rank healed from: it has passed the same steps.
 
         Returns the open changes that this ends, with their answers, and the knobs that keep their value here: the peer
@@ -149,12 +149,12 @@ class Participant:
         self._update_due_step()
         return ended, own
 
-    def _is_over(self, change: Committed) -> bool:
+    def _is_over(self, change: ChangeSpec) -> bool:
         """Whether it was applied or skipped here."""
         passed = self.skipped.get(change.id)
         return self.taken.get(change.id) == change.step or (passed is not None and passed.step == change.step)
 
-    def _miss(self, change: Committed) -> None:
+    def _miss(self, change: ChangeSpec) -> None:
         if change.action == "set":
             self.missed[change.id] = change
 
@@ -164,22 +164,22 @@ class Participant:
         lacking = (change.number for change in list(self.missed.values()) if self._lacks(change))
         return min(self.newest, min(lacking, default=NEVER) - 1)
 
-    def _lacks(self, change: Committed) -> bool:
+    def _lacks(self, change: ChangeSpec) -> bool:
         """Whether a knob would have another value here if this change had not been missed."""
         kept = any((g.id, g.step) == (change.withdraws, change.step) for g in list(self.given.values()))
         return kept or any(self._would_give(change, name) for name in change.values)
 
-    def _would_give(self, change: Committed, name: str) -> bool:
+    def _would_give(self, change: ChangeSpec, name: str) -> bool:
         giver = self.given.get(name)
         return giver is None or _place(giver) < _place(change)
 
     # ── what is due ──
 
-    def undecided(self, step: int) -> list[Committed]:
+    def undecided(self, step: int) -> list[ChangeSpec]:
         """Changes that are due and have no verdict."""
         return [p.change for p in self.pending.values() if p.change.step <= step and p.verdict is None]
 
-    def due(self, step: int) -> list[Committed]:
+    def due(self, step: int) -> list[ChangeSpec]:
         """Changes to apply now, oldest first. Each is returned once."""
         ready = [p.change for p in self.pending.values() if p.change.step <= step and p.verdict]
         for change in ready:
@@ -189,12 +189,12 @@ class Participant:
         taken = [replace(change, values={}, over=0) if change.id in withdrawn else change for change in ready]
         return [self._unreplaced(change) for change in sorted(taken, key=_place)]
 
-    def _unreplaced(self, change: Committed) -> Committed:
+    def _unreplaced(self, change: ChangeSpec) -> ChangeSpec:
         """The change without the knobs that a later one has set here already."""
         values = {name: value for name, value in change.values.items() if self._would_give(change, name)}
         return replace(change, values=values)
 
-    def skip(self, change: Committed) -> None:
+    def skip(self, change: ChangeSpec) -> None:
         """Continue without this change: it is due and no verdict could be obtained."""
         self.pending.pop(change.id, None)
         self.skipped[change.id] = change
@@ -204,7 +204,7 @@ class Participant:
         """Whether the training must not leave this step yet."""
         return self.paused or any(p.change.step <= step for p in self.pending.values())
 
-    def done(self, change: Committed, step: int, ok: bool = True, result: str = "") -> Applied:
+    def done(self, change: ChangeSpec, step: int, ok: bool = True, result: str = "") -> Applied:
         answer = Applied(incarnation=self.incarnation, id=change.id, step=step, ok=ok, result=result)
         self.journal[change.id] = answer
         self.taken[change.id] = change.step
@@ -217,7 +217,7 @@ class Participant:
                 self._miss(change)  # the withdrawn change may have been applied here before this one arrived
         return answer
 
-    def begin_ramp(self, change: Committed, before: dict[str, Value]) -> None:
+    def begin_ramp(self, change: ChangeSpec, before: dict[str, Value]) -> None:
         self.ramps = [r for r in self.ramps if not set(r.change.values) & set(change.values)]
         if change.over:
             self.ramps.append(Ramp(change, before))
@@ -236,16 +236,16 @@ class Participant:
         self._update_due_step()
 
 
-def _place(change: Committed) -> tuple[int, int]:
+def _place(change: ChangeSpec) -> tuple[int, int]:
     """Sort key: the order in which changes take effect."""
     return change.step, change.number
 
 
-def _later(theirs: Handover, name: str, giver: Committed) -> bool:
+def _later(theirs: Handover, name: str, giver: ChangeSpec) -> bool:
     """Whether a later change set the knob at the peer."""
     return name in theirs.given and _place(giver) < _place(theirs.given[name])
 
 
-def _some(change: Committed, before: Mapping[str, Value], names: set[str]) -> Ramp:
+def _some(change: ChangeSpec, before: Mapping[str, Value], names: set[str]) -> Ramp:
     """The ramp of these knobs alone."""
     return Ramp(replace(change, values={n: v for n, v in change.values.items() if n in names}), dict(before))

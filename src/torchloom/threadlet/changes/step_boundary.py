@@ -17,7 +17,7 @@ from typing import Any
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.knobs import BadValue, check, ramp
 from torchloom.protocol.knob_values import KnobSpec, Value
-from torchloom.protocol.rank import Applied, Committed, Propose, Ready, Reply, Standing, Verdict
+from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Reply, StepReport, Verdict
 from torchloom.settings import Settings
 from torchloom.threadlet.changes.handover import Handover, Ramping
 from torchloom.threadlet.changes.knob import INTERVAL, Knob, interval_knob
@@ -45,7 +45,7 @@ class StepBoundary:
         self._interval_knob: Knob | None = None
         self.answer: Callable[[Reply], None] = lambda _: None
         """Sends a reply; set by the link."""
-        self.resolve: Callable[[Committed], None] = lambda _: None
+        self.resolve: Callable[[ChangeSpec], None] = lambda _: None
         """Obtains a verdict on a change from the server; set by the link."""
         self.offers = 0
         """Grows with every knob: the link reports knobs when it has grown."""
@@ -142,11 +142,11 @@ class StepBoundary:
             self._wake.wait(min(ask, end) - now)
             self._wake.clear()
 
-    def _undecided(self, step: int) -> list[Committed]:
+    def _undecided(self, step: int) -> list[ChangeSpec]:
         with self._lock:
             return self.participant.undecided(step)
 
-    def _apply(self, change: Committed, step: int) -> None:
+    def _apply(self, change: ChangeSpec, step: int) -> None:
         ok, result = True, ""
         try:
             match change.action:
@@ -168,7 +168,7 @@ class StepBoundary:
             answer = self.participant.done(change, step, ok, result)
         self.answer(answer)
 
-    def _set(self, change: Committed, step: int) -> None:
+    def _set(self, change: ChangeSpec, step: int) -> None:
         before = {name: self._current_value(name) for name in change.values}
         with self._lock:
             self.participant.begin_ramp(change, before)
@@ -273,7 +273,7 @@ class StepBoundary:
 
     # ── called by the link thread ────────────────────────────────────────────────────────────────────────────────────
 
-    def _accept(self, change: Committed) -> None:
+    def _accept(self, change: ChangeSpec) -> None:
         if self.refusal:
             raise BadValue(change.action, True, self.refusal)
         for name, value in change.values.items():
@@ -293,13 +293,13 @@ class StepBoundary:
         self._wake.set()
         return answer
 
-    def welcome(self, changes: tuple[Committed, ...]) -> None:
+    def welcome(self, changes: tuple[ChangeSpec, ...]) -> None:
         with self._lock:
             self.participant.welcome(changes)
         self._wake.set()
 
-    def standing(self, id: str, values: bool = False) -> Standing:
-        return Standing(
+    def standing(self, id: str, values: bool = False) -> StepReport:
+        return StepReport(
             incarnation=self.participant.incarnation,
             id=id,
             step=self._meter.step_number,

@@ -20,8 +20,8 @@ from torchloom.bus.tasks import end_all
 from torchloom.bus.verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
 from torchloom.protocol.codec import decode_command, encode
 from torchloom.protocol.rank import (
+    ChangeSpec,
     Command,
-    Committed,
     Farewell,
     Goodbye,
     Hello,
@@ -30,11 +30,11 @@ from torchloom.protocol.rank import (
     Muted,
     Order,
     Propose,
+    QueryStep,
     Reply,
     Report,
     Verdict,
     Welcome,
-    WhereAreYou,
 )
 from torchloom.protocol.subjects import ABORT, BEAT, COMMAND, REPLY, REPORT
 from torchloom.shared.incarnation import new_incarnation
@@ -250,7 +250,7 @@ class Session:
         with contextlib.suppress(Exception):  # the weaver asks again if it does not arrive
             await self._client.publish(REPLY.for_rank(self._state.rank), encode(reply))
 
-    async def resolve(self, change: Committed) -> None:
+    async def resolve(self, change: ChangeSpec) -> None:
         """A change is due and has no verdict: write abort unless a verdict is stored, and obey the stored one."""
         job, key = self._state.rank.job, change.key or change.id
         try:
@@ -371,7 +371,7 @@ class Session:
 
     def _steer(self, command: Command) -> Reply | None:
         match command:
-            case WhereAreYou(id=id):
+            case QueryStep(id=id):
                 return self._boundary.standing(id, values=self._state.rank.rank == 0)
             case Propose():
                 return self._boundary.propose(command)
