@@ -69,7 +69,7 @@ def test_training_is_the_same_to_the_bit_with_torchloom_without_it_and_with_its_
         told = training.stderr.read()
         assert training.wait(60) == 0
     assert told.count("\n") == 1  # one warning, and nothing else
-    assert "is lost; training goes on" in told
+    assert "is lost; training continues" in told
 
     contents = {how: path.read_bytes() for how, path in saved.items()}
     assert contents["attached"] == contents["absent"]

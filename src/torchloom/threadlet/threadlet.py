@@ -65,26 +65,24 @@ class StepSource(Protocol):
 class Threadlet:
     """A training process's side of torchLoom. Make it with attach()."""
 
-    def __init__(self, names: Names, meter: Meter, boundary: StepBoundary, link: Link | None) -> None:
+    def __init__(self, names: Names, meter: Meter, boundary: StepBoundary, link: Link | None = None) -> None:
         self.job, self.replica, self.rank = names.rank
         self.world_size = names.world_size
         self._names = names
-        self._meter: Meter | None = meter
+        self._meter = None if link is None else meter
         self._boundary = boundary
         self._participant = boundary.participant
         self._link = link
         self._skipping: SkippedBatches | None = None
         self._step_source: StepSource | None = None
-        if link is None:
-            self._meter = None
 
     def step(self, /, loss: Any = None, samples: Any = None, *, step: int | None = None, **metrics: Any) -> None:
         """Report that a training step is finished. Never raises; call it from one thread.
 
-        It writes to memory and returns. It blocks only while a change that this rank has promised to apply at this step
-        has no verdict yet, and while the job is paused. `loss` and metrics may be tensors: another thread reads them
-        later. `samples` is the number of samples in this step. `step` sets the step number, for example after a resume;
-        otherwise steps are counted.
+        It writes to memory and returns. Changes that all ranks agreed to make at this step are made here. It waits in
+        two cases: while such a change has no verdict yet, at most `TORCHLOOM_VERDICT_SECONDS`; and from `loom pause` to
+        `loom resume`. `loss` and metrics may be tensors: another thread reads them later. `samples` is the number of
+        samples in this step. `step` sets the step number, for example after a resume; otherwise steps are counted.
         """
         meter = self._meter
         if self._step_source is not None:
@@ -189,7 +187,7 @@ class Threadlet:
         """Offer these checkpoints to operators, unless the script has registered a function of its own."""
         try:
             self._boundary.add_checkpoints(kept)
-        except Exception as error:  # noqa: BLE001  training goes on, and so do its checkpoints
+        except Exception as error:  # noqa: BLE001  training continues, and so do its checkpoints
             logger.warning("torchLoom: the checkpoints cannot be offered: %s", error)
 
     def tell(self, news: Saved | SaveFailed | Resumed) -> None:
@@ -326,24 +324,24 @@ def start_threadlet(
     """A threadlet with its link started; without a link if it is off, in a child process, or cannot be started."""
     meter = Meter()
     incarnation = first_incarnation(os.environ.get("TORCHLOOM_INCARNATION", ""))
-    boundary = StepBoundary(incarnation, meter, settings)
+    unlinked = Threadlet(names, meter, StepBoundary(incarnation, meter, settings))
     if settings.off or _is_bystander(names):
-        return Threadlet(names, meter, boundary, None)
+        return unlinked
     liveness = LivenessPageWriter(meter)
     try:
-        link = Link(names, incarnation, meter, boundary, settings, devices, liveness)
-        threadlet = Threadlet(names, meter, boundary, link)
+        link = Link(names, incarnation, meter, settings, devices, liveness)
+        threadlet = Threadlet(names, meter, link.boundary, link)
         threadlet._skipping = SkippedBatches.from_environ(os.environ)
         link.counted = counted
         if counted:
-            boundary.refusal = UNATTACHED
+            link.boundary.refusal = UNATTACHED
         else:
-            boundary.add(log_level_knob())
+            link.boundary.add(log_level_knob())
         link.start()
     except Exception as error:  # noqa: BLE001  no thread, no descriptor left: training starts anyway
-        logger.warning("torchLoom: cannot attach, training goes on without it: %r", error)
+        logger.warning("torchLoom: cannot attach, training continues without it: %r", error)
         liveness.end()
-        return Threadlet(names, meter, boundary, None)
+        return unlinked
     process_hooks.enter(names.rank, threadlet)
     return threadlet
 

@@ -9,7 +9,7 @@ import pytest
 from torchloom.knobs import BadValue
 from torchloom.protocol.knob_values import Action
 from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Verdict
-from torchloom.threadlet.changes.handover import Handover, Ramping
+from torchloom.threadlet.changes.handover import Handover
 from torchloom.threadlet.changes.participant import JOURNAL, NEVER, Participant
 
 LIFE = "1" * 24
@@ -295,7 +295,7 @@ def handover(peer: Participant) -> Handover:
         newest=peer.newest,
         taken=dict(peer.taken),
         given=dict(peer.given),
-        ramps=tuple(Ramping(change=ramp.change, before=ramp.before) for ramp in peer.ramps),
+        ramps=tuple(peer.ramps),
     )
 
 

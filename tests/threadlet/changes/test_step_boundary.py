@@ -40,15 +40,35 @@ LIFE = "1" * 24
 SETTINGS = Settings(verdict_seconds=60.0, pause_orphan_seconds=0.2)
 
 
+class PlayedPort:
+    """Stands for the link: keeps the replies, and does for the rest what a test wants."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.is_up: Callable[[], bool] = lambda: True
+        self.on_resolve: Callable[[ChangeSpec], object] = lambda _: None
+
+    @property
+    def up(self) -> bool:
+        return self.is_up()
+
+    def reply(self, reply: Reply) -> None:
+        self.replies.append(reply)
+
+    def resolve(self, change: ChangeSpec) -> None:
+        self.on_resolve(change)
+
+    def announce_knobs(self) -> None: ...
+
+
 class Rank:
     """A boundary with a training thread that steps without end, and notes the value it has at each step."""
 
     def __init__(self, settings: Settings = SETTINGS) -> None:
         self.meter = Meter()
-        self.boundary = StepBoundary(LIFE, self.meter, settings)
-        self.boundary.linked = lambda: True
-        self.answers: list[Reply] = []
-        self.boundary.answer = self.answers.append
+        self.port = PlayedPort()
+        self.answers = self.port.replies
+        self.boundary = StepBoundary(LIFE, self.meter, settings, self.port)
         self.knob = self.boundary.add(make_knob("x", 0.0, low=-100, high=100))
         self.values: dict[int, Any] = {}
         self._over = threading.Event()
@@ -133,7 +153,7 @@ def test_a_verdict_that_is_late_is_waited_for_at_the_step(rank: Rank) -> None:
 def test_without_a_verdict_the_server_is_asked_again_and_again_then_training_goes_on_unchanged() -> None:
     with Rank(replace(SETTINGS, verdict_seconds=2.0)) as rank:
         asked: list[str] = []
-        rank.boundary.resolve = lambda change: asked.append(change.id)
+        rank.port.on_resolve = lambda change: asked.append(change.id)
         change = rank.promise(by=5)
         until(lambda: rank.meter.step_number > change.step)
         assert len(asked) > 1  # after 0.1 s, and then every quarter of a second, if the machine lets it
@@ -145,7 +165,7 @@ def test_without_a_verdict_the_server_is_asked_again_and_again_then_training_goe
 
 
 def test_what_the_server_says_is_obeyed(rank: Rank) -> None:
-    rank.boundary.resolve = lambda change: rank.tell(change.id, commit=False)
+    rank.port.on_resolve = lambda change: rank.tell(change.id, commit=False)
     change = rank.promise(by=5)
     until(lambda: rank.meter.step_number > change.step + 2)
     assert rank.values[change.step] == 0.0
@@ -201,7 +221,7 @@ def test_a_change_promised_in_the_last_moment_of_a_pause_is_taken_before_the_ste
             rank.boundary.set_paused(False)
         return True
 
-    rank.boundary.linked = meanwhile
+    rank.port.is_up = meanwhile
     rank.tell("c1")
     until(lambda: promised)
     time.sleep(0.03)
@@ -213,7 +233,7 @@ def test_a_change_promised_in_the_last_moment_of_a_pause_is_taken_before_the_ste
 
 
 def test_a_pause_that_nobody_can_end_ends_by_itself(rank: Rank) -> None:
-    rank.boundary.linked = lambda: False
+    rank.port.is_up = lambda: False
     pause = rank.promise(action="pause")
     rank.tell("c1")
     until(lambda: rank.meter.step_number > pause.step + 1)

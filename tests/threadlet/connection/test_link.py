@@ -88,7 +88,7 @@ async def test_a_link_comes_up_by_itself_when_the_server_comes_later(
     await until_true(lambda: loom.connected, "the link")
     assert len(warnings(caplog)) == 1
     assert "no control plane answers at nats://" in warnings(caplog)[0]
-    assert "training goes on" in warnings(caplog)[0]
+    assert "training continues" in warnings(caplog)[0]
     assert any("back" in record.getMessage() for record in caplog.records)
 
 

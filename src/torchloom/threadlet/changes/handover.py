@@ -13,7 +13,7 @@ from torchloom.protocol.message import Part
 from torchloom.protocol.rank import ChangeSpec
 
 
-class Ramping(Part, frozen=True):
+class Ramp(Part, frozen=True):
     """A change that takes effect over several steps."""
 
     change: ChangeSpec
@@ -30,7 +30,7 @@ class Handover(Part, frozen=True):
     """Every change taken, with its step."""
     given: dict[str, ChangeSpec]
     """The change that gave each knob its value."""
-    ramps: tuple[Ramping, ...]
+    ramps: tuple[Ramp, ...]
 
     def has(self, change: ChangeSpec) -> bool:
         return self.taken.get(change.id) == change.step

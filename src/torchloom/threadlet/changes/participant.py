@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from torchloom.knobs import BadValue
 from torchloom.protocol.knob_values import Value
 from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Verdict
-from torchloom.threadlet.changes.handover import Handover
+from torchloom.threadlet.changes.handover import Handover, Ramp
 
 NEVER = sys.maxsize
 JOURNAL = 256
@@ -33,14 +33,6 @@ class Pending:
 
     change: ChangeSpec
     verdict: bool | None = None
-
-
-@dataclass
-class Ramp:
-    """A change that takes effect over several steps."""
-
-    change: ChangeSpec
-    before: dict[str, Value]
 
 
 @dataclass
@@ -143,8 +135,8 @@ class Participant:
             self.pending.pop(change.id, None)
             lacks = f"healed past step {change.step}" if change.action == "checkpoint" else ""
             ended.append((change, self.done(replace(change, values={}), change.step, ok=not lacks, result=lacks)))
-        ramps = [_some(ramp.change, ramp.before, own) for ramp in self.ramps]
-        ramps += [_some(ramp.change, ramp.before, set(ramp.change.values) - own) for ramp in theirs.ramps]
+        ramps = [_restrict(ramp, own) for ramp in self.ramps]
+        ramps += [_restrict(ramp, set(ramp.change.values) - own) for ramp in theirs.ramps]
         self.ramps = [ramp for ramp in ramps if ramp.change.values]
         self._update_due_step()
         return ended, own
@@ -220,7 +212,7 @@ class Participant:
     def begin_ramp(self, change: ChangeSpec, before: dict[str, Value]) -> None:
         self.ramps = [r for r in self.ramps if not set(r.change.values) & set(change.values)]
         if change.over:
-            self.ramps.append(Ramp(change, before))
+            self.ramps.append(Ramp(change=change, before=before))
         self._update_due_step()
 
     def end_ramps(self, step: int) -> None:
@@ -246,6 +238,7 @@ def _later(theirs: Handover, name: str, giver: ChangeSpec) -> bool:
     return name in theirs.given and _place(giver) < _place(theirs.given[name])
 
 
-def _some(change: ChangeSpec, before: Mapping[str, Value], names: set[str]) -> Ramp:
+def _restrict(ramp: Ramp, names: set[str]) -> Ramp:
     """The ramp of these knobs alone."""
-    return Ramp(replace(change, values={n: v for n, v in change.values.items() if n in names}), dict(before))
+    values = {name: value for name, value in ramp.change.values.items() if name in names}
+    return replace(ramp, change=replace(ramp.change, values=values))

@@ -12,14 +12,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.knobs import BadValue, check, ramp
 from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Reply, StepReport, Verdict
 from torchloom.settings import Settings
-from torchloom.threadlet.changes.handover import Handover, Ramping
+from torchloom.threadlet.changes.handover import Handover
 from torchloom.threadlet.changes.knob import INTERVAL, Knob, interval_knob
 from torchloom.threadlet.changes.participant import Participant
 from torchloom.threadlet.metrics.meter import Meter
@@ -31,8 +31,33 @@ ASK_AGAIN = 0.25
 """Seconds between two attempts to do so: the link may have been lost."""
 
 
+class Port(Protocol):
+    """How the training thread reaches the server. No method blocks or raises."""
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a connection."""
+
+    def reply(self, reply: Reply) -> None: ...
+    def resolve(self, change: ChangeSpec) -> None:
+        """Obtain a verdict on a change from the server."""
+
+    def announce_knobs(self) -> None:
+        """`StepBoundary.offers` has grown."""
+
+
+class NoPort:
+    """The port of a threadlet without a link."""
+
+    up = False
+
+    def reply(self, reply: Reply) -> None: ...
+    def resolve(self, change: ChangeSpec) -> None: ...
+    def announce_knobs(self) -> None: ...
+
+
 class StepBoundary:
-    def __init__(self, incarnation: str, meter: Meter, settings: Settings) -> None:
+    def __init__(self, incarnation: str, meter: Meter, settings: Settings, port: Port | None = None) -> None:
         self.participant = Participant(incarnation, self._accept)
         self.knobs: dict[str, Knob] = {}
         self.stopping = False
@@ -43,15 +68,9 @@ class StepBoundary:
         self._checkpoints_save: Callable[[int], object] | None = None
         """The same, if it comes from `torchloom.Checkpoints` and not from the script."""
         self._interval_knob: Knob | None = None
-        self.answer: Callable[[Reply], None] = lambda _: None
-        """Sends a reply; set by the link."""
-        self.resolve: Callable[[ChangeSpec], None] = lambda _: None
-        """Obtains a verdict on a change from the server; set by the link."""
         self.offers = 0
         """Grows with every knob: the link reports knobs when it has grown."""
-        self.announce: Callable[[], None] = lambda: None
-        """Makes the link check for new knobs; set by the link."""
-        self.linked: Callable[[], bool] = lambda: False
+        self._port = port or NoPort()
         self._meter = meter
         self._settings = settings
         self._values: dict[str, Value] = {}
@@ -85,7 +104,7 @@ class StepBoundary:
     def offer(self) -> None:
         """Have new knobs reported."""
         self.offers += 1
-        self.announce()
+        self._port.announce_knobs()
 
     def on_step(self, step: int) -> None:
         """At a step boundary: obtain missing verdicts, apply what is due, wait while paused. Never raises."""
@@ -97,8 +116,8 @@ class StepBoundary:
             if self._must_wait(step):
                 with self._meter.paused():
                     self._wait_while_paused(step)
-        except Exception as error:  # noqa: BLE001  training goes on
-            logger.warning("torchLoom: steering failed at step %d, training goes on: %r", step, error)
+        except Exception as error:  # noqa: BLE001  training continues
+            logger.warning("torchLoom: changes failed at step %d, training continues: %r", step, error)
         finally:
             self._inside = False
 
@@ -133,12 +152,12 @@ class StepBoundary:
                 with self._lock:
                     for change in waiting:
                         self.participant.skip(change)
-                logger.warning("torchLoom: cut off at step %d; %s is not taken here", step, waiting[0].id)
+                logger.warning("torchLoom: no verdict at step %d; %s is not applied here", step, waiting[0].id)
                 return
             if now >= ask:
                 ask = now + ASK_AGAIN
                 for change in waiting:
-                    self.resolve(change)
+                    self._port.resolve(change)
             self._wake.wait(min(ask, end) - now)
             self._wake.clear()
 
@@ -166,7 +185,7 @@ class StepBoundary:
             logger.warning("torchLoom: %s failed at step %d: %s", change.id, step, result)
         with self._lock:
             answer = self.participant.done(change, step, ok, result)
-        self.answer(answer)
+        self._port.reply(answer)
 
     def _set(self, change: ChangeSpec, step: int) -> None:
         before = {name: self._current_value(name) for name in change.values}
@@ -209,12 +228,12 @@ class StepBoundary:
 
     def _end_orphaned_pause(self, since: float | None) -> float | None:
         """End a pause that nobody can end any more, because the link has been lost for long."""
-        if self.linked():
+        if self._port.up:
             return None
         now = time.monotonic()
         since = now if since is None else since
         if now - since > self._settings.pause_orphan_seconds:
-            logger.warning("torchLoom: paused without a link for %.0f s; going on", now - since)
+            logger.warning("torchLoom: paused without a link for %.0f s; training continues", now - since)
             self.set_paused(False)
         return since
 
@@ -253,7 +272,7 @@ class StepBoundary:
                 newest=participant.newest,
                 taken=dict(participant.taken),
                 given=dict(participant.given),
-                ramps=tuple(Ramping(change=ramp.change, before=ramp.before) for ramp in participant.ramps),
+                ramps=tuple(participant.ramps),
             )
 
     def take_over(self, theirs: Handover, step: int) -> None:
@@ -268,7 +287,7 @@ class StepBoundary:
                     self._set_checked(knob, value)
         for change, answer in ended:
             self.stopping = self.stopping or change.action == "stop"
-            self.answer(answer)
+            self._port.reply(answer)
         self.resume_at(step)
 
     # ── called by the link thread ────────────────────────────────────────────────────────────────────────────────────

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from torchloom.protocol.rank import Beat
-from torchloom.threadlet.changes.step_boundary import StepBoundary
 from torchloom.threadlet.connection.rank_state import Membership, RankState
-from torchloom.threadlet.metrics.liveness import LivenessPageWriter
-from torchloom.threadlet.metrics.meter import Meter
-from torchloom.threadlet.metrics.readings import Reader
+from torchloom.threadlet.metrics.liveness import count_collectives
 from torchloom.threadlet.process.hardware import device_free_mb, device_mb, free_mb, rss_mb
 
 READ_SECONDS = 0.2
@@ -16,15 +13,14 @@ _STEP = 10**6
 """Of a torchft replica, collectives are counted within a step; this is more than any step has."""
 
 
-async def make_beat(
-    state: RankState, meter: Meter, reader: Reader, boundary: StepBoundary, liveness: LivenessPageWriter
-) -> Beat:
+async def make_beat(state: RankState) -> Beat:
     """The steps since the last beat, and everything else as it is now."""
+    meter, boundary = state.meter, state.boundary
     stretch = meter.take()
-    await reader.refresh(meter.values.copy(), READ_SECONDS, tuple(meter.losses))
-    readings = reader.readings
+    await state.reader.refresh(meter.values.copy(), READ_SECONDS, tuple(meter.losses))
+    readings = state.reader.readings
     member = state.member or Membership()
-    collectives = liveness.collectives if state.member is None else stretch.step * _STEP + member.begun
+    collectives = count_collectives() if state.member is None else stretch.step * _STEP + member.begun
     return Beat(
         incarnation=state.incarnation,
         step=stretch.step,
@@ -43,7 +39,7 @@ async def make_beat(
         paused=boundary.participant.paused,
         knobs=boundary.values() if state.rank.rank == 0 else {},
         still=meter.still(),
-        phase=liveness.phases.now,
+        phase=state.liveness.phases.now,
         collectives=collectives,
         quorum=member.quorum,
         participants=member.participants,

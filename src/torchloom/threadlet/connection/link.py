@@ -22,7 +22,7 @@ from nats.aio.client import Client
 
 from torchloom.bus.connection import Address, connect, find
 from torchloom.bus.connection_names import connection_name
-from torchloom.protocol.rank import Hello
+from torchloom.protocol.rank import ChangeSpec, Hello, Reply
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
 from torchloom.shared.process_id import process_id
@@ -34,7 +34,6 @@ from torchloom.threadlet.connection.rank_state import Membership, RankState
 from torchloom.threadlet.connection.session import Session, SessionEnd
 from torchloom.threadlet.metrics.liveness import TICK_SECONDS, LivenessPageWriter
 from torchloom.threadlet.metrics.meter import Meter
-from torchloom.threadlet.metrics.readings import Reader
 from torchloom.threadlet.process.exit_reason import Ending
 from torchloom.threadlet.process.hardware import find_devices
 from torchloom.threadlet.process.identity import LAUNCHER, Names
@@ -54,24 +53,23 @@ class Link:
         names: Names,
         incarnation: str,
         meter: Meter,
-        boundary: StepBoundary,
         settings: Settings,
         devices: tuple[str, ...] | None,
         liveness: LivenessPageWriter,
     ) -> None:
-        self.state = RankState(names.rank, incarnation, settings.beat_seconds)
+        self.boundary = StepBoundary(incarnation, meter, settings, self)
+        self.state = RankState(
+            names.rank, incarnation, settings.beat_seconds, meter, self.boundary, Orders(self.boundary), liveness
+        )
         self.up = False
         self._names = names
         self._meter = meter
-        self._boundary = boundary
         self.liveness = liveness
-        self._orders = Orders(boundary)
         self._session: Session | None = None
         self._settings = settings
         self._devices = devices
         self.counted = False
         """The script has not attached."""
-        self._reader = Reader()
         self._loop = LinkLoop()
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._tried = False
@@ -84,20 +82,25 @@ class Link:
         self._gone = threading.Event()
         self._started = threading.Event()
         """Welcomed, or there is no server."""
-        boundary.answer = lambda reply: self._run_soon(lambda session: session.spawn(session.reply(reply)))
-        boundary.resolve = lambda change: self._run_soon(lambda session: session.spawn(session.resolve(change)))
-        boundary.announce = lambda: self._run_soon(lambda session: session.more.set())
-        boundary.linked = lambda: self.up
 
     # ── called by the training ───────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        logging.getLogger("asyncio").addFilter(_worth_telling)  # adding it again changes nothing
+        logging.getLogger("asyncio").addFilter(_is_worth_logging)  # adding it twice has no effect
         self._thread.start()
 
     def await_welcome(self) -> None:
         """Wait briefly for the current knob values, so that the first step has them; not if there is no server."""
         self._started.wait(self._settings.welcome_seconds)
+
+    def reply(self, reply: Reply) -> None:
+        self._run_soon(lambda session: session.spawn(session.reply(reply)))
+
+    def resolve(self, change: ChangeSpec) -> None:
+        self._run_soon(lambda session: session.spawn(session.resolve(change)))
+
+    def announce_knobs(self) -> None:
+        self._run_soon(lambda session: session.more.set())
 
     def tell(self, news: News) -> None:
         """Report to the weaver, now or when there is a connection again. From any thread."""
@@ -156,12 +159,12 @@ class Link:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._main())
         except Exception as error:  # noqa: BLE001  the last door before the training
-            logger.warning("torchLoom: the link ended by an error, training goes on: %r", error)
+            logger.warning("torchLoom: the link ended with an error, training continues: %r", error)
         finally:
             self.up = False
             self._tried = True
             self.liveness.say_leaving()  # it does not tick any more
-            self._reader.close()
+            self.state.reader.close()
             self._gone.set()
             self._started.set()
 
@@ -192,7 +195,7 @@ class Link:
             except Exception as error:  # noqa: BLE001  no server, no right to enter, a damaged file: try again
                 self._tried = True
                 self._started.set()
-                self._warn_once(f"{getattr(error, 'message', '') or repr(error)}; training goes on without torchLoom")
+                self._warn_once(f"{getattr(error, 'message', '') or repr(error)}; training continues without torchLoom")
             else:
                 pause = FIRST_PAUSE
             if over is SessionEnd.MUTED:
@@ -218,14 +221,10 @@ class Link:
             logger.info("torchLoom: the link to %s is %s", address, "back" if self._troubled else "up")
             self._troubled = False
             self.state.term = 0  # the next weaver may have a lower one; a replaced weaver cannot use this connection
-            session = Session(
-                client, self.state, self._meter, self._reader, self._hello, self._boundary, self._orders, self.liveness
-            )
-            session.welcomed = self._started.set
-            self._session = session
-            over = await session.run(closed, self._leaving, self._how_it_ends)
+            self._session = Session(client, self.state, self._hello, self._started.set)
+            over = await self._session.run(closed, self._leaving, self._how_it_ends)
             if over is SessionEnd.LOST:
-                self._warn_once(f"the link to {address} is lost; training goes on and it will be sought again")
+                self._warn_once(f"the link to {address} is lost; training continues while torchLoom reconnects")
             return over
         finally:
             self.up = False
@@ -294,11 +293,9 @@ class Link:
         """Check that the loop knows its socket: otherwise forked children would keep the connection open."""
         if not self._loop.sockets:
             version = importlib.metadata.version("nats-py")
-            logger.warning(
-                "torchLoom: nats-py %s hides its socket; forked processes may delay the news of a death", version
-            )
+            logger.warning("torchLoom: nats-py %s hides its socket: forked processes may hide a death", version)
 
 
-def _worth_telling(record: logging.LogRecord) -> bool:
+def _is_worth_logging(record: logging.LogRecord) -> bool:
     """Filter out asyncio's warning on this thread when a server ends a TLS connection: nats-py causes it."""
     return record.threadName != THREAD or "eof_received" not in str(record.msg)

@@ -44,7 +44,7 @@ class Outbox:
             news = fitting(news)
             decode_report(encode(news))
         except (msgspec.MsgspecError, TypeError, ValueError, AttributeError) as error:
-            logger.warning("torchLoom: %s cannot be told: %s", type(news).__name__, error)
+            logger.warning("torchLoom: %s cannot be reported: %s", type(news).__name__, error)
             return
         with self._lock:
             self._count += 1
@@ -56,7 +56,7 @@ class Outbox:
                 del self._waiting[oldest]
             self.dropped += lost
         if lost and (self.dropped == 1 or self.dropped % MOST == 0):
-            logger.warning("torchLoom: the weaver is not there to be told the news; %d forgotten", self.dropped)
+            logger.warning("torchLoom: the weaver cannot be reached; reports dropped so far: %d", self.dropped)
 
     def first(self) -> tuple[int, News] | None:
         """The next report to send, with its number."""

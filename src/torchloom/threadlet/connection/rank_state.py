@@ -1,4 +1,4 @@
-"""The state of a rank that outlives a connection."""
+"""What a rank has that outlives a connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.rank import Joined
+from torchloom.threadlet.changes.orders import Orders
+from torchloom.threadlet.changes.step_boundary import StepBoundary
 from torchloom.threadlet.connection.outbox import Outbox
+from torchloom.threadlet.metrics.liveness import LivenessPageWriter
+from torchloom.threadlet.metrics.meter import Meter
+from torchloom.threadlet.metrics.readings import Reader
 
 
 @dataclass
@@ -28,11 +33,16 @@ class Membership:
 
 @dataclass
 class RankState:
-    """The state of one incarnation of a rank, kept from connection to connection."""
+    """One incarnation of a rank, kept from connection to connection."""
 
     rank: RankId
     incarnation: str
     beat_seconds: float
+    meter: Meter
+    boundary: StepBoundary
+    orders: Orders
+    liveness: LivenessPageWriter
+    reader: Reader = field(default_factory=Reader)
     welcomed: bool = False
     term: int = 0
     """The highest term received; a weaver with a lower one was replaced."""

@@ -38,15 +38,10 @@ from torchloom.protocol.rank import (
 )
 from torchloom.protocol.subjects import ABORT, BEAT, COMMAND, REPLY, REPORT
 from torchloom.shared.incarnation import new_incarnation
-from torchloom.threadlet.changes.orders import Orders
-from torchloom.threadlet.changes.step_boundary import StepBoundary
 from torchloom.threadlet.connection.beat import make_beat
 from torchloom.threadlet.connection.outbox import News
 from torchloom.threadlet.connection.rank_state import RankState
 from torchloom.threadlet.connection.torchft_member import TorchftMember
-from torchloom.threadlet.metrics.liveness import LivenessPageWriter
-from torchloom.threadlet.metrics.meter import Meter
-from torchloom.threadlet.metrics.readings import Reader
 from torchloom.threadlet.process.exit_reason import Ending
 
 logger = logging.getLogger("torchloom")
@@ -80,32 +75,20 @@ class SessionEnd(Enum):
 
 class Session:
     def __init__(
-        self,
-        client: Client,
-        state: RankState,
-        meter: Meter,
-        reader: Reader,
-        hello: Callable[[], Hello],
-        boundary: StepBoundary,
-        orders: Orders,
-        liveness: LivenessPageWriter,
+        self, client: Client, state: RankState, hello: Callable[[], Hello], welcomed: Callable[[], None]
     ) -> None:
         self._client = client
-        self._boundary = boundary
-        self._orders = orders
-        self._liveness = liveness
+        self._state = state
+        self._boundary = state.boundary
+        self._hello = hello
+        self._welcomed = welcomed
+        """Called at each welcome."""
         self._offered = 0
         self.more = asyncio.Event()
         """There may be knobs to report."""
         self.news = asyncio.Event()
         """There may be something in the outbox."""
         self._spawned: set[asyncio.Task[None]] = set()
-        self.welcomed: Callable[[], None] = lambda: None
-        """Called at the first welcome of this connection."""
-        self._state = state
-        self._meter = meter
-        self._reader = reader
-        self._hello = hello
         self._over: asyncio.Future[SessionEnd] = asyncio.get_running_loop().create_future()
         self._paced = asyncio.Event()
         self._farewell = asyncio.Event()
@@ -287,8 +270,8 @@ class Session:
 
     async def _beat(self) -> None:
         try:
-            beat = await make_beat(self._state, self._meter, self._reader, self._boundary, self._liveness)
-            self._complain(self._meter.complaint or self._reader.readings.complaint)
+            beat = await make_beat(self._state)
+            self._complain(self._state.meter.complaint or self._state.reader.readings.complaint)
             await self._client.publish(BEAT.for_rank(self._state.rank), encode(beat))
         except Exception as error:  # noqa: BLE001  one beat is lost; the caller notices a closed connection
             logger.debug("torchLoom: no beat: %r", error)
@@ -296,7 +279,7 @@ class Session:
     def _complain(self, complaint: str) -> None:
         if complaint and not self._state.complained:
             self._state.complained = True
-            logger.warning("torchLoom: a value given to step() is not reported: %s (told once)", complaint)
+            logger.warning("torchLoom: a value given to step() is not reported: %s (this is logged once)", complaint)
 
     # ── goodbye ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -312,7 +295,7 @@ class Session:
         await self._empty_outbox()
         await self._beat()
         goodbye = Goodbye(
-            incarnation=self._state.incarnation, how=ending.how, error=ending.error, step=self._meter.step_number
+            incarnation=self._state.incarnation, how=ending.how, error=ending.error, step=self._state.meter.step_number
         )
         if await self._report(goodbye, "goodbye"):
             await self._farewell.wait()
@@ -336,7 +319,7 @@ class Session:
             if isinstance(command, Order) and command.verb == "kill":
                 with contextlib.suppress(Exception):
                     await asyncio.wait_for(self._client.flush(), KILL_SECONDS)
-                self._orders.kill()
+                self._state.orders.kill()
 
     def _obey(self, command: Command) -> None:
         state = self._state
@@ -345,7 +328,7 @@ class Session:
                 state.welcomed = True
                 self._greeted.set()
                 self._boundary.welcome(changes)
-                self.welcomed()
+                self._welcomed()
                 if seconds != state.beat_seconds:
                     state.beat_seconds = seconds
                     self._paced.set()
@@ -378,7 +361,7 @@ class Session:
             case Verdict():
                 return self._boundary.hear(command)
             case Order():
-                return self._orders.carry_out(command)
+                return self._state.orders.carry_out(command)
         return None
 
     def _end(self, why: SessionEnd) -> None:

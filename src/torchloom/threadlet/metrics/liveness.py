@@ -46,10 +46,6 @@ class LivenessPageWriter:
         if self._stacks is not None:
             marks[SIGNAL] = self._stacks.signal
 
-    @property
-    def collectives(self) -> int | None:
-        return count_collectives()
-
     def tick(self) -> None:
         """Show that the link thread runs. Never raises."""
         page = self._page

@@ -93,7 +93,7 @@ class Counter:
             self._joining.join(SETTLE_SECONDS)
 
     def retire(self) -> None:
-        """Stop counting for good: the script attaches itself."""
+        """Stop counting permanently: the script attaches itself."""
         self.over = True
         self.settle()
 
