@@ -54,7 +54,7 @@ RULES = [(re.compile(rf"\b(?:{words.replace(' ', GAP)})\b", re.IGNORECASE), new)
 
 NOT_YET = frozenset(
     {
-        "agent", "bus", "checkpoints", "cli", "core", "integrations", "launcher", "lighthouse", "protocol", "threadlet",
+        "agent", "bus", "cli", "core", "integrations", "launcher", "lighthouse", "protocol",
         "torchloom", "views", "weaver",
     }
 )  # fmt: skip

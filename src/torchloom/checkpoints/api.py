@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock, Thread, get_ident, main_thread
-from types import TracebackType
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 
 from torchloom.checkpoints import load, stateful_objects, threadlet_bridge
@@ -35,11 +35,12 @@ from torchloom.checkpoints.single_file import SingleFileSave
 from torchloom.checkpoints.staging import StagingBuffers
 from torchloom.checkpoints.store import commit, search
 from torchloom.checkpoints.store.locks import WriterLock, reading
-from torchloom.checkpoints.store.manifest import folder_name
+from torchloom.checkpoints.store.manifest import Manifest, folder_name
 from torchloom.checkpoints.store.retention import Keep, prune
 from torchloom.checkpoints.store.search import Found
 from torchloom.checkpoints.store.verification import Signature, signature
 from torchloom.errors import AlreadyUp, BadInput, BadState, Damaged, NoValidCheckpoint
+from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 
 logger = logging.getLogger("torchloom")
 THREAD = "torchloom-writer"
@@ -136,15 +137,17 @@ class Checkpoints:
         self.saving = saving
         saving.total = prepared.size
         threadlet = threadlet_bridge.current_threadlet()
-        info = SaveInfo(
+        manifest = Manifest(
             step=step,
+            files=(),
             layout=prepared.layout,
             parts=tuple(sorted(state)),
             world_size=self._current_coordinator().size,
-            job=threadlet.job if threadlet is not None else "",
+            torch=str(torch.__version__),
+            job=threadlet_bridge.current_job(),
             knobs=threadlet.values() if threadlet is not None else {},
-            began=began,
         )
+        info = SaveInfo(manifest, began)
         # Not a daemon: the interpreter waits for it before it exits.
         saving.stall = time.monotonic() - began
         try:
@@ -207,17 +210,21 @@ class Checkpoints:
         logger.info(
             "torchLoom: saved %s in %.2f s, training stood still for %.3f s", saving.path, seconds, saving.stall
         )
-        if self._is_lead():
-            size = sum(size for name, _, size, _ in self._trusted[saving.path])
-            threadlet_bridge.report_saved(saving.step, self.folder, size, seconds, saving.stall)
+        size = sum(size for name, _, size, _ in self._trusted[saving.path])
+        self._report(Saved, step=saving.step, folder=str(self.folder), size=size, seconds=seconds, stall=saving.stall)
 
     def _fail(self, saving: PendingSave, error: Exception) -> None:
         why = describe_error(error)
-        logger.warning("torchLoom: step %d is not saved: %s; training goes on", saving.step, why)
-        if self._is_lead():
-            threadlet_bridge.report_save_failed(saving.step, self.folder, why, error_class(error))
+        logger.warning("torchLoom: step %d is not saved: %s; training continues", saving.step, why)
+        self._report(SaveFailed, step=saving.step, folder=str(self.folder), why=why, error=error_class(error))
         self.saving = saving
         saving.end(why)
+
+    def _report(self, kind: type[threadlet_bridge.News], **fields: Any) -> None:
+        """The first rank reports for all."""
+        threadlet = threadlet_bridge.current_threadlet()
+        if threadlet is not None and self._is_lead():
+            threadlet.tell(kind(incarnation=threadlet.incarnation, **fields))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until nothing is being written; False if that takes longer."""
@@ -285,8 +292,7 @@ class Checkpoints:
         threadlet = threadlet_bridge.current_threadlet()
         if threadlet is not None:
             threadlet.load_state_dict(own.get("torchloom") or {"step": found.step, "knobs": {}, "taken": {}})
-        if coordinator.rank == 0:
-            threadlet_bridge.report_resumed(found.step, found.path, found.rejected)
+        self._report(Resumed, step=found.step, path=str(found.path), rejected=dict(found.rejected))
         restore(own.get("rng", {}))
         logger.info("torchLoom: resumed from %s", found.path)
         return found.step
@@ -337,12 +343,11 @@ class Checkpoints:
     def _lock_folder(self) -> None:
         if self._lock is not None and self._lock.held:
             return
-        threadlet = threadlet_bridge.current_threadlet()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadState(f"cannot make the folder {self.folder}: {error.strerror}") from error
-        self._lock = WriterLock(self.folder, threadlet.job if threadlet is not None else "")
+        self._lock = WriterLock(self.folder, threadlet_bridge.current_job())
         if self._lock.first:
             for name in commit.clean(self.folder):
                 logger.info("torchLoom: removed %s, which a process that is gone had left half-written", name)
@@ -371,9 +376,7 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

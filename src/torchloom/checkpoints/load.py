@@ -103,7 +103,7 @@ def _foreign(found: Found) -> dict[str, Any]:
     if found.kind != "torch.save":
         raise BadState(
             f"{found.path.name} is a checkpoint of another kind ({found.kind})",
-            hint="it is whole as far as can be told; load it with what wrote it",
+            hint="no damage was found; load it with the library that wrote it",
         )
     state = single_file.read(found.path)
     if not isinstance(state, dict):

@@ -11,41 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-import torch
+import msgspec
 
 from torchloom.checkpoints.store.manifest import FileEntry, Manifest
 from torchloom.errors import TorchLoomError
-from torchloom.protocol.knob_values import Value
 
 
 @dataclass(frozen=True)
 class SaveInfo:
-    """What the manifest says about a save besides its files."""
+    """What is known about a save before its files are written."""
 
-    step: int
-    layout: Literal["single", "sharded"]
-    parts: tuple[str, ...]
-    world_size: int
-    job: str
-    knobs: dict[str, Value]
+    manifest: Manifest
+    """Without the files and all that is known only at the end."""
     began: float
     """When the copy began, on the monotonic clock."""
 
     def make_manifest(self, files: tuple[FileEntry, ...], id: str) -> Manifest:
         """The manifest of these files, once they are all written."""
-        return Manifest(
-            step=self.step,
-            files=files,
-            layout=self.layout,
-            id=id,
-            parts=self.parts,
-            created=time.time(),
-            seconds=time.monotonic() - self.began,
-            world_size=self.world_size,
-            torch=str(torch.__version__),
-            job=self.job,
-            knobs=self.knobs,
-        )
+        seconds = time.monotonic() - self.began
+        return msgspec.structs.replace(self.manifest, files=files, id=id, created=time.time(), seconds=seconds)
 
 
 class PreparedSave(Protocol):
@@ -120,7 +104,7 @@ def describe_error(error: Exception) -> str:
 
 
 def error_class(error: Exception) -> str:
-    """What errors of one kind have in common, whichever file or step they name."""
+    """What errors of one kind have in common, whichever file or step they name. At most 100 characters."""
     cause = error.__cause__ if isinstance(error, TorchLoomError) else error
     code = errno.errorcode.get(cause.errno or 0, "") if isinstance(cause, OSError) else ""
-    return f"OSError {code}" if code else type(error).__name__
+    return f"OSError {code}" if code else type(error).__name__[:100]

@@ -10,7 +10,7 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from torchloom.checkpoints import safe_pickle, single_file, stateful_objects
 from torchloom.checkpoints.coordination import Coordinator, GlooCoordinator, all_or_none
-from torchloom.checkpoints.sharded_save import (
-    METADATA,
-    model_of,
-    own_file,
-    shared_state,
-)
+from torchloom.checkpoints.sharded_save import METADATA, model_of, own_file, shared_state
 from torchloom.checkpoints.store.manifest import Manifest
 from torchloom.errors import BadState, Damaged
 
@@ -239,20 +234,23 @@ def _own_states(
         mine = single_file.read(path / own_file(coordinator.rank))
         return {"own": {name: mine["own"][name] for name in names}, "rng": mine["rng"], "torchloom": mine["torchloom"]}
     all_ranks = [single_file.read(path / own_file(rank)) for rank in range(manifest.world_size)]
-    kept: dict[str, Any] = {}
+    common = _common_parts(all_ranks, names)
     for name in names:
-        first, *others = [rank["own"][name] for rank in all_ranks]
-        if all(same(first, other) for other in others):
-            kept[name] = first
-        elif strict:
+        if name not in common and strict:
             before, now = manifest.world_size, coordinator.size
             raise BadState(
                 f"{path.name}: {name} differed between {before} ranks, and there are {now} now",
-                hint="strict=False lets it begin anew; nothing was loaded",
+                hint="strict=False leaves it as it is; nothing was loaded",
             )
-        else:
-            logger.warning("torchLoom: %s differed between ranks in %s; it begins anew", name, path.name)
-    return {"own": kept, "rng": {}, "torchloom": all_ranks[0]["torchloom"]}
+        if name not in common:
+            logger.warning("torchLoom: %s differed between ranks in %s; it stays as it is", name, path.name)
+    return {"own": common, "rng": {}, "torchloom": all_ranks[0]["torchloom"]}
+
+
+def _common_parts(all_ranks: list[Any], names: Iterable[str]) -> dict[str, Any]:
+    """The parts that were the same on all ranks."""
+    first, *others = [rank["own"] for rank in all_ranks]
+    return {name: first[name] for name in names if all(same(first[name], other[name]) for other in others)}
 
 
 def same(one: Any, other: Any) -> bool:
@@ -274,25 +272,19 @@ def assemble(path: Path, manifest: Manifest, strict: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for key, where in (metadata.planner_data or {}).items():
         described = metadata.state_dict_metadata[key]
-        empty = (
-            torch.empty(described.size, dtype=described.properties.dtype)
-            if isinstance(described, TensorStorageMetadata)
-            else None
-        )
-        place(state, where, empty)
+        is_tensor = isinstance(described, TensorStorageMetadata)
+        place(state, where, torch.empty(described.size, dtype=described.properties.dtype) if is_tensor else None)
     planner = _Planner(strict=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(state, storage_reader=_Reader(path, manifest), planner=planner, no_dist=True)
     planner.fill()
-    own = [single_file.read(path / own_file(rank))["own"] for rank in range(manifest.world_size)]
-    for name in own[0]:
-        first, *others = [rank[name] for rank in own]
-        if all(same(first, other) for other in others):
-            state[name] = first
-        elif strict:
-            raise BadState(
-                f"{path.name}: {name} differed between its {manifest.world_size} ranks",
-                hint="strict=False leaves it out; resume() gives each rank its own",
-            )
-    return state
+    all_ranks = [single_file.read(path / own_file(rank)) for rank in range(manifest.world_size)]
+    names = all_ranks[0]["own"]
+    common = _common_parts(all_ranks, names)
+    if strict and (different := [name for name in names if name not in common]):
+        raise BadState(
+            f"{path.name}: {different[0]} differed between its {manifest.world_size} ranks",
+            hint="strict=False leaves it out; resume() gives each rank its own",
+        )
+    return state | common

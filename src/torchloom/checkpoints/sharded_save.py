@@ -21,10 +21,9 @@ import dataclasses
 import os
 import pickle
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 import torch
@@ -40,7 +39,7 @@ from torchloom.checkpoints.pending_save import SaveInfo
 from torchloom.checkpoints.staging import StagedState, StagingBuffers
 from torchloom.checkpoints.store import commit
 from torchloom.checkpoints.store import manifest as manifests
-from torchloom.checkpoints.store.checksums import ChecksummedFile
+from torchloom.checkpoints.store.checksums import ChecksummedFile, describe
 from torchloom.checkpoints.store.manifest import FileEntry
 from torchloom.checkpoints.store.verification import signature
 from torchloom.errors import BadInput, BadState
@@ -55,16 +54,10 @@ def own_file(rank: int) -> str:
     return f"rank-{rank}.pt"
 
 
-class Split(NamedTuple):
-    """A state split into what belongs to the job and what belongs to each rank."""
-
-    shared: dict[str, Any]
-    own: dict[str, Any]
-
-
-def split(state: Mapping[str, Any]) -> Split:
+def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What belongs to the job, and what belongs to each rank."""
     shared = {name: part for name, part in state.items() if stateful_objects.is_large(part) or _is_spread(part)}
-    return Split(shared, {name: part for name, part in state.items() if name not in shared})
+    return shared, {name: part for name, part in state.items() if name not in shared}
 
 
 def _is_spread(part: Any) -> bool:
@@ -232,10 +225,10 @@ class ShardedSave:
         problem: Exception | None = None
         local: Any = None
         try:
-            parts = split(state)
-            copied = self._own_copier.copy({"own": stateful_objects.gather(parts.own), **rank_state})
+            shared, own = split(state)
+            copied = self._own_copier.copy({"own": stateful_objects.gather(own), **rank_state})
             self._own, self.size = copied, copied.size
-            self._planner.set_up(parts.shared, is_first=self._coordinator.rank == 0)
+            self._planner.set_up(shared, is_first=self._coordinator.rank == 0)
             local = self._planner.create_local_plan()
             self._draft.mkdir(exist_ok=True, parents=True)
             (self._draft / f".writing-{self._coordinator.rank}").touch()
@@ -318,7 +311,7 @@ class ShardedSave:
         entries = [entry for files, _ in parts for entry in msgspec.json.decode(files, type=list[FileEntry])]
         writer = dcp.FileSystemWriter(self._draft, sync_files=True)
         writer.finish(self._metadata, [results for _, results in parts])
-        entries.append(describe_inline(self._draft / METADATA))
+        entries.append(describe(self._draft / METADATA))
         for mark in self._draft.iterdir():
             if mark.name.startswith((".part-", ".writing-", ".failed-")):
                 mark.unlink()
@@ -360,14 +353,6 @@ class ShardedSave:
         self._own = StagedState()
         self._planner = _Planner()
         self._copier.release()
-
-
-def describe_inline(path: Path) -> FileEntry:
-    """The entry of a small file, read back without threads, which cannot be started while the interpreter exits."""
-    data = path.read_bytes()
-    chunk = manifests.CHUNK
-    crcs = tuple(zlib.crc32(data[at : at + chunk]) for at in range(0, len(data), chunk))
-    return FileEntry(name=path.name, size=len(data), chunk=chunk, crcs=crcs)
 
 
 class Growth:

@@ -66,9 +66,13 @@ class _Later(NamedTuple):
     def make(self) -> torch.Tensor:
         out = torch.empty(0, dtype=self.dtype)
         out.set_(self.buffer.memory.untyped_storage(), self.offset, self.size, self.stride)
-        if self.parameter:
-            return torch.nn.Parameter(out, self.gradient)
-        return out.requires_grad_() if self.gradient else out
+        return _as_original(out, self.parameter, self.gradient)
+
+
+def _as_original(copied: torch.Tensor, parameter: bool, gradient: bool) -> torch.Tensor:
+    if parameter:
+        return torch.nn.Parameter(copied, gradient)
+    return copied.requires_grad_() if gradient else copied
 
 
 @dataclass
@@ -165,9 +169,7 @@ class StagingBuffers:
         if lazy or tensor.layout is not torch.strided or dtype in QUANTIZED:
             out = tensor.detach().to("cpu", copy=True)
             copied.size += out.numel() * out.element_size()
-            if parameter:
-                return torch.nn.Parameter(out, gradient)
-            return out.requires_grad_() if gradient else out
+            return _as_original(out, parameter, gradient)
         buffer = self._storage(tensor.untyped_storage(), dtype, copied)
         return _Later(buffer, dtype, tensor.storage_offset(), tensor.size(), tensor.stride(), parameter, gradient)
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, Protocol
 
 from torchloom.protocol.knob_values import Value
 from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 
-MAX_TEXT = 2000
+News = Saved | SaveFailed | Resumed
 
 
 class ThreadletPort(Protocol):
@@ -30,7 +29,7 @@ class ThreadletPort(Protocol):
     def keep(self, checkpoints: CheckpointPort) -> None:
         """Offer these checkpoints to operators."""
 
-    def tell(self, news: Saved | SaveFailed | Resumed) -> None:
+    def tell(self, news: News) -> None:
         """Report to the weaver. Never blocks, never raises."""
 
     def values(self) -> dict[str, Value]:
@@ -83,6 +82,11 @@ def current_threadlet() -> ThreadletPort | None:
     return _threadlets[0] if _threadlets else None
 
 
+def current_job() -> str:
+    """The name of the job; empty without a threadlet."""
+    return _threadlets[0].job if _threadlets else ""
+
+
 def checkpoint_phase() -> AbstractContextManager[None]:
     """Mark what is done inside as checkpointing: training stands still."""
     threadlet = current_threadlet()
@@ -93,35 +97,3 @@ def wait_for_checkpoints(seconds: float) -> None:
     """Before a goodbye: wait until nothing is being written, at most this long for each folder."""
     for checkpoints in list(_checkpoints):
         checkpoints.wait(seconds)
-
-
-def report_saved(step: int, folder: Path, size: int, seconds: float, stall: float) -> None:
-    threadlet = current_threadlet()
-    if threadlet is not None:
-        path = str(folder)[:MAX_TEXT]
-        threadlet.tell(
-            Saved(incarnation=threadlet.incarnation, step=step, folder=path, size=size, seconds=seconds, stall=stall)
-        )
-
-
-def report_save_failed(step: int, folder: Path, why: str, error: str) -> None:
-    threadlet = current_threadlet()
-    if threadlet is not None:
-        threadlet.tell(
-            SaveFailed(
-                incarnation=threadlet.incarnation,
-                step=step,
-                folder=str(folder)[:MAX_TEXT],
-                why=why[:MAX_TEXT],
-                error=error[:100],
-            )
-        )
-
-
-def report_resumed(step: int, path: Path, rejected: Mapping[str, str]) -> None:
-    threadlet = current_threadlet()
-    if threadlet is not None:
-        reasons = {name[:255]: why[:MAX_TEXT] for name, why in list(rejected.items())[:100]}
-        threadlet.tell(
-            Resumed(incarnation=threadlet.incarnation, step=step, path=str(path)[:MAX_TEXT], rejected=reasons)
-        )

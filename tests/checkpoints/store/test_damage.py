@@ -23,10 +23,10 @@ from tests.examples import examples
 from torchloom.checkpoints import load, single_file
 from torchloom.checkpoints.api import Checkpoints
 from torchloom.checkpoints.store import manifest as manifests
-from torchloom.checkpoints.store.checksums import ChecksummedFile
+from torchloom.checkpoints.store.checksums import ChecksummedFile, describe
 from torchloom.checkpoints.store.manifest import Manifest
 from torchloom.checkpoints.store.search import at_step, latest
-from torchloom.checkpoints.store.verification import describe, verify
+from torchloom.checkpoints.store.verification import verify
 from torchloom.errors import BadState, Damaged, NoValidCheckpoint
 
 UNTRACEABLE = why_untraceable()

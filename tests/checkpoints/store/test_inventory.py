@@ -12,9 +12,9 @@ import pytest
 
 from tests.checkpoints.store.test_search import make
 from torchloom.checkpoints.store import manifest as manifests
+from torchloom.checkpoints.store.checksums import describe
 from torchloom.checkpoints.store.inventory import Entry, Inventory, inventory_from_reports, take_inventory
 from torchloom.checkpoints.store.manifest import Manifest
-from torchloom.checkpoints.store.verification import describe
 from torchloom.errors import BadState
 from torchloom.protocol.views import SavedStep
 
@@ -139,7 +139,7 @@ def test_a_pipe_and_a_link_that_leads_away_are_not_waited_for(tmp_path: Path) ->
     assert [entry.status for entry in found.entries] == ["valid", "valid", "damaged", "damaged", "damaged"]
     assert found.entries[0].size == found.entries[1].size
     assert "it is a link" in found.entries[3].why
-    assert found.entries[4].why == "it is not a file"
+    assert found.entries[4].why == "it is neither a file nor a folder"
 
 
 def test_what_is_being_written_is_told_from_what_was_left(tmp_path: Path) -> None:

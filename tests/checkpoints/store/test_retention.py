@@ -17,11 +17,11 @@ from tests.examples import examples
 from tests.fork_server import FORKS
 from torchloom.checkpoints.api import Checkpoints
 from torchloom.checkpoints.store import manifest as manifests
+from torchloom.checkpoints.store.checksums import describe
 from torchloom.checkpoints.store.locks import reading
 from torchloom.checkpoints.store.manifest import Manifest, folder_name
 from torchloom.checkpoints.store.retention import Keep, prune
 from torchloom.checkpoints.store.search import latest
-from torchloom.checkpoints.store.verification import describe
 from torchloom.errors import BadInput
 
 NOW = 1_800_000_000.0

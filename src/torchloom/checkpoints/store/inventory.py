@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -18,8 +17,9 @@ from torchloom.checkpoints.store import foreign_formats, search
 from torchloom.checkpoints.store import manifest as manifests
 from torchloom.checkpoints.store.commit import HIDDEN
 from torchloom.checkpoints.store.locks import reading
-from torchloom.checkpoints.store.manifest import Manifest, folder_name
+from torchloom.checkpoints.store.manifest import folder_name
 from torchloom.checkpoints.store.search import ASIDE, Candidate, candidates
+from torchloom.checkpoints.store.verification import check_sizes
 from torchloom.errors import Damaged
 from torchloom.protocol.views import SavedStep
 
@@ -110,15 +110,12 @@ def look(candidate: Candidate) -> Entry | None:
     manifest, why = None, ""
     kind = "torchloom" if candidate.ours else _foreign_kind(path)
     try:
-        if path.is_symlink() and (candidate.ours or not search.leads_inside(path)):
-            raise Damaged(path, "it is a link; a checkpoint is what lies in its folder")
+        candidate.check_link()
         if candidate.ours:
             manifest = manifests.read(path)
-            _compare_sizes(path, manifest)
-        elif kind == "torch.save":
-            _check_directory(path)
+            check_sizes(path, manifest)
         else:
-            foreign_formats.check(path)
+            foreign_formats.check(path, quick=True)
     except Damaged as damage:
         if not os.path.lexists(path):
             return None
@@ -209,36 +206,6 @@ def _real(path: Path) -> Path:
 
 def _foreign_kind(path: Path) -> str:
     return foreign_formats.kind_of(path) if path.is_dir() else "torch.save"
-
-
-def _compare_sizes(folder: Path, manifest: Manifest) -> None:
-    """Check that every file in the manifest exists and has the right size."""
-    for file in manifest.files:
-        try:
-            found = os.lstat(f"{folder}/{file.name}")
-        except FileNotFoundError:
-            raise Damaged(folder, f"{file.name} is missing") from None
-        except OSError as error:
-            raise Damaged(folder, f"{file.name} cannot be read: {error.strerror}") from error
-        if not stat.S_ISREG(found.st_mode):
-            raise Damaged(folder, f"{file.name} is not a file")
-        if found.st_size != file.size:
-            raise Damaged(folder, f"{file.name} has {found.st_size} bytes instead of {file.size}")
-
-
-def _check_directory(path: Path) -> None:
-    """Check the table of contents at the end of a torch.save file: a truncated one has none."""
-    try:
-        if not path.is_file():  # opening a pipe would block
-            raise Damaged(path, "it is not a file")
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError) as error:
-        raise Damaged(path, f"not a whole torch.save file: {error}") from error
-    except OSError as error:
-        raise Damaged(path, f"cannot be read: {error.strerror or error}") from error
-    if not any(name.endswith("data.pkl") for name in names):
-        raise Damaged(path, "it is an archive, but not one of torch.save")
 
 
 def text(name: str) -> str:

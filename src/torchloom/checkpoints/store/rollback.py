@@ -60,7 +60,7 @@ class NothingBefore(TorchLoomError):
     def __init__(self, folder: Path, before: int) -> None:
         super().__init__(
             f"a checkpoint before step {before} was saved into {folder}, and there is none any more",
-            hint="keep more of them; to begin anew, move what is there away and start the job again",
+            hint="keep more checkpoints; to start from the beginning, move the others away and start the job again",
         )
 
 

@@ -40,9 +40,13 @@ class Candidate:
     path: Path
     ours: bool
 
-    def check(self) -> Found:
+    def check_link(self) -> None:
         if self.path.is_symlink() and (self.ours or not leads_inside(self.path)):
             raise Damaged(self.path, "it is a link; a checkpoint is what lies in its folder")
+
+    def check(self) -> Found:
+        """Verify every byte of it; raises Damaged."""
+        self.check_link()
         if self.ours:
             before = signature(self.path)
             return Found(self.step, self.path, "torchloom", verify(self.path), before)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchloom.checkpoints.store import manifest as manifests
 from torchloom.checkpoints.store.checksums import crc32
-from torchloom.checkpoints.store.manifest import CHUNK, FileEntry, Manifest
+from torchloom.checkpoints.store.manifest import FileEntry, Manifest
 from torchloom.errors import Damaged
 
 PIECE = 256 * 1024
@@ -40,21 +40,38 @@ def verify(folder: Path) -> Manifest:
     return manifest
 
 
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Check that every file in the manifest exists and has the right size, without reading it."""
+    for file in manifest.files:
+        try:
+            status = os.lstat(f"{folder}/{file.name}")
+        except OSError as error:
+            raise _unreadable(folder, file, error) from error
+        _check_size(folder, file, status)
+
+
+def _check_size(folder: Path, file: FileEntry, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise Damaged(folder, f"{file.name} is not a file")
+    if status.st_size != file.size:
+        raise Damaged(folder, f"{file.name} has {status.st_size} bytes instead of {file.size}")
+
+
+def _unreadable(folder: Path, file: FileEntry, error: OSError) -> Damaged:
+    missing = isinstance(error, FileNotFoundError)
+    return Damaged(folder, f"{file.name} is missing" if missing else f"{file.name} cannot be read: {error.strerror}")
+
+
 def _verify_file(folder: Path, file: FileEntry) -> None:
     path = folder / file.name
     try:
         # Do not follow links, because a checkpoint is what its folder contains, and do not block on a pipe.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise Damaged(folder, f"{file.name} is missing") from None
     except OSError as error:
-        raise Damaged(folder, f"{file.name} cannot be read: {error.strerror}") from error
+        raise _unreadable(folder, file, error) from error
     try:
         before = os.fstat(fd)
-        if not stat.S_ISREG(before.st_mode):
-            raise Damaged(folder, f"{file.name} is not a file")
-        if before.st_size != file.size:
-            raise Damaged(folder, f"{file.name} has {before.st_size} bytes instead of {file.size}")
+        _check_size(folder, file, before)
         wrong = [index for index, crc in enumerate(checksums(fd, file.size, file.chunk)) if crc != file.crcs[index]]
         if wrong:
             where = f"bytes {wrong[0] * file.chunk} to {min(file.size, (wrong[0] + 1) * file.chunk)}"
@@ -70,7 +87,7 @@ def _verify_file(folder: Path, file: FileEntry) -> None:
         os.close(fd)
 
 
-def checksums(fd: int, size: int, chunk: int = CHUNK) -> list[int]:
+def checksums(fd: int, size: int, chunk: int) -> list[int]:
     """CRC-32 of each chunk of an open file. Raises OSError if it cannot be read or is truncated meanwhile."""
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(lambda start: _crc(fd, start, min(size, start + chunk)), range(0, size, chunk)))
@@ -87,10 +104,3 @@ def _crc(fd: int, start: int, end: int) -> int:
             crc = crc32(buffer[:count], crc)
             start += count
     return crc
-
-
-def describe(path: Path, chunk: int = CHUNK) -> FileEntry:
-    """The entry of a finished file, read back from disk."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        return FileEntry(name=path.name, size=size, chunk=chunk, crcs=tuple(checksums(file.fileno(), size, chunk)))
