@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 from tests.checkpoints.script import SCHEDULES, train
-from tests.checkpoints.test_state import assert_equal
+from tests.checkpoints.test_staging import assert_equal
 from tests.checkpoints.victims import run
 from torchloom.checkpoints.api import Checkpoints
 

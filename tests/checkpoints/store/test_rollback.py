@@ -1,137 +1,195 @@
-"""Going back to an older step, and what lies in the way of a save: nothing just written is lost, nothing of others."""
+"""Going back to before a step: the right one is found, what came since is out of the way, and nothing is deleted."""
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from torchloom import Checkpoints
-from torchloom.checkpoints.store.search import latest
-from torchloom.errors import BadState, TorchLoomError
+from tests.checkpoints.store.test_search import make
+from torchloom import Checkpoints, Keep
+from torchloom.checkpoints.store.inventory import take_inventory
+from torchloom.checkpoints.store.locks import WriterLock
+from torchloom.checkpoints.store.retention import prune
+from torchloom.checkpoints.store.rollback import NOTE, NothingBefore, roll_back
+from torchloom.checkpoints.store.search import candidates, latest
+from torchloom.errors import NoValidCheckpoint
 
 
-def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.glob("rolled-back-*/*") if path.name != NOTE)
 
 
-def test_after_going_back_what_was_ahead_is_set_aside_and_the_new_line_is_followed(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
+def damage(folder: Path, step: int) -> None:
+    (folder / f"step-{step}" / "state.pt").write_bytes(b"")
+
+
+def test_the_newest_before_the_step_is_taken_and_what_came_since_is_put_aside(tmp_path: Path) -> None:
+    for step in (80, 90, 100, 110):
+        make(tmp_path, step)
+    done = roll_back(tmp_path, "i1", before=100)
+    assert done.found is not None
+    assert done.found.path == tmp_path / "step-90"
+    assert names(tmp_path) == ["rolled-back-1/step-100", "rolled-back-1/step-110"]
+    assert sorted(done.aside) == names(tmp_path)
+    assert latest(tmp_path)[0].step == 90
+
+
+def test_several_back_passes_over_those_that_are_not_whole(tmp_path: Path) -> None:
+    for step in (60, 70, 80, 90, 100):
+        make(tmp_path, step)
+    damage(tmp_path, 80)
+    done = roll_back(tmp_path, "i1", before=95, back=2)
+    assert done.found is not None
+    assert done.found.step == 70
+    assert list(done.rejected) == ["step-80"]
+    assert latest(tmp_path)[0].step == 70
+
+
+def test_where_there_are_not_so_many_it_is_the_oldest(tmp_path: Path) -> None:
+    for step in (80, 90):
+        make(tmp_path, step)
+    found = roll_back(tmp_path, "i1", before=100, back=5).found
+    assert found is not None
+    assert found.step == 80
+
+
+def test_the_same_rollback_asked_for_twice_goes_back_once(tmp_path: Path) -> None:
+    for step in (70, 80, 90, 100):
+        make(tmp_path, step)
+    first = roll_back(tmp_path, "i1", before=100, back=2)
+    second = roll_back(tmp_path, "i1", before=100, back=2)
+    assert first.found is not None
+    assert second.found is not None
+    assert (first.found.step, second.found.step) == (80, 80)
+    assert second.aside == ()
+    third = roll_back(tmp_path, "i2", before=100, back=2).found
+    assert third is not None
+    assert third.step == 70
+    assert names(tmp_path) == ["rolled-back-1/step-100", "rolled-back-1/step-90", "rolled-back-2/step-80"]
+
+
+def test_one_that_was_killed_half_way_is_finished(tmp_path: Path) -> None:
+    for step in (80, 90, 100):
+        make(tmp_path, step)
+    roll_back(tmp_path, "i1", before=100, back=2)
+    (tmp_path / "rolled-back-1" / "step-90").rename(tmp_path / "step-90")
+    found = roll_back(tmp_path, "i1", before=100, back=2).found
+    assert found is not None
+    assert found.step == 80
+    assert names(tmp_path) == ["rolled-back-1/step-100", "rolled-back-1/step-90"]
+
+
+def test_with_nothing_before_it_training_begins_anew_and_finds_nothing(tmp_path: Path) -> None:
+    make(tmp_path, 10)
+    done = roll_back(tmp_path, "i1", before=5)
+    assert done.found is None
+    assert candidates(tmp_path) == []
+    assert names(tmp_path) == ["rolled-back-1/step-10"]
+
+
+def test_what_was_there_and_is_not_any_more_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
+    make(tmp_path, 100)
+    with pytest.raises(NothingBefore, match="before step 50"):
+        roll_back(tmp_path, "i1", before=50, saved=True)
+    make(tmp_path, 40)
+    damage(tmp_path, 40)
+    with pytest.raises(NoValidCheckpoint, match="step-40"):
+        roll_back(tmp_path, "i1", before=50)
+    assert names(tmp_path) == []
+
+
+def test_files_of_others_go_aside_under_their_own_names_and_no_search_finds_them(tmp_path: Path) -> None:
+    for step in (90, 100, 110):
+        torch.save({"a": step}, tmp_path / f"checkpoint_step_{step}.pt")
+    (tmp_path / "resnet50.pt").write_text("not a checkpoint")
+    done = roll_back(tmp_path, "i1", before=100, pattern="checkpoint_step_{step}.pt")
+    assert done.found is not None
+    assert done.found.kind == "torch.save"
+    assert names(tmp_path) == ["rolled-back-1/checkpoint_step_100.pt", "rolled-back-1/checkpoint_step_110.pt"]
+    assert [c.step for c in candidates(tmp_path)] == [90]
+    assert (tmp_path / "resnet50.pt").exists()
+    assert not (tmp_path / ".writer").exists()
+
+
+def test_a_folder_of_others_goes_aside_whole_and_looks_like_no_checkpoint_from_above(tmp_path: Path) -> None:
+    for step in (90, 100):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_text("weights")
+    roll_back(tmp_path, "i1", before=100)
+    (tmp_path / "rolled-back-1" / "config.json").write_text("{}")  # as someone who looks into it may leave there
+    assert [c.step for c in candidates(tmp_path)] == [90]
+    assert (tmp_path / "rolled-back-1" / "checkpoint-100" / "model.safetensors").read_text() == "weights"
+
+
+def test_retention_neither_counts_nor_deletes_what_was_put_aside(tmp_path: Path) -> None:
+    for step in (80, 90, 100, 110):
+        make(tmp_path, step)
+    roll_back(tmp_path, "i1", before=100)
+    pruned = prune(tmp_path, Keep(last=2), 0.0)
+    assert pruned.deleted == []
+    assert names(tmp_path) == ["rolled-back-1/step-100", "rolled-back-1/step-110"]
+
+
+def test_the_script_goes_on_from_there_and_saves_the_same_step_again(tmp_path: Path) -> None:
     state = {"x": torch.zeros(1)}
-    for step in (300, 400, 500):
-        checkpoints.save(step, state)
-    checkpoints.wait()
-    assert checkpoints.resume(state, step=400) == 400
-    assert steps(tmp_path) == [400]
-    assert len(list(tmp_path.glob("abandoned-step-500-*"))) == 1
-    for step in (410, 420):
-        checkpoints.save(step, state)
-    checkpoints.wait()
-    assert steps(tmp_path) == [410, 420]
-    assert checkpoints.resume(state) == 420
-
-
-def test_what_was_just_saved_is_never_deleted_by_its_own_rule(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    for step in (200, 150):
-        checkpoints.save(step, {"x": 1})
-    checkpoints.wait()
-    assert steps(tmp_path) == [150, 200]
-
-
-def test_what_somebody_else_put_in_the_place_of_a_checkpoint_is_not_deleted(tmp_path: Path) -> None:
-    (tmp_path / "step-5").mkdir()
-    (tmp_path / "step-5" / "model.safetensors").write_text("precious")
-    (tmp_path / "step-6").write_text("x")
-    checkpoints = Checkpoints(tmp_path)
-    for step in (5, 6):
-        assert checkpoints.save(step, {"x": step}) is not None
-        checkpoints.wait()
-    assert latest(tmp_path)[0].step == 6
-    assert [path.read_text() for path in tmp_path.glob("abandoned-step-5-*/*")] == ["precious"]
-    assert [path.read_text() for path in tmp_path.glob("abandoned-step-6-*")] == ["x"]
-
-
-def test_torch_files_beside_our_checkpoints_are_something_else(tmp_path: Path) -> None:
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(3, {"x": 1})
-    torch.save({"a": 1}, tmp_path / "checkpoint_step_9.pt")
-    torch.save({"a": 1}, tmp_path / "resnet50.pt")
-    assert latest(tmp_path)[0].step == 3
-    (tmp_path / "alone").mkdir()
-    torch.save({"a": 1}, tmp_path / "alone" / "resnet50.pt")
-    with pytest.raises(TorchLoomError, match="no valid checkpoint"):
-        latest(tmp_path / "alone")
-
-
-def test_nothing_that_fits_is_refused_even_if_not_strict(tmp_path: Path) -> None:
+        for step in (90, 100):
+            state["x"].fill_(step)
+            checkpoints.save(step, state)
+            checkpoints.wait()
+    roll_back(tmp_path, "i1", before=100)
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(3, {"x": 1})
-        with pytest.raises(BadState, match="has none of model"):
-            checkpoints.resume({"model": torch.nn.Linear(1, 1)}, strict=False)
+        assert checkpoints.resume(state) == 90
+        checkpoints.save(100, state)
+    assert latest(tmp_path)[0].step == 100
+    assert names(tmp_path) == ["rolled-back-1/step-100"]
 
 
-def test_threads_that_save_at_once_each_save_their_own(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
+def test_nothing_is_moved_while_another_job_writes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+    import sys
 
-    def save(thread: int) -> None:
-        for number in range(8):
-            step = thread * 100 + number
-            checkpoints.save(step, {"x": torch.full((200_000,), float(step))}, now=True)
+    for step in (90, 100):
+        make(tmp_path, step)
+    code = "import sys; from pathlib import Path; from torchloom.checkpoints.store.locks import WriterLock\n"
+    code += "lock = WriterLock(Path(sys.argv[1]), 'theirs'); print('held', flush=True); sys.stdin.read()"
+    monkeypatch.setattr(WriterLock.__init__, "__defaults__", ("", 0.0))
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "held\n"
+        from torchloom.errors import AlreadyUp
 
-    threads = [threading.Thread(target=save, args=(thread,)) for thread in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    checkpoints.wait()
-    for step in steps(tmp_path):
-        assert torch.equal(checkpoints.load(step).state["x"], torch.full((200_000,), float(step)))
-    assert len(steps(tmp_path)) == 24
-
-
-def test_a_signal_handler_that_saves_inside_a_save_is_refused(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    refused: list[BaseException] = []
-
-    class Slow:
-        def state_dict(self) -> dict[str, int]:
-            signal.raise_signal(signal.SIGUSR1)
-            return {"a": 1}
-
-        def load_state_dict(self, state: dict[str, int]) -> None: ...
-
-    def handler(*_: object) -> None:
-        try:
-            checkpoints.save(2, {"x": 1}, now=True)
-        except BadState as error:
-            refused.append(error)
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        checkpoints.save(1, {"slow": Slow()})
-        checkpoints.wait()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert len(refused) == 1
-    assert steps(tmp_path) == [1]
+        with pytest.raises(AlreadyUp, match="theirs"):
+            roll_back(tmp_path, "i1", before=100, job="mine")
+        assert names(tmp_path) == []
+        other.communicate("")
 
 
-def test_another_kind_of_optimizer_does_not_take_it(tmp_path: Path) -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, {"o": torch.optim.AdamW([weight])})
-        checkpoints.wait()
-        with pytest.raises(BadState, match="another kind of optimizer"):
-            checkpoints.resume({"o": torch.optim.SGD([weight], lr=0.1, momentum=0.9)})
+def test_they_are_listed_as_rolled_back_and_a_resume_does_not_take_them(tmp_path: Path) -> None:
+    for step in (90, 100):
+        make(tmp_path, step)
+    roll_back(tmp_path, "i1", before=100)
+    found = take_inventory(tmp_path, 0.0, verify=True)
+    assert [(e.name, e.status) for e in found.entries] == [
+        ("rolled-back-1/step-100", "rolled back"), ("step-90", "valid"),
+    ]  # fmt: skip
+    assert [entry.name for entry in found.finished] == ["step-90"]
+    assert found.resume is not None
+    assert found.resume.name == "step-90"
 
 
-def test_a_traceback_shows_what_to_do_next(tmp_path: Path) -> None:
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(3, {"x": 1})
-    with pytest.raises(BadState) as refused:
-        checkpoints.load(7)
-    assert refused.value.__notes__ == ["→ there are 3"]
+def test_two_threads_that_are_told_the_same_at_once_do_it_once(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    for step in range(10, 400, 10):
+        torch.save({}, tmp_path / f"step_{step}.pt")
+    with ThreadPoolExecutor(8) as many:
+        done = list(many.map(lambda _: roll_back(tmp_path, "i1", before=100, back=2), range(8)))
+    assert {one.found.step for one in done if one.found} == {80}
+    assert len(names(tmp_path)) == 31

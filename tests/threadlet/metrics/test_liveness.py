@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.threadlet.outside import ATTACHED, running, seen
 from tests.threadlet.played import RANK, PlayedWeaver, until_true
+from tests.threadlet.training_process import ATTACHED, running, seen
 from torchloom import attach
 from torchloom.protocol.rank import Muted
 from torchloom.settings import Settings

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from tests.threadlet.outside import Outside, running, seen
+from tests.threadlet.training_process import Outside, running, seen
 from torchloom.shared.liveness_page import COLLECTIVES
 from torchloom.threadlet.metrics import wait_times
 from torchloom.threadlet.metrics.meter import Meter

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.ranks import Job, job
-from tests.checkpoints.test_ranks import visible
+from tests.checkpoints.test_sharded_save import visible
 from tests.checkpoints.training import Kind, Plan, Training
 from torchloom.checkpoints.store.locks import WriterLock
 from torchloom.checkpoints.store.search import latest

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.checkpoints.test_state import assert_equal
+from tests.checkpoints.test_staging import assert_equal
 from torchloom.checkpoints.api import Checkpoints
 from torchloom.errors import BadState
 

@@ -163,5 +163,5 @@ def test_a_full_disk_costs_one_checkpoint_and_what_fits_is_saved_again(tmp_path:
     if tried.returncode:
         pytest.skip(f"no small filesystem can be mounted here: {tried.stderr.strip()}")
     command = [*mounted, mount + ' && exec "$1" -c "$2" "$0"', str(tmp_path), sys.executable, FULL]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.stdout == "went on\n", done.stderr
