@@ -109,16 +109,16 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
     store = Store(client)
     await store.open()
     cluster = await store.load(settings)
-    ear = None
+    advisories = None
     system = find_system(settings)
     if system is not None:
-        ear = ConnectionAdvisories(await open_link(system, "system"), system.account)
-        if not await ear.works():
-            ear = None
-    if ear is None:
+        advisories = ConnectionAdvisories(await open_link(system, "system"), system.account)
+        if not await advisories.works():
+            advisories = None
+    if advisories is None:
         log.warning("no system account: deaths show only as silence. TORCHLOOM_SYSTEM_CREDS would tell them at once")
-    weaver = Weaver(client, store, cluster, ear, name, clock)
-    weaver.mint = rank_minter(settings)
+    weaver = Weaver(client, store, cluster, advisories, name, clock)
+    weaver.sender.mint = rank_minter(settings)
     holder.append(weaver)
     if settings.ingress:
         weaver.ingress = Ingress(settings, client, cluster, weaver.health)
