@@ -13,13 +13,12 @@ logs/             nats.log, weaver.log, up.log
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 import msgspec
 
 from torchloom.errors import BadState
+from torchloom.shared.files import replace_file
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,15 +108,7 @@ class StateFolder:
 
 def write_private(path: Path, data: bytes) -> None:
     """Write a file atomically, readable by the owner only."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        replace_file(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         raise BadState(f"cannot write {path}: {error.strerror}") from error

@@ -25,6 +25,9 @@ class TaskSet(set[asyncio.Task[Any]]):
         self.add(task)
         task.add_done_callback(self.discard)
 
+    async def end(self) -> None:
+        await end_all(list(self))
+
 
 async def end_all(tasks: Collection[asyncio.Future[Any]]) -> None:
     """Cancel the tasks until they have ended, and ignore their results."""

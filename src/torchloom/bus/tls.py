@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchloom.bus.state_folder import StateFolder, write_private
 from torchloom.errors import BadInput, BadState
+from torchloom.shared.addresses import EVERY_ADDRESS
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -23,7 +24,6 @@ VALID = timedelta(days=365)
 RENEW = timedelta(days=30)
 """A certificate that expires sooner than this is replaced."""
 _AUTHORITY_VALID = timedelta(days=3650)
-_ANY = {"0.0.0.0", "::"}
 
 
 def ensure_tls(folder: StateFolder, host: str) -> tuple[Path, Path]:
@@ -42,7 +42,7 @@ def ensure_tls(folder: StateFolder, host: str) -> tuple[Path, Path]:
 
 def names_of(host: str) -> list[str]:
     """Every name under which clients may reach a server that listens on `host`."""
-    names = [host] if host not in _ANY else _own_addresses()
+    names = [host] if host not in EVERY_ADDRESS else _own_addresses()
     names += ["localhost", "127.0.0.1", "::1", socket.gethostname()]
     with contextlib.suppress(OSError):
         names.append(socket.getfqdn())

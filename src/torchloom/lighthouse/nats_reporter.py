@@ -17,7 +17,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.bus.connection import connect, find, is_denied
+from torchloom.bus.connection import close_quietly, connect, find, is_denied
 from torchloom.errors import TorchLoomError
 from torchloom.lighthouse.quorum_service import QuorumService
 from torchloom.protocol.codec import decode_evict, encode
@@ -62,8 +62,7 @@ class NatsReporter:
                 await asyncio.sleep(self._settings.reconnect_seconds)
             finally:
                 self._there = False  # closed by this process, not lost
-                with contextlib.suppress(Exception):
-                    await asyncio.wait_for(client.close(), 1)
+                await close_quietly(client)
 
     async def _converse(self, client: Client) -> None:
         """Send beats until the connection is closed for good, as by an expired credential."""
