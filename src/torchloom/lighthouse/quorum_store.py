@@ -1,8 +1,7 @@
 """What survives a restart of the lighthouse: one small file in a folder that one lighthouse at a time may use.
 
-The file is written to a temporary name, synced and renamed before anyone is told of the quorum in it, so that a quorum
-number is never used twice. It is written when a quorum gets a new number and when a member is evicted, not at every
-step.
+The file is replaced atomically and synced before the quorum in it is announced, so that no quorum number is used twice.
+It is written when a quorum gets a new number and when a member is evicted, not at every step.
 """
 
 from __future__ import annotations

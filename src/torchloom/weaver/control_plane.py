@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import select
 import shutil
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -155,7 +156,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     failures: int = 0
-    due: float = field(default=0.0)
+    due: float = 0.0
     """When to restart it, if it is not running."""
 
 
@@ -182,9 +183,8 @@ class ControlPlane:
         try:
             self._begin()
             while not self.stopping:
-                select.select([wake], [], [], 0.5)
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096) if select.select([wake], [], [], 0)[0] else b""
+                if select.select([wake], [], [], 0.5)[0]:
+                    os.read(wake, 4096)
                 self._restart_ended()
                 self._restart_stuck()
         finally:
@@ -240,7 +240,7 @@ class ControlPlane:
             if child.process is not None and child.process.poll() is not None:
                 how = _how_it_ended(child.process.returncode)
                 child.failures = 0 if now - child.started > GOOD_SECONDS else child.failures + 1
-                pause = min(LONGEST_PAUSE, 0.1 * 2 ** max(0, child.failures - 1)) if child.failures else 0.0
+                pause = _pause(child.failures - 1) if child.failures else 0.0
                 child.process, child.due = None, now + pause
                 self.say(f"{child.name} {how}; starting it again" + (f" in {pause:.1f} s" if pause else ""))
             if child.process is None and not self.stopping and now >= child.due:
@@ -248,7 +248,7 @@ class ControlPlane:
                     self._start(child)
                 except TorchLoomError as error:
                     child.failures += 1
-                    child.due = now + min(LONGEST_PAUSE, 0.1 * 2**child.failures)
+                    child.due = now + _pause(child.failures)
                     self.say(f"{child.name} does not start: {error.message}")
                 else:
                     self.say(f"{child.name} is running again (pid {child.process.pid if child.process else '?'})")
@@ -290,14 +290,15 @@ class ControlPlane:
         return self.server.process
 
     def _start_weaver(self) -> subprocess.Popen[bytes]:
-        log = self.folder.logs / "weaver.log"
-        if log.exists() and log.stat().st_size > LOG_BYTES:
-            log.replace(log.with_suffix(".log.1"))
         if self._weaver_report is not None:
             self._weaver_report.close()
-        with log.open("ab") as output:
+        with _open_log(self.folder.logs / "weaver.log") as output:
             process, self._weaver_report = start_reporting(_loom(self.settings, "weaver"), output, die_with_parent())
         return process
+
+
+def _pause(failures: int) -> float:
+    return min(LONGEST_PAUSE, math.ldexp(0.1, failures))
 
 
 async def look_at_weaver(settings: Settings) -> PlaneView | None:
@@ -322,22 +323,16 @@ def _loom(settings: Settings, *words: str) -> list[str]:
 
 
 def _detach(settings: Settings, listen: ListenRequest, folder: StateFolder, say: Say) -> int:
-    pid = holder(folder)
-    if pid is not None:
+    if holder(folder) is not None:
         with _locked(folder):
             pass  # raises AlreadyUp
     words = ["up"]
-    if listen.host is not None:
-        words += ["--listen", listen.host]
-    if listen.port is not None:
-        words += ["--port", str(listen.port)]
-    for option, path in (("--tls-cert", listen.cert), ("--tls-key", listen.key)):
-        if path is not None:
-            words += [option, str(path)]
+    options = {"--listen": listen.host, "--port": listen.port, "--tls-cert": listen.cert, "--tls-key": listen.key}
+    for option, value in options.items():
+        if value is not None:
+            words += [option, str(value)]
     log = folder.logs / "up.log"
-    if log.exists() and log.stat().st_size > LOG_BYTES:
-        log.replace(log.with_suffix(".log.1"))
-    with log.open("ab") as output:
+    with _open_log(log) as output:
         process, pipe = start_reporting(_loom(settings, *words), output)
     with pipe:
         if not select.select([pipe], [], [], READY_SECONDS + STOP_SECONDS)[0]:
@@ -351,6 +346,13 @@ def _detach(settings: Settings, listen: ListenRequest, folder: StateFolder, say:
     error = TorchLoomError(report.error or f"`loom up` {_how_it_ended(code)}", hint=report.hint or f"look at {log}")
     error.exit_code = report.exit_code or 1
     raise error
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """A log file to append to; a large one is put aside first."""
+    if path.exists() and path.stat().st_size > LOG_BYTES:
+        path.replace(path.with_suffix(".log.1"))
+    return path.open("ab")
 
 
 def _how_it_ended(code: int) -> str:

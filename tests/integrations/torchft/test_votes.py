@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integrations.torchft.replicas import Replica, together
+from tests.integrations.torchft.replicas import Replica, joined, together
 
 pytest.importorskip("torchft", reason="torchft is not installed")
 
@@ -18,8 +18,8 @@ pytest.importorskip("torchft", reason="torchft is not installed")
 def replicas(lighthouse: str) -> Iterator[list[Replica]]:
     """Two replicas that have made a step together."""
     replicas = [Replica(lighthouse, name, settings=None) for name in ("a", "b")]
-    while together(*replicas) != [True, True] or replicas[0].manager._pg._pg.size() < 2:
-        pass
+    joined(*replicas)
+    assert together(*replicas) == [True, True]
     yield replicas
     for replica in replicas:
         replica.end()
