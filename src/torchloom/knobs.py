@@ -1,12 +1,12 @@
-"""Knobs: what may be changed while a job runs, and the one rule by which a value is accepted.
+"""Knobs: values that may be changed while a job runs, and the rule by which a value is accepted.
 
-The command line, the weaver and the rank all ask here, so a value that one accepts is accepted by all.
+The command line, the weaver and the rank use the same functions, so that a value that one accepts is accepted by all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torchloom.errors import BadInput
 from torchloom.protocol.knob_values import KnobSpec, Value
@@ -17,6 +17,11 @@ MAX_TEXT = 1000
 """Characters of a text value."""
 _YES = frozenset({"true", "yes", "on", "1"})
 _NO = frozenset({"false", "no", "off", "0"})
+_NUMBERS: Mapping[str, tuple[Callable[[str], Value], str]] = {
+    "int": (int, "expected a whole number"),
+    "float": (float, "expected a number"),
+    "floats": (lambda text: tuple(map(float, text.split(","))), "expected numbers, separated by commas"),
+}
 
 
 class BadValue(BadInput):
@@ -29,7 +34,7 @@ class BadValue(BadInput):
 
 
 def check(spec: KnobSpec, value: Value) -> Value:
-    """The value as the knob takes it (a whole number becomes a float where one is wanted), or BadValue."""
+    """The value as the knob takes it (a whole number becomes a float if the knob is one), or BadValue."""
     match spec.kind:
         case "bool":
             if not isinstance(value, bool):
@@ -69,28 +74,16 @@ def parse(spec: KnobSpec, text: str) -> Value:
             if word not in _YES | _NO:
                 raise BadValue(spec.name, text, "expected true or false")
             return word in _YES
-        case "int":
+        case "int" | "float" | "floats":
+            number, expected = _NUMBERS[spec.kind]
             try:
-                return check(spec, int(text))
-            except ValueError as error:
-                raise _said(spec, text, error, "expected a whole number") from None
-        case "float":
-            try:
-                return check(spec, float(text))
-            except ValueError as error:
-                raise _said(spec, text, error, "expected a number") from None
-        case "floats":
-            try:
-                return check(spec, tuple(float(part) for part in text.split(",")))
-            except ValueError as error:
-                raise _said(spec, text, error, "expected numbers, separated by commas") from None
-    if spec.kind == "enum":
-        text = next((choice for choice in spec.choices if choice.lower() == text.lower()), text)
+                value = number(text)
+            except ValueError:
+                raise BadValue(spec.name, text, expected) from None
+            return check(spec, value)
+        case "enum":
+            text = next((choice for choice in spec.choices if choice.lower() == text.lower()), text)
     return check(spec, text)
-
-
-def _said(spec: KnobSpec, text: str, error: ValueError, otherwise: str) -> BadValue:
-    return error if isinstance(error, BadValue) else BadValue(spec.name, text, otherwise)
 
 
 def _number(spec: KnobSpec, value: Value) -> float:
@@ -139,5 +132,5 @@ def describe(spec: KnobSpec) -> str:
 
 
 def check_all(specs: Mapping[str, KnobSpec], values: Mapping[str, Value]) -> dict[str, Value]:
-    """Every value checked; the first that is refused is said. Unknown names are the caller's to find."""
+    """Check every value; raises BadValue for the first invalid one. The caller must have checked the names."""
     return {name: check(specs[name], value) for name, value in values.items()}

@@ -60,7 +60,7 @@ class Walk:
         words = ["--job", self.job, "--bind", "127.0.0.1:0", "--min-replicas", "1", "--quorum-tick-ms", "100"]
         words += ["--join-timeout-ms", "10000", "--heartbeat-timeout-ms", "600000"]
         _, output = self.start("lighthouse", *LOOM, "lighthouse", *words)
-        self.until(lambda: "evictions are heard through NATS" in text(output))
+        self.until(lambda: "evictions are received through NATS" in text(output))
         found = re.search(r"TORCHFT_LIGHTHOUSE=(\S+)", text(output))
         assert found is not None, text(output)
         self.env["TORCHFT_LIGHTHOUSE"] = found[1]

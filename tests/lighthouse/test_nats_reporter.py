@@ -67,7 +67,7 @@ async def test_a_name_that_no_message_can_carry_is_left_out_and_said_once(
     async with begin() as here:
         voice = await formed(here, "a", "b.c/d")
         assert told(voice).members == told(voice).members == ("a",)
-        assert caplog.text.count("nobody can be told of it") == 1
+        assert caplog.text.count("cannot be reported") == 1
 
 
 async def test_lists_are_cut_to_the_latest(begin: Start) -> None:

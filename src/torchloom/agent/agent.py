@@ -36,6 +36,7 @@ from torchloom.agent.preparation import prepare
 from torchloom.agent.supervisor.protocol import Ended
 from torchloom.agent.supervisor.spare import Spare, how_to_keep
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone, SupervisorOptions
+from torchloom.bus.tasks import TaskSet
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import decode_node_command, encode
 from torchloom.protocol.node import Dismiss, Examine, Halt, Inspect, Launch, NodeBeat, NodeCommand, Prepare
@@ -113,7 +114,7 @@ class Agent:
         self._leaving = False
         self._news = asyncio.Event()
         self.examining = NodeCheckService(client, node, folder, self.health.look, self._news.set)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._endings: dict[str, asyncio.Task[None]] = {}
         """Jobs that are over and whose keepers are leaving."""
 
@@ -201,9 +202,7 @@ class Agent:
             await self.client.jetstream().publish(subject, encode(found), timeout=ACK_SECONDS, headers=headers)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(work)
 
     # ── attempts ──
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from torchloom.agent.log_files import read
 from torchloom.agent.monitor.gpu_health import Limits
 from torchloom.agent.node import Node
 from torchloom.agent.supervisor.spare import remove_left
-from torchloom.bus.connection import connect, find
+from torchloom.bus.connection import close_quietly, connect, find
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError
 from torchloom.protocol.codec import decode_look_lines, decode_node_beat, encode
 from torchloom.protocol.operator import No
@@ -35,6 +34,7 @@ from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import LINES, NODE, Role
 from torchloom.protocol.views import LinesView
 from torchloom.settings import Settings
+from torchloom.shared.files import open_locked
 from torchloom.views.answers import rendered
 
 LOCK = "agent.lock"
@@ -72,8 +72,7 @@ async def serve(
                 many = left != 1
                 say(f"{left} rank{'s go' if many else ' goes'} on; `loom agent` finds {'them' if many else 'it'} again")
         finally:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(client.close(), 1)
+            await close_quietly(client)
 
 
 def what_it_has(node: Node) -> str:
@@ -87,14 +86,11 @@ def alone(folder: Path, node: str) -> Iterator[None]:
     try:
         for parent in reversed((folder, *folder.parents)):
             parent.mkdir(exist_ok=True, mode=0o700)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_locked(folder / LOCK)
     except OSError as error:
         raise BadState(f"{folder} cannot be used: {error.strerror}", hint="--folder names another") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise AlreadyUp(f"an agent for {node} runs already, with {folder}", hint="--name gives another name") from None
+    if lock is None:
+        raise AlreadyUp(f"an agent for {node} runs already, with {folder}", hint="--name gives another name")
     try:
         yield
     finally:

@@ -112,8 +112,8 @@ def ensure_authority(folder: StateFolder) -> Authority:
         except (OSError, msgspec.MsgspecError, nkeys.NkeysError, ValueError, TypeError) as error:
             raise BadState(
                 f"the keys in {folder.authority} cannot be used: {error or type(error).__name__}",
-                hint="restore that file from a backup. Without it the control plane begins anew: remove it, and "
-                "every credential given out becomes invalid and what was stored is out of reach",
+                hint="restore that file from a backup. Without it a new control plane begins: remove it, and "
+                "every credential given out becomes invalid and the stored log cannot be read",
             ) from error
     else:
         authority = Authority.create()

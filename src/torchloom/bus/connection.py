@@ -145,17 +145,18 @@ async def connect(
         # With unlimited reconnects nats-py also tries the first connection without limit, so that has its own.
         await asyncio.wait_for(client.connect(**options), timeout + 1)
     except asyncio.CancelledError:  # leave no half-open connection behind
-        await _abandon(client)
+        await close_quietly(client)
         raise
     except Exception as error:
-        await _abandon(client)
+        await close_quietly(client)
         raise _explain(address, [error, *reversed(errors)]) from error
     return client
 
 
-async def _abandon(client: Client) -> None:
-    with contextlib.suppress(Exception):  # it never was connected
-        await asyncio.wait_for(client.close(), 1)
+async def close_quietly(client: Client, seconds: float = 1.0) -> None:
+    """Close a connection that may be broken, or may never have been open."""
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(client.close(), seconds)
 
 
 def is_denied(error: Exception) -> bool:

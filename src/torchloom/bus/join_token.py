@@ -14,13 +14,12 @@ from pathlib import Path
 import msgspec
 
 from torchloom.bus.authority import ensure_authority
-from torchloom.bus.nats_server import is_loopback
 from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
 from torchloom.errors import BadInput, BadState
 from torchloom.protocol.subjects import Role
+from torchloom.shared.addresses import EVERY_ADDRESS, is_loopback, join_address, split_address, split_url
 
 MAX_BYTES = 256 * 1024
-_ANY = {"0.0.0.0", "::"}
 
 
 class JoinToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,9 +60,11 @@ def read_token(text: str) -> JoinToken:
         raise _not_a_token(str(error)) from error
     if token.v != 1:
         raise BadInput(f"this join token is of version {token.v}", hint="install the same torchLoom on both machines")
-    if not re.fullmatch(r"(nats|tls)://[^\s/@]+:\d{1,5}", token.url):
+    scheme, _, server = token.url.partition("://")
+    address = split_address(server)
+    if scheme not in {"nats", "tls"} or address is None or re.search(r"[\s/@]", server) or address[1] > 65_535:
         raise _not_a_token(f"{token.url!r} is not the address of a server")
-    if token.url.startswith("nats://") and not is_loopback(_host(token.url)):
+    if scheme == "nats" and not is_loopback(address[0]):
         raise BadInput("this join token leads to a server beyond this machine without TLS", hint="ask for a new one")
     return token
 
@@ -101,11 +102,11 @@ def listens(folder: StateFolder) -> tuple[str, Path | None]:
 
 
 def _reachable_url(folder: StateFolder, endpoint: Endpoint, host: str | None) -> str:
-    scheme, port = endpoint.url.partition("://")[0], endpoint.url.rpartition(":")[2]
+    scheme, (own, port) = endpoint.url.partition("://")[0], split_url(endpoint.url)
     bound, cert = listens(folder)
     if host is None:
-        listening = bound or _host(endpoint.url)
-        if listening in _ANY:
+        listening = bound or own
+        if listening in EVERY_ADDRESS:
             raise BadInput(
                 "the server listens on all addresses of this machine; which one can the other machine reach?",
                 hint="name it with --host",
@@ -118,7 +119,7 @@ def _reachable_url(folder: StateFolder, endpoint: Endpoint, host: str | None) ->
         host = listening
     if cert == folder.tls / "server.pem":  # torchLoom's own; certificates of users are not checked
         _require_covered(cert, host)
-    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    url = f"{scheme}://{join_address(host, port)}"
     if scheme != "tls" and not is_loopback(host):
         raise BadInput(
             f"the server has no TLS, so it cannot be joined at {host}", hint="start it with `loom up --listen ADDR`"
@@ -134,10 +135,6 @@ def _require_covered(cert: Path, host: str) -> None:
         raise BadInput(
             f"the server's certificate does not name {host}", hint=f"start it with `loom up --listen {host}`"
         )
-
-
-def _host(url: str) -> str:
-    return url.partition("://")[2].rpartition(":")[0].strip("[]")
 
 
 def _not_a_token(why: str) -> BadInput:

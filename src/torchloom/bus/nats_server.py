@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import ipaddress
 import json
 import shutil
 import signal
@@ -27,6 +26,7 @@ import msgspec
 from torchloom.bus.authority import ensure_authority
 from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
 from torchloom.errors import BadInput, BadState, PortInUse, TorchLoomError
+from torchloom.shared.addresses import EVERY_ADDRESS, is_loopback, join_address, split_url
 
 START_SECONDS = 15.0
 STOP_SECONDS = 5.0
@@ -53,15 +53,6 @@ class Listen:
                 f"refusing to listen on {self.host} without TLS: everyone who reaches it could read the traffic",
                 hint="pass --tls-cert and --tls-key, or install torchloom[tls] to have them made",
             )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def find_binary() -> Path:
@@ -150,7 +141,7 @@ class EmbeddedServer:
             tail = _tail(log, seen) or _tail(errors, 0)
             raise BadState(f"{error.message}{': ' + tail if tail else ''}", hint=error.hint) from None
         # Keep the chosen port: ranks look for the server where it was.
-        port = int(url.rpartition(":")[2])
+        port = split_url(url)[1]
         self.listen = Listen(self.listen.host, port, self.listen.cert, self.listen.key)
         secure = self.listen.cert is not None
         endpoint = Endpoint(url=url, account=authority.account_key, tls=secure, listen=self.listen.host)
@@ -166,11 +157,10 @@ class EmbeddedServer:
             for file in ports.glob("*.ports"):
                 with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
                     port = int(json.loads(file.read_text())["nats"][0].rpartition(":")[2])
-                    host = "127.0.0.1" if self.listen.host in {"0.0.0.0", "::"} else self.listen.host
+                    host = "127.0.0.1" if self.listen.host in EVERY_ADDRESS else self.listen.host
                     with socket.create_connection((host, port), timeout=1):
                         scheme = "tls" if self.listen.cert else "nats"
-                        bracketed = f"[{host}]" if ":" in host else host
-                        return f"{scheme}://{bracketed}:{port}"
+                        return f"{scheme}://{join_address(host, port)}"
             time.sleep(0.005)  # the ports file appears some 20 ms after the start
         raise BadState(f"nats-server did not answer within {START_SECONDS:.0f} s")
 

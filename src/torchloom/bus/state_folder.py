@@ -1,11 +1,11 @@
 """The state folder: the files of a control plane, private to one user on one machine.
 
-lock              held by the one `loom up`; its text says who
-endpoint.json     where the server listens: what every other command reads
+lock              held by `loom up`; contains its process id
+endpoint.json     where the server listens; every other command reads it
 authority.json    the keys that sign credentials
 creds/ROLE.creds  one secret per role
-ingress.json      where the weaver takes alerts
-ingress.token     the secret that alerts carry
+ingress.json      where the weaver receives alerts
+ingress.token     the secret that alerts must contain
 tls/              authority, certificate and key, where the server listens beyond loopback
 nats/             the server's configuration, ports file and JetStream store
 logs/             nats.log, weaver.log, up.log
@@ -13,13 +13,12 @@ logs/             nats.log, weaver.log, up.log
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 import msgspec
 
 from torchloom.errors import BadState
+from torchloom.shared.files import replace_file
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,38 +35,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 class StateFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def endpoint(self) -> Path:
-        return self.path / "endpoint.json"
-
-    @property
-    def authority(self) -> Path:
-        return self.path / "authority.json"
-
-    @property
-    def ingress(self) -> Path:
-        return self.path / "ingress.json"
-
-    @property
-    def ingress_token(self) -> Path:
-        return self.path / "ingress.token"
-
-    @property
-    def nats(self) -> Path:
-        return self.path / "nats"
-
-    @property
-    def tls(self) -> Path:
-        return self.path / "tls"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
+        self.lock = path / "lock"
+        self.endpoint = path / "endpoint.json"
+        self.authority = path / "authority.json"
+        self.ingress = path / "ingress.json"
+        self.ingress_token = path / "ingress.token"
+        self.nats = path / "nats"
+        self.tls = path / "tls"
+        self.logs = path / "logs"
 
     def creds(self, name: str) -> Path:
         return self.path / "creds" / f"{name}.creds"
@@ -109,15 +84,7 @@ class StateFolder:
 
 def write_private(path: Path, data: bytes) -> None:
     """Write a file atomically, readable by the owner only."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        replace_file(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         raise BadState(f"cannot write {path}: {error.strerror}") from error

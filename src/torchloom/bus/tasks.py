@@ -1,14 +1,32 @@
-"""Ends tasks reliably: in Python 3.11 asyncio.wait_for can lose a cancellation, so it is repeated."""
+"""Background tasks: kept until they end, and ended reliably.
+
+In Python 3.11 asyncio.wait_for can lose a cancellation, so `end_all` repeats it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from typing import Any
 
 AGAIN_SECONDS = 0.05
 ATTEMPTS = 100
+
+
+class TaskSet(set[asyncio.Task[Any]]):
+    """Tasks in progress. asyncio itself refers to a task only weakly: one that nobody keeps may vanish."""
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.keep(asyncio.create_task(work))
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Keep a task until it has ended."""
+        self.add(task)
+        task.add_done_callback(self.discard)
+
+    async def end(self) -> None:
+        await end_all(list(self))
 
 
 async def end_all(tasks: Collection[asyncio.Future[Any]]) -> None:

@@ -1,7 +1,9 @@
 """Certificates for a server that listens beyond loopback: torchLoom's own authority, and one certificate signed by it.
 
-Other machines trust exactly this authority, whose certificate travels in the join token. Its key stays here, so that a
-certificate about to expire is replaced without telling anyone.
+Other machines trust exactly this authority, whose certificate is part of the join token. Its key stays here, so that a
+certificate about to expire is replaced without the other machines.
+
+Import this module where it is used: it needs cryptography, which is an optional dependency.
 """
 
 from __future__ import annotations
@@ -11,24 +13,37 @@ import ipaddress
 import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchloom.bus.state_folder import StateFolder, write_private
 from torchloom.errors import BadInput, BadState
+from torchloom.shared.addresses import EVERY_ADDRESS
 
-if TYPE_CHECKING:
+try:
     from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+except ImportError:
+    raise BadInput(
+        "TLS certificates need the cryptography package",
+        hint="pip install 'torchloom[tls]', or pass --tls-cert and --tls-key",
+    ) from None
 
 VALID = timedelta(days=365)
 RENEW = timedelta(days=30)
 """A certificate that expires sooner than this is replaced."""
 _AUTHORITY_VALID = timedelta(days=3650)
-_ANY = {"0.0.0.0", "::"}
 
 
 def ensure_tls(folder: StateFolder, host: str) -> tuple[Path, Path]:
     """Certificate and key for a server on `host`, created or renewed if necessary."""
-    _require_cryptography()
     folder.make()
     cert, key = folder.tls / "server.pem", folder.tls / "server.key"
     authority, authority_key = _ensure_authority(folder)
@@ -42,7 +57,7 @@ def ensure_tls(folder: StateFolder, host: str) -> tuple[Path, Path]:
 
 def names_of(host: str) -> list[str]:
     """Every name under which clients may reach a server that listens on `host`."""
-    names = [host] if host not in _ANY else _own_addresses()
+    names = [host] if host not in EVERY_ADDRESS else _own_addresses()
     names += ["localhost", "127.0.0.1", "::1", socket.gethostname()]
     with contextlib.suppress(OSError):
         names.append(socket.getfqdn())
@@ -51,48 +66,30 @@ def names_of(host: str) -> list[str]:
 
 def expires(cert: Path) -> datetime:
     """When a certificate ends."""
-    _require_cryptography()
     return _load(cert).not_valid_after_utc
 
 
 def covers(cert: Path, host: str) -> bool:
     """Whether a client that asks for `host` would accept this certificate."""
-    _require_cryptography()
     return host in _names_in(_load(cert))
 
 
-def _require_cryptography() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError:
-        raise BadInput(
-            "making TLS certificates needs the cryptography package",
-            hint="pip install 'torchloom[tls]', or pass --tls-cert and --tls-key",
-        ) from None
-
-
 def _ensure_authority(folder: StateFolder) -> tuple[x509.Certificate, Any]:
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     path, key_path = folder.tls / "ca.pem", folder.tls / "ca.key"
     if path.exists() and key_path.exists():
         try:
-            found, key = _load(path), load_pem_private_key(key_path.read_bytes(), None)
+            authority, key = _load(path), load_pem_private_key(key_path.read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:
             raise BadState(
                 f"the TLS authority in {folder.tls} cannot be used: {error}",
-                hint=f"remove {folder.tls}, run `loom up` again, and join the other machines anew",
+                hint=f"remove {folder.tls}, run `loom up` again, and join the other machines again",
             ) from error
-        if found.not_valid_after_utc - datetime.now(UTC) > RENEW:
-            return found, key
+        if authority.not_valid_after_utc - datetime.now(UTC) > RENEW:
+            return authority, key
     return _make_authority(path, key_path)
 
 
 def _make_authority(path: Path, key_path: Path) -> tuple[x509.Certificate, Any]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"torchLoom of {socket.gethostname()}"[:64])])
     certificate = (
@@ -102,16 +99,11 @@ def _make_authority(path: Path, key_path: Path) -> tuple[x509.Certificate, Any]:
         .sign(key, hashes.SHA256())
     )
     write_private(key_path, _key_bytes(key))
-    write_private(path, _cert_bytes(certificate))
+    write_private(path, certificate.public_bytes(Encoding.PEM))
     return certificate, key
 
 
 def _issue(authority: x509.Certificate, authority_key: Any, host: str, names: list[str]) -> tuple[bytes, bytes]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])])
     certificate = (
@@ -123,12 +115,10 @@ def _issue(authority: x509.Certificate, authority_key: Any, host: str, names: li
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    return _cert_bytes(certificate), _key_bytes(key)
+    return certificate.public_bytes(Encoding.PEM), _key_bytes(key)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, public: Any, valid: timedelta) -> x509.CertificateBuilder:
-    from cryptography import x509
-
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -143,8 +133,6 @@ def _builder(subject: x509.Name, issuer: x509.Name, public: Any, valid: timedelt
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
     return x509.KeyUsage(
         digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, key_agreement=False, key_encipherment=False,
         content_commitment=False, data_encipherment=False, encipher_only=False, decipher_only=False,
@@ -153,16 +141,14 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 def _still_good(cert: Path, authority: x509.Certificate, names: list[str]) -> bool:
     try:
-        found = _load(cert)
-        found.verify_directly_issued_by(authority)
+        certificate = _load(cert)
+        certificate.verify_directly_issued_by(authority)
     except Exception:  # noqa: BLE001  missing, damaged or signed by another authority: it is replaced
         return False
-    return found.not_valid_after_utc - datetime.now(UTC) > RENEW and set(names) <= _names_in(found)
+    return certificate.not_valid_after_utc - datetime.now(UTC) > RENEW and set(names) <= _names_in(certificate)
 
 
 def _load(path: Path) -> x509.Certificate:
-    from cryptography import x509
-
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -170,8 +156,6 @@ def _load(path: Path) -> x509.Certificate:
 
 
 def _names_in(certificate: x509.Certificate) -> set[str]:
-    from cryptography import x509
-
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -180,8 +164,6 @@ def _names_in(certificate: x509.Certificate) -> set[str]:
 
 
 def _general_name(name: str) -> x509.GeneralName:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
@@ -201,17 +183,9 @@ def _own_addresses() -> list[str]:
     import psutil
 
     families = {socket.AF_INET, socket.AF_INET6}
-    found = [a.address for card in psutil.net_if_addrs().values() for a in card if a.family in families]
-    return sorted(address for address in found if "%" not in address)  # no link-local addresses
-
-
-def _cert_bytes(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return certificate.public_bytes(Encoding.PEM)
+    addresses = [a.address for card in psutil.net_if_addrs().values() for a in card if a.family in families]
+    return sorted(address for address in addresses if "%" not in address)  # no link-local addresses
 
 
 def _key_bytes(key: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

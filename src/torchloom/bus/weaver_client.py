@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 import nats.errors
@@ -18,10 +18,11 @@ from nats.js.api import Header
 from torchloom.bus.connection import connect, find
 from torchloom.errors import Refused, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_answer, encode
+from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask, Done, No
 from torchloom.protocol.queries import Look, QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
 from torchloom.protocol.subjects import ASK, LOOK, Role
-from torchloom.protocol.views import CheckpointsView, ClusterView, CurvesView, KnobsView, NodeView, RunsView
+from torchloom.protocol.views import CheckpointsView, ClusterView, CurvesView, KnobsView, NodeView, Point, RunsView
 from torchloom.settings import Settings
 
 PAGE = 1000
@@ -30,10 +31,11 @@ READ_PAGE = 300
 """The same with the readings of their devices."""
 AGAIN_SECONDS = 2.0
 """Seconds before a request that was not answered is sent again."""
-NO_JOB = "-"
-"""No job has this name."""
 ABSENT_SECONDS = 0.2
 """The same while no weaver is connected."""
+NO_JOB = "-"
+"""No job has this name."""
+View = TypeVar("View")
 
 
 class WeaverClient:
@@ -93,39 +95,29 @@ class WeaverClient:
 
     async def curves(self, job: str, replica: str | None = None, most: int | None = None) -> CurvesView:
         """The history of each rank of a job, gathered page by page."""
-        gathered: list[object] = []
+        curves: list[tuple[RankId, tuple[Point, ...]]] = []
         total = 1
-        while len(gathered) < (total if most is None else min(most, total)):
-            limit = 100 if most is None else min(100, most - len(gathered))
-            answer = await self.look(QueryCurves(job=job, replica=replica, offset=len(gathered), limit=limit))
-            if not isinstance(answer, CurvesView):
-                raise _unexpected(answer)
-            total = answer.total
-            if not answer.curves:
+        while len(curves) < (total if most is None else min(most, total)):
+            limit = 100 if most is None else min(100, most - len(curves))
+            query = QueryCurves(job=job, replica=replica, offset=len(curves), limit=limit)
+            page = await self._query(query, CurvesView)
+            total = page.total
+            if not page.curves:
                 break
-            gathered += answer.curves
-        return CurvesView(curves=tuple(gathered), total=total if gathered else 0)  # type: ignore[arg-type]
+            curves += page.curves
+        return CurvesView(curves=tuple(curves), total=total if curves else 0)
 
     async def knobs(self, job: str) -> KnobsView:
         """The knobs of a job, and the changes made."""
-        answer = await self.look(QueryKnobs(job=job))
-        if isinstance(answer, KnobsView):
-            return answer
-        raise _unexpected(answer)
+        return await self._query(QueryKnobs(job=job), KnobsView)
 
     async def checkpoints(self, job: str) -> CheckpointsView:
         """The checkpoints that a job has reported."""
-        answer = await self.look(QueryCheckpoints(job=job))
-        if isinstance(answer, CheckpointsView):
-            return answer
-        raise _unexpected(answer)
+        return await self._query(QueryCheckpoints(job=job), CheckpointsView)
 
     async def runs(self, job: str | None = None) -> RunsView:
         """Jobs that torchLoom starts itself, and the nodes it can start them on."""
-        answer = await self.look(QueryRuns(job=job))
-        if isinstance(answer, RunsView):
-            return answer
-        raise _unexpected(answer)
+        return await self._query(QueryRuns(job=job), RunsView)
 
     async def nodes(self) -> tuple[NodeView, ...]:
         """The nodes, without any jobs."""
@@ -140,18 +132,16 @@ class WeaverClient:
 
     async def ask_until(self, ask: Ask, timeout: float) -> Done:
         """The same, repeated until it is answered or the time is over. The weaver carries it out once."""
-        answer = await self._request(ASK.to(), ask, timeout)
-        if isinstance(answer, Done):
-            return answer
-        raise _unexpected(answer)
+        return _expect(Done, await self._request(ASK.to(), ask, timeout))
+
+    async def _query(self, query: Look, kind: type[View]) -> View:
+        return _expect(kind, await self.look(query))
 
     async def _page(self, job: str | None, offset: int, most: int | None, readings: bool) -> ClusterView:
         largest = READ_PAGE if readings else PAGE
         limit = largest if most is None else min(largest, most)
-        answer = await self.look(QueryCluster(job=job, offset=offset, limit=limit, readings=readings))
-        if isinstance(answer, ClusterView):
-            return answer
-        raise _unexpected(answer)
+        query = QueryCluster(job=job, offset=offset, limit=limit, readings=readings)
+        return await self._query(query, ClusterView)
 
     async def _request(self, subject: str, message: Ask | Look, until: float) -> object:
         data = encode(message)
@@ -229,5 +219,7 @@ def _silent(seconds: float) -> Unreachable:
     )
 
 
-def _unexpected(answer: object) -> TorchLoomError:
-    return TorchLoomError(f"the weaver answered with {type(answer).__name__}, which was not asked for")
+def _expect(kind: type[View], answer: object) -> View:
+    if isinstance(answer, kind):
+        return answer
+    raise TorchLoomError(f"the weaver answered with {type(answer).__name__}, which was not asked for")

@@ -43,6 +43,7 @@ from torchloom.checkpoints.store.checksums import ChecksummedFile, describe
 from torchloom.checkpoints.store.manifest import FileEntry
 from torchloom.checkpoints.store.verification import signature
 from torchloom.errors import BadInput, BadState
+from torchloom.shared.files import write_durably
 
 POLL_SECONDS = 0.01
 PATIENCE = 60.0
@@ -286,7 +287,7 @@ class ShardedSave:
         entries.append(single_file.write(self._draft / own_file(rank), self._own.tree, grown))
         mark = self._draft / f".part-{rank}"
         report = pickle.dumps((msgspec.json.encode(entries), results))
-        commit.write_durably(mark.with_name(f"{mark.name}.new"), report)
+        write_durably(mark.with_name(f"{mark.name}.new"), report)
         mark.with_name(f"{mark.name}.new").rename(mark)
 
     def _give_up(self, error: BaseException) -> None:

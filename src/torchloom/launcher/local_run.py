@@ -22,7 +22,7 @@ from torchloom.agent.environment import RankPaths
 from torchloom.agent.log_files import stamp
 from torchloom.agent.monitor.gpu_health import Limits
 from torchloom.agent.node import Node, this_node
-from torchloom.bus.connection import connect, find
+from torchloom.bus.connection import close_quietly, connect, find
 from torchloom.bus.nats_server import die_with_parent, stop_process
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.weaver_client import WeaverClient
@@ -106,8 +106,7 @@ async def agent_of(settings: Settings, node: Node, wish: LaunchRequest, limits: 
                 await running
             await agent.close(kill=True)
             await agent.say_goodbye()
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(client.close(), 1)
+            await close_quietly(client)
 
 
 class LocalRanks:

@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchloom.shared.files import open_locked
+
 LOCK = "owner.lock"
 OURS = b"a folder of torchLoom, removed with its owner\n"
 
@@ -22,9 +24,9 @@ def scratch(prefix: str) -> Iterator[Path]:
     remove_abandoned(prefix)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     beside = folder / f".{LOCK}"
-    lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open_locked(beside)
+    assert lock is not None, "the folder is new"
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         os.write(lock, OURS)
         beside.rename(folder / LOCK)  # held already when it appears
         yield folder

@@ -20,6 +20,7 @@ import grpc.aio
 from torchloom.errors import AlreadyUp, BadInput
 from torchloom.lighthouse import torchft_messages
 from torchloom.lighthouse.quorum_service import Evicted, QuorumService, Stopping
+from torchloom.shared.addresses import EVERY_ADDRESS, join_address, split_address
 
 MOST_BYTES = 1024 * 1024
 """Most bytes of one request: ids, addresses, and what the user's script adds."""
@@ -31,7 +32,6 @@ _OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-_EVERYWHERE = {"0.0.0.0", "::"}
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class BindAddress:
 
     @property
     def everywhere(self) -> bool:
-        return self.host in _EVERYWHERE
+        return self.host in EVERY_ADDRESS
 
     @property
     def url(self) -> str:
         """The value of TORCHFT_LIGHTHOUSE for replicas."""
         host = socket.gethostname() if self.everywhere else self.host
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"http://{join_address(host, self.port)}"
 
 
 class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
@@ -94,7 +94,7 @@ async def serve_grpc(service: QuorumService, wanted: BindAddress, last_port: int
     server = grpc.aio.server(options=_OPTIONS)
     server.add_generic_rpc_handlers((RpcHandler(service),))
     try:
-        bound = server.add_insecure_port(_target(wanted.host, port))
+        bound = server.add_insecure_port(join_address(wanted.host, port))
     except RuntimeError as error:  # taken since the check; grpc has no exception of its own for it
         raise AlreadyUp(f"cannot listen on {wanted.host}:{port}: {error}") from error
     await server.start()
@@ -108,18 +108,10 @@ async def serve_grpc(service: QuorumService, wanted: BindAddress, last_port: int
 
 def parse_bind(text: str) -> BindAddress:
     """`127.0.0.1:29510`, `host:0`, `[fd00::1]:29510`."""
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        colon = ""
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+    address = split_address(text)
+    if address is None or address[1] > 65_535:
         raise BadInput(f"{text!r} is not an address", hint="write HOST:PORT, such as 127.0.0.1:29510 or [fd00::1]:0")
-    return BindAddress(host, int(port))
-
-
-def _target(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return BindAddress(*address)
 
 
 def _check(host: str, port: int) -> None:
@@ -149,8 +141,8 @@ def _explained(error: OSError, host: str, port: int) -> AlreadyUp | BadInput:
     if error.errno == errno.EADDRINUSE:
         return AlreadyUp(
             f"port {port} on {host} is in use by another program",
-            hint=f"stop that program, or choose another port: `--bind {_target(host, 0)}` takes any free one",
+            hint=f"stop that program, or choose another port: `--bind {join_address(host, 0)}` takes any free one",
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return BadInput(f"{host} is not an address of this machine", hint="`ip address` lists them")
-    return BadInput(f"cannot listen on {_target(host, port)}: {os.strerror(error.errno or 0)}")
+    return BadInput(f"cannot listen on {join_address(host, port)}: {os.strerror(error.errno or 0)}")

@@ -51,12 +51,12 @@ async def serve(settings: Settings, options: Options, say: Say) -> None:
             store.note_port(place.port)
             say(f"lighthouse of {options.job} at {place.url}: TORCHFT_LIGHTHOUSE={place.url}")
             where = "EVERY interface of this machine" if place.everywhere else f"{place.host} only"
-            say(f"it listens on {where}; the protocol has no authentication: whoever reaches the port takes part")
+            say(f"it listens on {where}; the protocol has no authentication: keep the port out of reach of others")
             if store.durable.quorum:
                 say(f"the last quorum was {store.durable.quorum}: {', '.join(store.durable.members)}")
-            speaking = asyncio.create_task(NatsReporter(settings, options.job, service, place.url).run())
+            reporter = asyncio.create_task(NatsReporter(settings, options.job, service, place.url).run())
             await stop.wait()
-            await end_all([speaking])
+            await end_all([reporter])
     say("stopped")
 
 

@@ -17,7 +17,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.bus.connection import connect, find, is_denied
+from torchloom.bus.connection import close_quietly, connect, find, is_denied
 from torchloom.errors import TorchLoomError
 from torchloom.lighthouse.quorum_service import QuorumService
 from torchloom.protocol.codec import decode_evict, encode
@@ -58,15 +58,14 @@ class NatsReporter:
             try:
                 await self._converse(client)
             except (nats.errors.Error, OSError) as error:
-                log.warning("speaking through NATS failed: %s", error or type(error).__name__)
+                log.warning("reporting through NATS failed: %s", error or type(error).__name__)
                 await asyncio.sleep(self._settings.reconnect_seconds)
             finally:
                 self._there = False  # closed by this process, not lost
-                with contextlib.suppress(Exception):
-                    await asyncio.wait_for(client.close(), 1)
+                await close_quietly(client)
 
     async def _converse(self, client: Client) -> None:
-        """Send beats until the connection is closed for good, as by an expired credential."""
+        """Send beats until the connection is closed permanently, as by an expired credential."""
         await client.subscribe(EVICT.to(job=self._job), cb=self._on_evict)
         while not client.is_closed:
             self._news.clear()
@@ -86,11 +85,11 @@ class NatsReporter:
             except TorchLoomError as error:
                 if error.message != warning:
                     warning = error.message
-                    log.warning("%s: serving without it; nobody is evicted before the heartbeat timeout", warning)
+                    log.warning("%s: serving without it; no replica is evicted before the heartbeat timeout", warning)
                 await asyncio.sleep(self._settings.reconnect_seconds)
             else:
                 self._there = True
-                log.info("evictions are heard through NATS at %s", find(self._settings, Role.THREADLET))
+                log.info("evictions are received through NATS at %s", find(self._settings, Role.THREADLET))
                 return client
 
     async def _tell(self, client: Client) -> None:
@@ -123,7 +122,7 @@ class NatsReporter:
                 names.append(id)
             elif id not in self._nameless and len(self._nameless) < MOST_MEMBERS:
                 self._nameless.add(id)
-                log.warning("%r trains, but nobody can be told of it: names have other characters", id)
+                log.warning("%r trains, but cannot be reported: names have other characters", id)
         return tuple(names[-MOST_MEMBERS:])
 
     async def _on_evict(self, message: Msg) -> None:
@@ -133,7 +132,7 @@ class NatsReporter:
             log.warning("not understood on %s: %s", message.subject, error)
             return
         if evict.term < self._term:
-            log.warning("a weaver of the past (term %d) wants to evict: not done", evict.term)
+            log.warning("an eviction by a replaced weaver (term %d) is ignored", evict.term)
             return
         self._term = evict.term
         self._service.evict(evict.members, render(evict.reason))
@@ -145,7 +144,7 @@ class NatsReporter:
 
     async def _on_lost(self) -> None:
         if self._there:  # nats-py calls this after every failed attempt
-            log.warning("NATS is gone: serving without it; nobody is evicted before the heartbeat timeout")
+            log.warning("NATS is gone: serving without it; no replica is evicted before the heartbeat timeout")
         self._there = False
 
     async def _on_back(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from torchloom.errors import BadInput
@@ -24,27 +24,28 @@ class Options:
     """None: `lighthouses/JOB` in the state folder."""
 
 
+NUMBERS = {
+    "min_replicas": ("N", "Smallest number of members of a quorum"),
+    "join_timeout_ms": ("MS", "Milliseconds for which ready replicas wait for others that are alive"),
+    "heartbeat_timeout_ms": (
+        "MS", "Milliseconds of silence after which a replica counts as dead; evicted ones at once",
+    ),
+    "quorum_tick_ms": ("MS", "Milliseconds between two checks without a request"),
+}  # fmt: skip
+"""The options that are numbers, with their unit and meaning."""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", required=True, metavar="JOB", help="Job whose replicas it serves")
     parser.add_argument(
         "--bind", default=DEFAULT_BIND, metavar="HOST:PORT",
         help=f"Address to listen on; port 0: the last one used, else any free one; default: {DEFAULT_BIND}",
     )  # fmt: skip
-    parser.add_argument(
-        "--min-replicas", type=int, default=1, metavar="N", help="Smallest number of members of a quorum; default: 1"
-    )
-    parser.add_argument(
-        "--join-timeout-ms", type=int, default=60_000, metavar="MS",
-        help="Milliseconds for which ready replicas wait for others that are alive; default: 60000",
-    )  # fmt: skip
-    parser.add_argument(
-        "--heartbeat-timeout-ms", type=int, default=5_000, metavar="MS",
-        help="Milliseconds of silence after which a replica counts as dead; evicted ones at once; default: 5000",
-    )  # fmt: skip
-    parser.add_argument(
-        "--quorum-tick-ms", type=int, default=100, metavar="MS",
-        help="Milliseconds between two checks without a request; default: 100",
-    )  # fmt: skip
+    for name, (unit, meaning) in NUMBERS.items():
+        default = getattr(Options, name)
+        parser.add_argument(
+            _option(name), type=int, default=default, metavar=unit, help=f"{meaning}; default: {default}"
+        )
     parser.add_argument(
         "--folder", type=Path, metavar="PATH", help="Folder for its quorums; default: in the state folder"
     )
@@ -54,12 +55,12 @@ def read_options(args: argparse.Namespace) -> Options:
     from torchloom.protocol.ids import check_name
 
     check_name("job", args.job)
-    for name in ("min_replicas", "join_timeout_ms", "heartbeat_timeout_ms", "quorum_tick_ms"):
+    for name in NUMBERS:
         least = 0 if name == "join_timeout_ms" else 1
         if getattr(args, name) < least:
-            option = f"--{name.replace('_', '-')}"
-            raise BadInput(f"{option} {getattr(args, name)} is too small", hint=f"at least {least}")
-    return Options(
-        args.job, args.bind, args.min_replicas, args.join_timeout_ms, args.heartbeat_timeout_ms, args.quorum_tick_ms,
-        args.folder,
-    )  # fmt: skip
+            raise BadInput(f"{_option(name)} {getattr(args, name)} is too small", hint=f"at least {least}")
+    return Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

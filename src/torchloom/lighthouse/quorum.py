@@ -160,7 +160,7 @@ class LighthouseState:
                 del self.waiting[id]
 
     def evict(self, ids: Iterable[str]) -> set[int]:
-        """Evict members for good; returns their waiting calls, which are to be rejected."""
+        """Evict members permanently; returns their waiting calls, which are to be rejected."""
         new = tuple(id for id in dict.fromkeys(ids) if id not in self.evicted)
         self.evicted.update(new)
         calls: set[int] = set()
@@ -183,7 +183,7 @@ class LighthouseState:
     # ── decisions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def after(self, quorum: Quorum) -> DurableState:
-        """What must be on disk before anyone is told of the quorum."""
+        """What must be on disk before the quorum is announced."""
         return msgspec.structs.replace(self.durable, quorum=quorum.number, members=quorum.ids)
 
     def announce(self, quorum: Quorum, rules: Rules, now: float) -> set[int]:

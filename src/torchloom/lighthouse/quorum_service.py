@@ -93,7 +93,7 @@ class QuorumService:
             self.state.withdraw(member.id, call)
 
     def evict(self, ids: Sequence[str], reason: str = "") -> None:
-        """Evict these replicas for good. Repeating it has no effect."""
+        """Evict these replicas permanently. Repeating it has no effect."""
         new = [id for id in dict.fromkeys(ids) if id not in self.state.evicted]
         refused = {id: self.state.waiting[id].calls for id in new if id in self.state.waiting}
         self.state.evict(new)
@@ -128,7 +128,7 @@ class QuorumService:
             self._write(None)
 
     def _saved(self, quorum: Quorum) -> bool:
-        """Make the quorum durable before anyone is told. One with the number of the last one is durable already."""
+        """Make the quorum durable before it is announced. One with the number of the last one is durable already."""
         if self.state.after(quorum) == self.store.durable:
             return True
         return self._write(quorum) or quorum.number == self.store.durable.quorum
@@ -172,7 +172,7 @@ class QuorumService:
         now = self._loop.time()
         nap = now - self._awake - self.tick
         if nap > NAP_SHARE * self.rules.heartbeat_seconds:
-            log.warning("this lighthouse stood still for %.1f s: nobody is taken for dead because of it", nap)
+            log.warning("this lighthouse was suspended for %.1f s: no replica counts as dead because of it", nap)
             self.naps += 1
             self.state.add_pause(nap)
         self._awake = now

@@ -1,14 +1,12 @@
 """What survives a restart of the lighthouse: one small file in a folder that one lighthouse at a time may use.
 
-The file is written to a temporary name, synced and renamed before anyone is told of the quorum in it, so that a quorum
-number is never used twice. It is written when a quorum gets a new number and when a member is evicted, not at every
-step.
+The file is replaced atomically and synced before the quorum in it is announced, so that no quorum number is used twice.
+It is written when a quorum gets a new number and when a member is evicted, not at every step.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import msgspec
 
 from torchloom.errors import AlreadyUp, BadState
 from torchloom.lighthouse.quorum import DurableState
+from torchloom.shared.files import open_locked, replace_file, sync_folder
 
 STATE = "quorum.json"
 PORT = "port"
@@ -29,18 +28,16 @@ class QuorumStore:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = open_locked(folder / _LOCK)
         except OSError as error:
             raise BadState(
                 f"{folder} cannot be used: {error.strerror}", hint="--folder or --state names another"
             ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
+        if lock is None:
             raise AlreadyUp(
                 f"another lighthouse has {folder}", hint="a job has one: give this one another --job, or end that one"
-            ) from None
+            )
+        self._lock = lock
         try:
             self.durable = self._read()
         except BaseException:
@@ -52,7 +49,8 @@ class QuorumStore:
 
     def write(self, durable: DurableState) -> None:
         """Write durably; on OSError the previous state stays."""
-        self._replace(STATE, msgspec.json.encode(durable))
+        replace_file(self.folder / STATE, msgspec.json.encode(durable))
+        sync_folder(self.folder)
         self.durable = durable
 
     def _read(self) -> DurableState:
@@ -82,18 +80,4 @@ class QuorumStore:
         """Replicas expect the lighthouse on this port after a restart. A failure to write it is ignored."""
         with contextlib.suppress(OSError):
             if self.last_port() != port:
-                self._replace(PORT, str(port).encode())
-
-    def _replace(self, name: str, data: bytes) -> None:
-        beside = self.folder / f".{name}"
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.folder / name)
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+                replace_file(self.folder / PORT, str(port).encode())

@@ -1,8 +1,8 @@
-"""Hearing of deaths from the server: its announcements of connects and disconnects, and the roll-call.
+"""The server's advisories of connects and disconnects, and the roll-call.
 
-The server notices a killed process as soon as the kernel closes its socket, across machines too, and says so on a
-subject of the system account. Nothing is announced for what happens while the server or we are away; therefore after
-every absence the server is asked who is connected.
+The server notices a killed process as soon as the kernel closes its socket, also on another machine, and publishes that
+on a subject of the system account. It publishes nothing about the time in which it or the weaver was away; after each
+absence the weaver therefore asks it who is connected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchloom.core.state.runtime import Life
 log = logging.getLogger("torchloom.weaver")
 
 EVERYONE = 65_536
-"""Connections in one answer: all at once, so that none slips between two pages."""
+"""Most connections in one answer: all of them, so that none is missed between two pages."""
 
 
 class _Server(msgspec.Struct):
@@ -64,29 +64,27 @@ class ConnectionAdvisories:
     def __init__(self, client: Client, account: str) -> None:
         self._client = client
         self._account = account
-        self._tell: Callable[[LinkOpened | LinkClosed], None]
+        self._report: Callable[[LinkOpened | LinkClosed], None]
 
-    async def listen(self, tell: Callable[[LinkOpened | LinkClosed], None]) -> None:
-        self._tell = tell
-        account = self._account or "*"
-        await self._client.subscribe(f"$SYS.ACCOUNT.{account}.CONNECT", cb=self._on_connect)
-        await self._client.subscribe(f"$SYS.ACCOUNT.{account}.DISCONNECT", cb=self._on_disconnect)
+    async def listen(self, report: Callable[[LinkOpened | LinkClosed], None]) -> None:
+        self._report = report
+        for kind in ("CONNECT", "DISCONNECT"):
+            await self._client.subscribe(f"$SYS.ACCOUNT.{self._account or '*'}.{kind}", cb=self._on_advisory)
         await self._client.flush()
 
-    async def _on_connect(self, message: Msg) -> None:
-        told = _advisory(message.data)
-        named = parse_connection_name(told.client.name)
-        if named is not None:
-            self._tell(LinkOpened(*named, link=f"{told.server.id}:{told.client.id}"))
-
-    async def _on_disconnect(self, message: Msg) -> None:
-        told = _advisory(message.data)
-        named = parse_connection_name(told.client.name)
-        if named is not None:
-            self._tell(LinkClosed(*named, link=f"{told.server.id}:{told.client.id}", reason=told.reason))
+    async def _on_advisory(self, message: Msg) -> None:
+        advisory = _advisory(message.data)
+        life = parse_connection_name(advisory.client.name)
+        if life is None:
+            return  # not the connection of a rank
+        link = f"{advisory.server.id}:{advisory.client.id}"
+        if message.subject.endswith(".DISCONNECT"):
+            self._report(LinkClosed(*life, link=link, reason=advisory.reason))
+        else:
+            self._report(LinkOpened(*life, link=link))
 
     async def works(self) -> bool:
-        """Whether the server answers in its system account: a credential for another server would be deaf."""
+        """Whether the server answers in its system account: with credentials of another server nothing would arrive."""
         try:
             await self.roll_call()
         except (nats.errors.Error, msgspec.MsgspecError, OSError):
@@ -94,28 +92,28 @@ class ConnectionAdvisories:
         return True
 
     async def roll_call(self) -> dict[Life, set[str]]:
-        """Who is connected now, at every server of the cluster. Raises nats errors if no server answers."""
+        """Which ranks are connected now, at every server of the cluster. Raises nats errors if no server answers."""
         present: dict[Life, set[str]] = {}
         for server in await self._servers():
             reply = await self._client.request(f"$SYS.REQ.SERVER.{server}.CONNZ", self._options(EVERYONE), timeout=5)
             for connection in (_connz(reply.data).data or _Connz()).connections:
-                named = parse_connection_name(connection.name)
-                if named is not None:
-                    present.setdefault(named, set()).add(f"{server}:{connection.cid}")
+                life = parse_connection_name(connection.name)
+                if life is not None:
+                    present.setdefault(life, set()).add(f"{server}:{connection.cid}")
         return present
 
     async def _servers(self) -> list[str]:
-        """Each server answers a ping; there is no saying how many, so we listen until it is quiet."""
+        """Each server answers a ping. Their number is not known, so this waits until no more answers come."""
         inbox = self._client.new_inbox()
         subscription = await self._client.subscribe(inbox)
         try:
             await self._client.publish("$SYS.REQ.SERVER.PING.CONNZ", self._options(1), reply=inbox)
-            found = [_connz((await subscription.next_msg(timeout=2)).data).server.id]
+            servers = {_connz((await subscription.next_msg(timeout=2)).data).server.id}
             while True:
                 try:
-                    found.append(_connz((await subscription.next_msg(timeout=0.2)).data).server.id)
+                    servers.add(_connz((await subscription.next_msg(timeout=0.2)).data).server.id)
                 except nats.errors.TimeoutError:
-                    return sorted(set(found))
+                    return sorted(servers)
         finally:
             await subscription.unsubscribe()
 

@@ -1,8 +1,7 @@
-"""`loom up` and `loom down`: a nats-server and a weaver, kept running.
+"""`loom up` and `loom down`: one process that starts nats-server and the weaver, and restarts them.
 
-One process per state folder holds the folder's lock, starts both, and starts either again when it dies, with a pause
-that grows while it keeps dying. If that process itself is killed, its children end with it, and the next `loom up`
-finds nothing in its way.
+It holds the lock of the state folder, and restarts either child when it ends, after a pause that grows while the child
+keeps ending. If this process is killed, its children end with it, and the next `loom up` can start.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import select
 import shutil
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -27,7 +27,7 @@ import msgspec
 import nats.errors
 
 from torchloom.bus.connection import connect, find
-from torchloom.bus.nats_server import EmbeddedServer, Listen, die_with_parent, is_loopback, stop_process
+from torchloom.bus.nats_server import EmbeddedServer, Listen, die_with_parent, stop_process
 from torchloom.bus.startup_report import StartupReport, read_report, send_report, start_reporting
 from torchloom.bus.state_folder import StateFolder
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
@@ -36,6 +36,8 @@ from torchloom.protocol.queries import QueryCluster
 from torchloom.protocol.subjects import LOOK, Role
 from torchloom.protocol.views import ClusterView, PlaneView
 from torchloom.settings import Settings
+from torchloom.shared.addresses import is_loopback, split_url
+from torchloom.shared.files import open_locked
 
 Say = Callable[[str], None]
 DEFAULT_PORT = 4222
@@ -44,39 +46,39 @@ DOWN_SECONDS = 15.0
 STOP_SECONDS = 5.0
 LONGEST_PAUSE = 5.0
 GOOD_SECONDS = 30.0
-"""A child that ran this long had started well: its next death is a first one."""
+"""After this long a child has started successfully: its next exit counts as the first one."""
 LOOK_SECONDS = 3.0
-"""How often the weaver is asked how it fares."""
+"""Seconds between two questions to the weaver about its state."""
 ROOM_BYTES = 1024 * 1024
 LOG_BYTES = 10 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class ListenRequest:
-    """What the command line says about where to listen."""
+    """Where to listen, as the command line says it."""
 
     host: str | None = None
-    """None: as last time, else loopback."""
+    """None: the last one, else loopback."""
     port: int | None = None
-    """None: the port of last time, else 4222. 0: any free one."""
+    """None: the last one, else 4222. 0: any free one."""
     cert: Path | None = None
     key: Path | None = None
 
 
 def up(settings: Settings, listen: ListenRequest, say: Say, detach: bool = False) -> int:
-    """Bring the control plane up and keep it up until SIGINT or SIGTERM; with `detach`, in the background."""
+    """Run the control plane until SIGINT or SIGTERM; with `detach`, in the background."""
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns at every TLS connection that nats-py closes
     folder = StateFolder(settings.state_folder)
     folder.make()
     if detach:
         return _detach(settings, listen, folder, say)
-    with _locked(folder) as lock:
-        ControlPlane(settings, folder, _listen(folder, listen), say).run(lock)
+    with _locked(folder):
+        ControlPlane(settings, folder, _listen(folder, listen), say).run()
     return 0
 
 
 def down(settings: Settings, say: Say) -> int:
-    """End the control plane of this state folder. Training goes on without it."""
+    """Stop the control plane of this state folder. Training continues without it."""
     folder = StateFolder(settings.state_folder)
     pid = holder(folder)
     if pid is None:
@@ -95,7 +97,7 @@ def down(settings: Settings, say: Say) -> int:
 
 
 def holder(folder: StateFolder) -> int | None:
-    """The process that keeps this folder's control plane up, or None."""
+    """The process that runs the control plane of this folder, or None."""
     try:
         with folder.lock.open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -108,21 +110,21 @@ def holder(folder: StateFolder) -> int | None:
 
 
 @contextlib.contextmanager
-def _locked(folder: StateFolder) -> Iterator[IO[str]]:
-    with folder.lock.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            endpoint = folder.read_endpoint()
-            where = f" at {endpoint.url}" if endpoint else ""
-            raise AlreadyUp(
-                f"the control plane is up already{where} (process {holder(folder) or '?'}, {folder.path})",
-                hint="`loom status` shows it; `loom down` ends it",
-            ) from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        yield lock
+def _locked(folder: StateFolder) -> Iterator[None]:
+    lock = open_locked(folder.lock)
+    if lock is None:
+        endpoint = folder.read_endpoint()
+        where = f" at {endpoint.url}" if endpoint else ""
+        raise AlreadyUp(
+            f"the control plane is up already{where} (process {holder(folder) or '?'}, {folder.path})",
+            hint="`loom status` shows it; `loom down` ends it",
+        )
+    try:
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(lock)
 
 
 def _listen(folder: StateFolder, request: ListenRequest) -> Listen:
@@ -134,7 +136,7 @@ def _listen(folder: StateFolder, request: ListenRequest) -> Listen:
         )
     port, host = request.port, request.host
     if port is None:
-        port = int(endpoint.url.rpartition(":")[2]) if endpoint else DEFAULT_PORT
+        port = split_url(endpoint.url)[1] if endpoint else DEFAULT_PORT
     if host is None:
         host = endpoint.listen if endpoint and endpoint.listen else "127.0.0.1"
     cert, key = request.cert, request.key
@@ -147,15 +149,15 @@ def _listen(folder: StateFolder, request: ListenRequest) -> Listen:
 
 @dataclass
 class Child:
-    """One of the two processes, and how it has fared."""
+    """One of the two processes, and its restarts."""
 
     name: str
     start: Callable[[], subprocess.Popen[bytes]]
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     failures: int = 0
-    due: float = field(default=0.0)
-    """When to start it again, if it is not running."""
+    due: float = 0.0
+    """When to restart it, if it is not running."""
 
 
 class ControlPlane:
@@ -172,8 +174,8 @@ class ControlPlane:
         self._trouble_since: float | None = None
         self._weaver_report: IO[bytes] | None = None
 
-    def run(self, _lock: IO[str]) -> None:
-        """Start both, then watch. The lock is held for as long as this runs."""
+    def run(self) -> None:
+        """Start both processes, then watch them. The caller holds the lock of the folder."""
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
         old_fd = signal.set_wakeup_fd(waker)
@@ -181,11 +183,10 @@ class ControlPlane:
         try:
             self._begin()
             while not self.stopping:
-                select.select([wake], [], [], 0.5)
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096) if select.select([wake], [], [], 0)[0] else b""
-                self._mend()
-                self._look_after()
+                if select.select([wake], [], [], 0.5)[0]:
+                    os.read(wake, 4096)
+                self._restart_ended()
+                self._restart_stuck()
         finally:
             for child in reversed(self.children):
                 if child.process is not None:
@@ -222,7 +223,7 @@ class ControlPlane:
                 report = read_report(self._weaver_report)
                 raise BadState(
                     f"the weaver ended at once: {report.error or _how_it_ended(weaver.process.returncode)}",
-                    hint=report.hint or f"the whole story is in {self.folder.logs / 'weaver.log'}",
+                    hint=report.hint or f"details are in {self.folder.logs / 'weaver.log'}",
                 )
             plane = asyncio.run(look_at_weaver(self.settings))
             if plane is not None:
@@ -232,14 +233,14 @@ class ControlPlane:
             raise BadState(f"the weaver did not answer within {READY_SECONDS:.0f} s")
         return None
 
-    def _mend(self) -> None:
-        """Start again what has died, after a pause that grows while it keeps dying."""
+    def _restart_ended(self) -> None:
+        """Restart children that have ended, after a pause that grows while they keep ending."""
         now = time.monotonic()
         for child in self.children:
             if child.process is not None and child.process.poll() is not None:
                 how = _how_it_ended(child.process.returncode)
                 child.failures = 0 if now - child.started > GOOD_SECONDS else child.failures + 1
-                pause = min(LONGEST_PAUSE, 0.1 * 2 ** max(0, child.failures - 1)) if child.failures else 0.0
+                pause = _pause(child.failures - 1) if child.failures else 0.0
                 child.process, child.due = None, now + pause
                 self.say(f"{child.name} {how}; starting it again" + (f" in {pause:.1f} s" if pause else ""))
             if child.process is None and not self.stopping and now >= child.due:
@@ -247,15 +248,15 @@ class ControlPlane:
                     self._start(child)
                 except TorchLoomError as error:
                     child.failures += 1
-                    child.due = now + min(LONGEST_PAUSE, 0.1 * 2**child.failures)
+                    child.due = now + _pause(child.failures)
                     self.say(f"{child.name} does not start: {error.message}")
                 else:
                     self.say(f"{child.name} is running again (pid {child.process.pid if child.process else '?'})")
 
-    def _look_after(self) -> None:
-        """Start anew what lives but does not work: a weaver that decides nothing, and a server that writes nothing.
+    def _restart_stuck(self) -> None:
+        """Restart what runs but does not work: a weaver that decides nothing, and a server that writes nothing.
 
-        After a write error the server refuses every further write until it is started anew, even with room again.
+        After a write error the server refuses every further write until it is restarted, even if there is room again.
         """
         now = time.monotonic()
         if now < self._look_due:
@@ -264,7 +265,7 @@ class ControlPlane:
         plane = asyncio.run(look_at_weaver(self.settings))
         weaver = self.children[-1].process
         if plane is not None and "stuck" in plane.troubles and weaver is not None:
-            self.say(f"{plane.trouble}; the weaver is started anew")
+            self.say(f"{plane.trouble}; the weaver is restarted")
             weaver.kill()
             return
         if plane is None or "log" not in plane.troubles:
@@ -272,9 +273,9 @@ class ControlPlane:
         elif self._trouble_since is None:
             self._trouble_since = now
         elif self.server is None:
-            pass  # somebody else's server
+            pass  # another party's server
         elif shutil.disk_usage(self.folder.path).free > ROOM_BYTES and self.children[0].process is not None:
-            self.say(f"{plane.trouble}; there is room on the disk, so nats-server is started anew")
+            self.say(f"{plane.trouble}; there is room on the disk, so nats-server is restarted")
             stop_process(self.children[0].process, STOP_SECONDS)
             self._trouble_since = None
 
@@ -289,18 +290,19 @@ class ControlPlane:
         return self.server.process
 
     def _start_weaver(self) -> subprocess.Popen[bytes]:
-        log = self.folder.logs / "weaver.log"
-        if log.exists() and log.stat().st_size > LOG_BYTES:
-            log.replace(log.with_suffix(".log.1"))
         if self._weaver_report is not None:
             self._weaver_report.close()
-        with log.open("ab") as output:
+        with _open_log(self.folder.logs / "weaver.log") as output:
             process, self._weaver_report = start_reporting(_loom(self.settings, "weaver"), output, die_with_parent())
         return process
 
 
+def _pause(failures: int) -> float:
+    return min(LONGEST_PAUSE, math.ldexp(0.1, failures))
+
+
 async def look_at_weaver(settings: Settings) -> PlaneView | None:
-    """How the weaver at the address these settings lead to fares, or None if there is none."""
+    """The state of the weaver that these settings lead to, or None if there is none."""
     try:
         client = await connect(find(settings, Role.VIEWER), name="loom up", timeout=1)
     except Unreachable:
@@ -316,27 +318,21 @@ async def look_at_weaver(settings: Settings) -> PlaneView | None:
 
 
 def _loom(settings: Settings, *words: str) -> list[str]:
-    # -P: the folder we happen to stand in is not a place to import from.
+    # -P: the current folder is no place to import from.
     return [sys.executable, "-P", "-m", "torchloom.cli.main", "--state", str(settings.state_folder), *words]
 
 
 def _detach(settings: Settings, listen: ListenRequest, folder: StateFolder, say: Say) -> int:
-    pid = holder(folder)
-    if pid is not None:
+    if holder(folder) is not None:
         with _locked(folder):
-            pass  # raises AlreadyUp with the whole sentence
+            pass  # raises AlreadyUp
     words = ["up"]
-    if listen.host is not None:
-        words += ["--listen", listen.host]
-    if listen.port is not None:
-        words += ["--port", str(listen.port)]
-    for option, path in (("--tls-cert", listen.cert), ("--tls-key", listen.key)):
-        if path is not None:
-            words += [option, str(path)]
+    options = {"--listen": listen.host, "--port": listen.port, "--tls-cert": listen.cert, "--tls-key": listen.key}
+    for option, value in options.items():
+        if value is not None:
+            words += [option, str(value)]
     log = folder.logs / "up.log"
-    if log.exists() and log.stat().st_size > LOG_BYTES:
-        log.replace(log.with_suffix(".log.1"))
-    with log.open("ab") as output:
+    with _open_log(log) as output:
         process, pipe = start_reporting(_loom(settings, *words), output)
     with pipe:
         if not select.select([pipe], [], [], READY_SECONDS + STOP_SECONDS)[0]:
@@ -350,6 +346,13 @@ def _detach(settings: Settings, listen: ListenRequest, folder: StateFolder, say:
     error = TorchLoomError(report.error or f"`loom up` {_how_it_ended(code)}", hint=report.hint or f"look at {log}")
     error.exit_code = report.exit_code or 1
     raise error
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """A log file to append to; a large one is put aside first."""
+    if path.exists() and path.stat().st_size > LOG_BYTES:
+        path.replace(path.with_suffix(".log.1"))
+    return path.open("ab")
 
 
 def _how_it_ended(code: int) -> str:

@@ -1,4 +1,4 @@
-"""The downsampled history of every rank: a point now and then, kept in memory and in a stream."""
+"""The downsampled history of every rank, in memory and in a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchloom.weaver.health import Clock, quietly
 from torchloom.weaver.store import Store
 
 RANKS = 1000
-"""In one message of curve points."""
+"""Most ranks in one message of curve points."""
 
 
 class CurveStore:
@@ -44,7 +44,7 @@ class CurveStore:
             await self._store.write_curves(CurvePoints(points=chunk))
 
     def _extend(self, rank: RankId, now: float) -> tuple[RankId, Point] | None:
-        """With the latest beat, if there was one since."""
+        """Add a point for the latest beat, if there was one since the last point."""
         rank_runtime = self._runtime.ranks.get(rank)
         if rank_runtime is None or rank_runtime.beat is None or rank_runtime.heard <= rank_runtime.charted:
             return None

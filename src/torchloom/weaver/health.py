@@ -1,4 +1,4 @@
-"""How the weaver itself fares: its clock, what it refused, what troubles it."""
+"""The state of the weaver itself: its clock, what it refused, what is wrong."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torchloom.views.wording.phrases import render
 log = logging.getLogger("torchloom.weaver")
 
 SAY_SECONDS = 10.0
-"""Between two log lines about the same kind of refusal."""
+"""Seconds between two log lines about the same kind of refusal."""
 MOST_REASONS = 100
-"""That are counted each by itself."""
+"""Most reasons that are counted separately."""
 
 
 class Clock:
-    """Wall time that never jumps: read once, then carried on by the monotonic clock."""
+    """Wall time that never jumps: read once, then continued by the monotonic clock."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
@@ -50,9 +50,9 @@ class Health:
         self.troubles: dict[Trouble, Prose] = {}
 
     def refuse(self, why: Prose) -> None:
-        """Count what is not accepted, and log it, but not a thousand times."""
-        known = why if len(self._refusals) < MOST_REASONS or str(why) in self._refusals else phrase("other_refusals")
-        refusals = self._refusals.setdefault(str(known), Refusals(known))
+        """Count what is not accepted, and log it now and then."""
+        reason = why if len(self._refusals) < MOST_REASONS or str(why) in self._refusals else phrase("other_refusals")
+        refusals = self._refusals.setdefault(str(reason), Refusals(reason))
         refusals.count += 1
         now = self._clock()
         if now - refusals.logged > SAY_SECONDS:
@@ -82,7 +82,7 @@ def first_trouble(troubles: Mapping[Trouble, Prose]) -> Prose:
 
 
 async def quietly(work: Callable[[], Awaitable[None]]) -> None:
-    """For what may fail and is tried again by itself: never the weaver's end."""
+    """For periodic work: its failure is logged, and does not end the weaver."""
     try:
         await work()
     except (nats.errors.Error, nats.js.errors.Error, TorchLoomError, OSError) as error:

@@ -1,7 +1,7 @@
-"""One HTTP request of one connection, read and answered. h11 knows the protocol; here are the limits.
+"""Reads and answers one HTTP request per connection. h11 implements the protocol; this module adds the limits.
 
-Whoever is slow is cut off, whoever sends too much is told so, and whoever still sends when he is answered is listened
-to a little longer: a connection closed under him would cost him the answer.
+A slow client is disconnected, and one that sends too much gets an error. The rest of what a client still sends after
+the answer is read for a moment: if the connection were closed at once, it would lose the answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import h11
 
 BODY_BYTES = 1024 * 1024
 SLOW_SECONDS = 10.0
-"""In which a request has to be there, and its answer taken."""
+"""Time for a request to arrive, and for its answer to be read."""
 LINGER_SECONDS = 1.0
 _CHUNK = 64 * 1024
 
@@ -28,7 +28,7 @@ class Answer:
 
 
 class Refusal(Exception):
-    """The request is not wanted, whatever its body says."""
+    """The request is refused, without regard to its body."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.text)
@@ -36,7 +36,7 @@ class Refusal(Exception):
 
 
 Admit = Callable[[h11.Request], None]
-"""Looks at the head of a request, and raises Refusal if the rest need not be read."""
+"""Checks the head of a request, and raises Refusal if the rest need not be read."""
 Respond = Callable[[h11.Request, bytes], Awaitable[Answer]]
 
 
@@ -54,7 +54,7 @@ async def converse(
     except Refusal as refusal:
         answer = refusal.answer
     except TimeoutError:
-        answer = Answer(408, f"the request was not there within {slow_seconds:g} s")
+        answer = Answer(408, f"the request did not arrive within {slow_seconds:g} s")
     except h11.RemoteProtocolError as error:
         answer = Answer(error.error_status_hint, f"this is not HTTP: {error}")
     else:
@@ -91,7 +91,7 @@ async def _request(
         elif isinstance(event, h11.EndOfMessage) and request is not None:
             return request, bytes(body)
         else:
-            raise ConnectionResetError("he went away")
+            raise ConnectionResetError("the client went away")
 
 
 async def _send(line: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> None:

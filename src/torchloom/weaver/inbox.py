@@ -1,7 +1,7 @@
-"""The durable inbox: what ranks and agents said, read from disk in order, each once.
+"""The durable inbox: reports of ranks and facts of agents, read from the stream in order, each once.
 
-A doorbell rings when something is sent: the subscription to the very subjects that the stream keeps. What it announces
-can be read when it is on disk, a little later.
+A subscription to the subjects of the stream serves as a bell: it rings when a message is sent. The message can be read
+a little later, when it is on disk.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from torchloom.weaver.health import Health
 log = logging.getLogger("torchloom.weaver")
 
 PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
-"""Seconds between looks after a ring, until there is something."""
+"""Seconds between attempts to read after a ring, until there is a message."""
 LOOK_SECONDS = 1.0
-"""It is looked at this often even if no bell rang."""
+"""Seconds between two attempts if the bell does not ring."""
 PATIENCE = 30.0
-"""A reading that takes longer than this is begun anew."""
+"""Seconds after which a reading is restarted."""
 CROWDED_SECONDS = 0.02
-"""While the weaver has more to do than it can hold, letters wait on disk."""
+"""Seconds between two messages while the queue of the weaver is full."""
 
 
 class Inbox:
@@ -50,26 +50,26 @@ class Inbox:
         self.ring()
 
     async def read_on(self, seq: int) -> None:
-        """Reports and facts, from disk, each once: the log says how far they have been decided on."""
+        """Read messages after `seq`, which is as far as the log has decided on them."""
         rung, tries = False, 0
         while True:
-            found = False
+            received = False
             try:
                 async with asyncio.timeout(PATIENCE):
                     async for stored in read_log(self._client, INBOX_STREAM.name, seq + 1):
-                        seq, found = stored.seq, True
-                        event = self._open_letter(stored.subject, stored.data)
+                        seq, received = stored.seq, True
+                        event = self._decode(stored.subject, stored.data)
                         if event is not None and not self._put(event, seq):
                             await asyncio.sleep(CROWDED_SECONDS)
             except TimeoutError:
-                log.warning("reading the inbox took more than %g s; beginning anew after %d", PATIENCE, seq)
+                log.warning("reading the inbox took more than %g s; it restarts after message %d", PATIENCE, seq)
                 continue
             except TorchLoomError as error:
                 self._health.complain("inbox", phrase("inbox_unreadable", why=error.message))
                 await asyncio.sleep(0.5)
                 continue
             self._health.is_mended("inbox")
-            if found:
+            if received:
                 rung, tries = False, 0
             elif rung and tries < len(PAUSES):
                 await asyncio.sleep(PAUSES[tries])
@@ -80,7 +80,7 @@ class Inbox:
                 rung, tries = self._bell.is_set(), 0
                 self._bell.clear()
 
-    def _open_letter(self, subject: str, data: bytes) -> Event | None:
+    def _decode(self, subject: str, data: bytes) -> Event | None:
         try:
             if subject.startswith("loom.fact."):
                 return FactReported(decode_fact(data))
@@ -90,7 +90,7 @@ class Inbox:
             self._health.refuse(phrase("subject_of_no_rank", what="report"))
         except msgspec.MsgspecError as error:
             self._health.refuse(phrase("not_accepted", what=subject.split(".")[1], why=str(error)))
-        except Exception as error:  # noqa: BLE001  whatever it is, the next weaver must not stumble over it again
+        except Exception as error:  # noqa: BLE001  the next weaver must not fail at it again
             self._health.refuse(phrase("not_accepted", what=subject.split(".")[1], why=repr(error)))
         return None
 

@@ -1,11 +1,11 @@
-"""The weaver's door for a monitoring system: an HTTP endpoint that takes Alertmanager's webhook.
+"""The weaver's HTTP endpoint for a monitoring system: it receives Alertmanager's webhook.
 
     POST /alertmanager   with `Authorization: Bearer TOKEN`: 200 once every fact is on the server's disk
     GET  /healthz        200 `ok`
 
-Alertmanager tries again what is answered with 5xx and drops what is answered with 4xx. So 503 is the answer whenever a
-fact could not be stored, whatever the reason, and 4xx only for what will never be understood. What is stored goes the
-way of every other fact: through the inbox, to `decide`.
+Alertmanager repeats what is answered with 5xx and drops what is answered with 4xx. The answer is therefore 503 whenever
+a fact could not be stored, and 4xx only for a request that can never be accepted. A stored fact takes the way of every
+other fact: through the inbox, to `decide`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import nats.js.errors
 from nats.aio.client import Client
 
 from torchloom.bus.state_folder import StateFolder
-from torchloom.bus.tasks import end_all
+from torchloom.bus.tasks import TaskSet
 from torchloom.core.devices.alert_targets import AlertTargets, blamed_by
 from torchloom.core.state.cluster import ClusterState
 from torchloom.errors import BadInput, BadState, TorchLoomError
@@ -34,6 +34,7 @@ from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.subjects import FACT
 from torchloom.settings import Settings
+from torchloom.shared.addresses import join_address
 from torchloom.views.wording.phrases import render, render_all
 from torchloom.weaver.health import Health
 from torchloom.weaver.http_server import SLOW_SECONDS, Answer, Refusal, converse
@@ -42,19 +43,19 @@ from torchloom.weaver.ingress_config import PATH, certificate, ensure_token, las
 log = logging.getLogger("torchloom.weaver")
 
 MOST_FACTS = 10_000
-"""Of one post: an alert about a machine is one fact for each of its devices."""
+"""Most facts of one post: an alert about a machine is one fact for each of its devices."""
 MOST_CONNECTIONS = 32
 STORE_SECONDS = 10.0
-"""In which the facts of a post have to be on disk."""
+"""Time for the facts of a post to be stored."""
 AT_ONCE = 64
-"""Facts under way to the disk."""
+"""Most facts that are being stored at the same time."""
 AGAIN_SECONDS = 1.0
-"""Between attempts to listen on a port that is taken, such as by the weaver before us."""
+"""Seconds between attempts to listen on a port that is in use, such as by the previous weaver."""
 TURNS_KEPT = 20_000
 MOST_DOUBTS = 20
-"""Told in one answer."""
+"""Most doubts in one answer."""
 METHODS = {PATH: "POST", "/healthz": "GET"}
-Told = tuple[Alarm, DeviceFailed | DeviceRecovered | DeviceWarned]
+AlarmFact = tuple[Alarm, DeviceFailed | DeviceRecovered | DeviceWarned]
 
 
 class Ingress:
@@ -70,31 +71,31 @@ class Ingress:
         self._certificate = certificate(settings)
         self._token = b""
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._connections = 0
         self._turns: dict[str, tuple[bool, str]] = {}
         self.slow_seconds = SLOW_SECONDS
         self.url = ""
-        """Where alerts are taken; empty if they are not."""
+        """Where alerts are received; empty if they are not."""
         self.trouble: Prose = ""
-        """Why they are not."""
+        """Why they are not received."""
 
     # ── opening and closing ──
 
     async def open(self) -> None:
-        """Listen. A weaver goes on without an ingress, and says so; a port that is taken is tried again."""
+        """Start to listen. Without an ingress the weaver still works, and reports it; a port in use is tried again."""
         try:
             self._token = ensure_token(self._settings).encode()
         except TorchLoomError as error:
             self._say_why_not(error.message)
             return
         if not await self._listen():
-            self._keep(asyncio.create_task(self._listen_later()))
+            self._tasks.start(self._listen_later())
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        await end_all(list(self._tasks))
+        await self._tasks.end()
 
     async def _listen_later(self) -> None:
         listening = False
@@ -114,11 +115,10 @@ class Ingress:
             self._say_why_not(f"{host}:{port}: {error.strerror or error}")
             return False
         port = self._server.sockets[0].getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"{'https' if self._certificate else 'http'}://{shown}:{port}{PATH}"
+        self.url = f"{'https' if self._certificate else 'http'}://{join_address(host, port)}{PATH}"
         self.trouble = ""
         if self.url != before:
-            with contextlib.suppress(BadState):  # another port next time, then
+            with contextlib.suppress(BadState):  # then the next weaver takes another port
                 remember_place(self._folder, self.url)
         log.info("alerts are taken at %s", self.url)
         return True
@@ -129,19 +129,15 @@ class Ingress:
             log.warning("%s", render(trouble))
         self.trouble = trouble
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     # ── one request ──
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._keep(task)
+        self._tasks.keep(task)
         self._connections += 1
         try:
-            with contextlib.suppress(OSError, h11.ProtocolError):  # he went away; a timeout is an OSError too
+            with contextlib.suppress(OSError, h11.ProtocolError):  # the client went away; a timeout is an OSError too
                 await converse(reader, writer, self._admit, self._respond, self.slow_seconds)
         finally:
             self._connections -= 1
@@ -153,7 +149,7 @@ class Ingress:
         path = _path(request)
         method = METHODS.get(path)
         if method is None:
-            raise Refusal(Answer(404, f"there is nothing here; alerts go to {PATH}"))
+            raise Refusal(Answer(404, f"not found; alerts go to {PATH}"))
         if request.method.decode() != method:
             raise Refusal(Answer(405, f"{path} takes {method}", (("Allow", method),)))
         if path != PATH:
@@ -180,27 +176,27 @@ class Ingress:
             why = str(error) or type(error).__name__
             log.warning("alerts could not be stored: %s", why)
             return Answer(503, f"not stored ({why}); try again")
-        said = [
+        lines = [
             phrase("facts_stored", count=len(facts)),
             *(_counted(doubts) if alarms else [phrase("alerts_harmless")]),
         ]
-        return Answer(200, "\n".join(render_all(said)))
+        return Answer(200, "\n".join(render_all(lines)))
 
     # ── what alerts say ──
 
-    def _facts(self, alarms: list[Alarm]) -> tuple[list[Told], list[Phrase]]:
-        """One for each device that an alert means; when it is over, also for those that it has on its conscience.
+    def _facts(self, alarms: list[Alarm]) -> tuple[list[AlarmFact], list[Phrase]]:
+        """The facts, one for each device of an alert, and what keeps an alert from having an effect.
 
-        And what keeps an alert from having an effect. A device that is not known yet may be by the time its fact is
-        decided on, so it is told nevertheless.
+        A resolved alert is also about devices that it made fail. A fact about an unknown device is stored too: the
+        device may be known when the fact is decided on.
         """
         hosts = AlertTargets(self._cluster)
-        had = blamed_by(self._cluster, [alarm.id for alarm in alarms if not alarm.firing])
-        facts: list[Told] = []
+        failed = blamed_by(self._cluster, [alarm.id for alarm in alarms if not alarm.firing])
+        facts: list[AlarmFact] = []
         doubts: list[Phrase] = []
         for alarm in alarms:
             devices = (alarm.uuid,) if alarm.uuid else hosts.named(alarm.part) or hosts.devices(alarm.hosts)
-            devices = tuple(dict.fromkeys((*devices, *had.get(alarm.id, ()))))
+            devices = tuple(dict.fromkeys((*devices, *failed.get(alarm.id, ()))))
             if not devices and alarm.firing:
                 self._health.refuse(phrase("alert_about_nobody", alert=alarm.name))
                 doubts.append(phrase("alert_names_nobody", alert=alarm.name))
@@ -211,8 +207,8 @@ class Ingress:
                 raise BadInput(f"alerts about more than {MOST_FACTS:,} devices at once")
         return facts, doubts
 
-    async def _store(self, facts: list[Told]) -> None:
-        """What is over first, then what fires. What Alertmanager repeats, the server knows by its id."""
+    async def _store(self, facts: list[AlarmFact]) -> None:
+        """Store resolved alerts first, then firing ones. The server recognises repetitions by their id."""
         if facts and not self._client.is_connected:
             raise nats.errors.ConnectionClosedError
         room = asyncio.Semaphore(AT_ONCE)
@@ -223,13 +219,13 @@ class Ingress:
                 await self._js.publish(subject, encode(fact), headers={"Nats-Msg-Id": key})
 
         for firing in (False, True):
-            await asyncio.gather(*(publish(*told) for told in facts if told[0].firing is firing))
+            await asyncio.gather(*(publish(*fact) for fact in facts if fact[0].firing is firing))
 
     def _key(self, alarm: Alarm) -> str:
-        """The same while an alert is repeated, another when it fires again after it was over.
+        """The id of a state of an alert: the same while it is repeated, another one when it fires again.
 
-        Without the turn, an alert that fires, is over and fires again within the server's memory for ids would be taken
-        for its own repetition. What a weaver before us stored is stored again, and `decide` finds nothing new in it.
+        Without the random turn, an alert that fires, is resolved and fires again within the server's window for
+        duplicates would count as a repetition. A new weaver stores a repetition once more; `decide` ignores it.
         """
         firing, turn = self._turns.get(alarm.id, (alarm.firing, ""))
         if not turn or firing is not alarm.firing:
@@ -241,16 +237,15 @@ class Ingress:
 
 
 def _counted(doubts: list[Phrase]) -> list[Phrase]:
-    """Each once, with how many alerts it is about."""
+    """Each doubt once, with the number of its alerts."""
     counts = Counter(map(str, doubts))
     each = {str(doubt): doubt for doubt in doubts}
-    said = [
+    lines = [
         phrase("doubt_counted", doubt=doubt, count=counts[key]) if counts[key] > 1 else doubt
         for key, doubt in each.items()
     ]
-    return (
-        said if len(said) <= MOST_DOUBTS else [*said[:MOST_DOUBTS], phrase("and_more", count=len(said) - MOST_DOUBTS)]
-    )
+    more = len(lines) - MOST_DOUBTS
+    return lines if more <= 0 else [*lines[:MOST_DOUBTS], phrase("and_more", count=more)]
 
 
 def _path(request: h11.Request) -> str:

@@ -1,4 +1,4 @@
-"""What the ingress listens with: where it did last time, the token that opens it, a certificate."""
+"""The configuration of the ingress: its last address, its token and its certificate."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 import msgspec
 
-from torchloom.bus.nats_server import is_loopback
 from torchloom.bus.state_folder import StateFolder, write_private
 from torchloom.errors import BadInput, BadState
 from torchloom.settings import Settings
+from torchloom.shared.addresses import is_loopback, split_url
 
 PATH = "/alertmanager"
 LEAST_TOKEN = 16
 
 
 class _Where(msgspec.Struct, frozen=True, kw_only=True):
-    """What `ingress.json` holds."""
+    """The content of `ingress.json`."""
 
     url: str
 
 
 def ensure_token(settings: Settings) -> str:
-    """The token that alerts must carry, made on first use."""
+    """The token that alerts must contain, created on first use."""
     folder = StateFolder(settings.state_folder)
     if not settings.ingress_token and not folder.ingress_token.exists():
         folder.make()
@@ -33,7 +33,7 @@ def ensure_token(settings: Settings) -> str:
 
 
 def read_token(settings: Settings) -> str:
-    """The same where it has been made; BadState where not."""
+    """The token, if it was created; else BadState."""
     given = Path(settings.ingress_token).expanduser() if settings.ingress_token else None
     path = given or StateFolder(settings.state_folder).ingress_token
     try:
@@ -46,13 +46,13 @@ def read_token(settings: Settings) -> str:
     if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
         raise BadState(
             f"{path} holds no token: it takes {LEAST_TOKEN} printable characters or more",
-            hint="write one there" if given else f"remove {path}; the next `loom up` makes it anew",
+            hint="write one there" if given else f"remove {path}; the next `loom up` creates another one",
         )
     return token
 
 
 def last_place(folder: StateFolder) -> str:
-    """Where the weaver of this folder took alerts last; empty if it never has."""
+    """Where the weaver of this folder last received alerts; empty if it never has."""
     try:
         return msgspec.json.decode(folder.ingress.read_bytes(), type=_Where).url
     except (OSError, msgspec.MsgspecError):
@@ -60,17 +60,19 @@ def last_place(folder: StateFolder) -> str:
 
 
 def remember_place(folder: StateFolder, url: str) -> None:
-    """So that the next weaver is found under the address that Alertmanager was told."""
+    """The next weaver uses the same address, which Alertmanager is configured with."""
     write_private(folder.ingress, msgspec.json.encode(_Where(url=url)))
 
 
 def port_of(url: str) -> int:
-    port = url.removesuffix(PATH).rpartition(":")[2]
-    return int(port) if port.isdecimal() else 0
+    try:
+        return split_url(url)[1]
+    except ValueError:
+        return 0
 
 
 def certificate(settings: Settings) -> ssl.SSLContext | None:
-    """What to listen with. Refuses to listen beyond this machine without one."""
+    """The certificate to listen with, if any. Refuses to listen beyond this machine without one."""
     cert, key = settings.ingress_cert, settings.ingress_key
     if bool(cert) != bool(key):
         raise BadInput("TORCHLOOM_INGRESS_CERT and TORCHLOOM_INGRESS_KEY belong together", hint="set both, or neither")

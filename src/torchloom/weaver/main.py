@@ -15,7 +15,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from torchloom.bus.authority import ensure_authority
-from torchloom.bus.connection import Address, connect, find, find_system, is_denied
+from torchloom.bus.connection import Address, close_quietly, connect, find, find_system, is_denied
 from torchloom.bus.state_folder import StateFolder
 from torchloom.errors import AlreadyUp, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_answer, encode
@@ -35,14 +35,14 @@ from torchloom.weaver.store import Store
 log = logging.getLogger("torchloom.weaver")
 
 START_SECONDS = 30.0
-"""How long a starting weaver waits for its server."""
+"""Time that a starting weaver waits for its server."""
 
 
 def run(settings: Settings, takeover: bool = False) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", force=True
     )
-    logging.getLogger("nats").setLevel(logging.CRITICAL)  # what it has to say reaches us through callbacks
+    logging.getLogger("nats").setLevel(logging.CRITICAL)  # its problems reach us through callbacks
     asyncio.run(serve(settings, takeover))
     return 0
 
@@ -71,7 +71,7 @@ async def serve(settings: Settings, takeover: bool = False) -> None:
 
 
 async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: bool) -> Weaver:
-    """Connect, load what was, and take over."""
+    """Connect, load the stored state, and take over."""
     clock = Clock()
     stack.enter_context(short_collections())
     name = f"{socket.gethostname()}:{os.getpid()}"
@@ -100,7 +100,7 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
                     raise
                 await asyncio.sleep(0.1)
             else:
-                stack.push_async_callback(_close, client)
+                stack.push_async_callback(close_quietly, client)
                 return client
 
     client = await open_link(find(settings, Role.WEAVER), "weaver")
@@ -109,16 +109,16 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
     store = Store(client)
     await store.open()
     cluster = await store.load(settings)
-    ear = None
+    advisories = None
     system = find_system(settings)
     if system is not None:
-        ear = ConnectionAdvisories(await open_link(system, "system"), system.account)
-        if not await ear.works():
-            ear = None
-    if ear is None:
+        advisories = ConnectionAdvisories(await open_link(system, "system"), system.account)
+        if not await advisories.works():
+            advisories = None
+    if advisories is None:
         log.warning("no system account: deaths show only as silence. TORCHLOOM_SYSTEM_CREDS would tell them at once")
-    weaver = Weaver(client, store, cluster, ear, name, clock)
-    weaver.mint = rank_minter(settings)
+    weaver = Weaver(client, store, cluster, advisories, name, clock)
+    weaver.sender.mint = rank_minter(settings)
     holder.append(weaver)
     if settings.ingress:
         weaver.ingress = Ingress(settings, client, cluster, weaver.health)
@@ -130,7 +130,7 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
 
 
 def rank_minter(settings: Settings) -> Callable[[RankId], str] | None:
-    """What makes credentials for one rank: only where the keys of the server are."""
+    """The function that makes credentials for one rank, if this machine has the keys of the server."""
     folder = StateFolder(settings.state_folder)
     address = find(settings, Role.WEAVER)
     if not address.account or not folder.authority.exists():
@@ -140,7 +140,7 @@ def rank_minter(settings: Settings) -> Callable[[RankId], str] | None:
 
 
 async def _refuse_second(client: Client) -> None:
-    """Two weavers would take turns fencing each other; a second one starts only if told to."""
+    """Two weavers would take turns fencing each other; a second one starts only with --takeover."""
     try:
         reply = await client.request(LOOK.template, encode(QueryCluster(limit=0)), timeout=0.5)
         answer = decode_answer(reply.data)
@@ -152,8 +152,3 @@ async def _refuse_second(client: Client) -> None:
             f"a weaver runs already: {plane.weaver}, term {plane.term}",
             hint="`loom status` shows it; `loom weaver --takeover` replaces it",
         )
-
-
-async def _close(client: Client) -> None:
-    with contextlib.suppress(Exception):
-        await asyncio.wait_for(client.close(), 1)

@@ -1,8 +1,8 @@
-"""Whether the process of a rank that was lost has ended, where the weaver can see it: on its own machine.
+"""Whether the process of a lost rank has ended, where the weaver can find out: on its own machine.
 
-Of ranks that an agent started the agent knows. Those of a plain torchrun nobody watches, and after a link has closed
-their life may go on elsewhere for all one knows. It matters for replicas under torchft: the others wait for one that
-may live. So the kernel is asked. What it says goes through the inbox, behind the goodbye that the rank may have left.
+An agent observes the ranks that it started. No agent observes those of a plain torchrun, and after a connection has
+closed their process may still run. It matters for replicas under torchft: the others wait for one that may be alive. So
+the weaver asks the kernel. The answer goes through the inbox, behind a goodbye that the rank may have sent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
+from torchloom.bus.tasks import TaskSet
 from torchloom.core.state.cluster import ClusterState, Rank
 from torchloom.core.state.presence import Presence
 from torchloom.protocol.codec import encode
@@ -19,29 +20,27 @@ from torchloom.protocol.ids import RankId
 from torchloom.protocol.subjects import FACT
 from torchloom.shared.process_id import has_ended
 
-LOOKS = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before each: links close a moment before the process is gone. The last of them again and again."""
+PAUSES = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before each check: connections close a moment before the process ends. The last one is repeated."""
 
 Send = Callable[[str, bytes], Awaitable[None]]
 
 
 class ProcessExitProbe:
-    def __init__(self, cluster: ClusterState, send: Send, looks: tuple[float, ...] = LOOKS) -> None:
+    def __init__(self, cluster: ClusterState, send: Send, pauses: tuple[float, ...] = PAUSES) -> None:
         self._cluster = cluster
         self._send = send
-        self._looks = looks
-        self.tasks: set[asyncio.Task[None]] = set()
+        self._pauses = pauses
+        self.tasks = TaskSet()
 
-    def lost(self, rank: RankId) -> None:
-        """Look after it, if somebody counts on it and no agent does so."""
-        known = self._cluster.ranks.get(rank)
-        if known is not None and known.member and known.process and self._cluster.runs.of(rank.of) is None:
-            task = asyncio.create_task(self._look(known))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+    def watch(self, id: RankId) -> None:
+        """Watch the process of a lost rank, if it is a member of a quorum and no agent watches it."""
+        rank = self._cluster.ranks.get(id)
+        if rank is not None and rank.member and rank.process and self._cluster.runs.of(id.of) is None:
+            self.tasks.start(self._wait_for_exit(rank))
 
-    async def _look(self, rank: Rank) -> None:
-        for pause in itertools.chain(self._looks, itertools.repeat(self._looks[-1])):
+    async def _wait_for_exit(self, rank: Rank) -> None:
+        for pause in itertools.chain(self._pauses, itertools.repeat(self._pauses[-1])):
             await asyncio.sleep(pause)
             now = self._cluster.ranks.get(rank.id)
             if now is None or now.incarnation != rank.incarnation or now.presence is not Presence.LOST:

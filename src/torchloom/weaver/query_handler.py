@@ -1,4 +1,4 @@
-"""Queries are answered at once from the cluster state, past the queue. Every answer is cut to fit one message."""
+"""Answers queries from the cluster state at once, without the queue. Every answer fits one message."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class QueryHandler:
         except msgspec.MsgspecError as error:
             await self.not_understood(message, "look", error)
         else:
-            await self.answer(message.reply, self._seen(look))
+            await self.answer(message.reply, self._view(look))
 
     async def on_clock(self, message: Msg) -> None:
-        """What a clock on the wall would show here: the time that decisions are made by does not jump with it."""
+        """The time of day on this machine. The clock of decisions does not jump with it."""
         await self.answer(message.reply, ClockView(now=time.time()))
 
     async def not_understood(self, message: Msg, what: str, error: msgspec.MsgspecError) -> None:
@@ -51,16 +51,16 @@ class QueryHandler:
         await self.answer(message.reply, No(why=phrase("not_understood", why=str(error)), hint=phrase("loom_newer")))
 
     async def answer(self, reply: str, answer: Answer) -> None:
-        """To whoever waits for it there, if anyone does."""
+        """Publish an answer, if someone waits for it on this subject."""
         if isinstance(answer, No):
             answer = rendered(answer)
         elif isinstance(answer, Done):
             answer = replace(answer, text=render(answer.text))
         if reply:
-            with contextlib.suppress(nats.errors.Error):  # not connected: who needs it asks again
+            with contextlib.suppress(nats.errors.Error):  # not connected: the client asks again
                 await self._client.publish(reply, fitting(answer, self._client.max_payload))
 
-    def _seen(self, look: Look) -> Answer:
+    def _view(self, look: Look) -> Answer:
         match look:
             case QueryCluster():
                 return picture(self._cluster, self._plane(), look)
@@ -75,7 +75,7 @@ class QueryHandler:
 
 
 def fitting(answer: Answer, most: int) -> bytes:
-    """An answer as one message; what ranks had to say is shortened if it is too much."""
+    """An answer as one message; the results of ranks are shortened if they are too long."""
     data = encode(answer)
     if len(data) > most and isinstance(answer, Done) and answer.results:
         share = max(200, most // (4 * len(answer.results)))

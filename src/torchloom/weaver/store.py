@@ -1,7 +1,7 @@
-"""What the weaver keeps in JetStream: the log, the snapshot it can start from, and the curves.
+"""What the weaver stores in JetStream: the log, the snapshots from which it starts, verdicts and curves.
 
-Every append names the sequence it expects to follow. A second weaver that took over has appended its term, so the
-server refuses the first one's next append: two weavers never both act (`Fenced`).
+Every append names the sequence that it expects to follow. A second weaver that took over has appended its term, so the
+server refuses the next append of the first one (`Fenced`): two weavers never both act.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger("torchloom.weaver")
 ENTRY_BYTES = 256 * 1024
 """Records of one append are split into messages of about this size."""
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Seconds between attempts to append while the server or its disk does not take it."""
+"""Seconds between attempts to append while the server or its disk refuses."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Format(msgspec.Struct):
-    """All that can be read of what another version wrote."""
+    """The part of an entry that every version can read."""
 
     format: int = 1
 
@@ -91,19 +91,19 @@ class Store:
         self._client = client
         self._js = client.jetstream(timeout=2)
         self.on_trouble: Callable[[Prose], None] = lambda trouble: log.warning("%s", render(trouble))
-        """Called with what keeps the log from being written; with nothing when it works again."""
+        """Called with the reason why the log cannot be written; with an empty text when it works again."""
         self.refusing = False
         """The server does not take the entry being written: it says so, or says nothing over a link that stands. A link
         that broke in the middle of a write is not that, and what is asked meanwhile only has to wait."""
         self.seq = 0
-        """The last sequence of the log this weaver knows."""
+        """The last sequence of the log that this weaver knows."""
         self.snapshot_seq = 0
         self._snapshot_stream_seq = 0
 
     # ── start ──
 
     async def open(self) -> None:
-        """Make the streams, or bring their limits up to date."""
+        """Create the streams, or update their limits."""
         for stream in STREAMS:
             try:
                 await self._ensure(stream)
@@ -136,7 +136,7 @@ class Store:
             await self._js.update_stream(config)
 
     async def load(self, settings: Settings) -> ClusterState:
-        """The cluster state as it was: the newest snapshot that can be read, and every entry after it."""
+        """The stored cluster state: the newest snapshot that can be read, and every entry after it."""
         snapshot = await self._newest_snapshot(settings)
         cluster = ClusterState(settings, snapshot.state)
         first, last = await extent(self._client, LOG_STREAM.name)
@@ -157,8 +157,8 @@ class Store:
         return cluster
 
     async def _make_up(self, last: int, seq: int) -> None:
-        """The log ends before the snapshot: the server dropped a damaged part. The snapshot knows what was in it, so
-        only the numbering has to be made up, or entries to come would seem older than the snapshot."""
+        """The log ends before the snapshot, because the server dropped a damaged part. The snapshot contains what was
+        in it, so only the numbering must be made up; otherwise new entries would seem older than the snapshot."""
         log.warning("the log lost its entries %d to %d; a snapshot has what they said", last + 1, seq)
         filler = encode(Entry(term=0, at=0.0, records=(), format=FORMAT))
         self.seq = last
@@ -166,7 +166,7 @@ class Store:
             await self._append(filler)
 
     async def _newest_snapshot(self, settings: Settings) -> Snapshot:
-        found = Snapshot(seq=0, state=State())
+        newest = Snapshot(seq=0, state=State())
         async for stored in read_log(self._client, SNAPSHOT_STREAM.name, 1):
             self._snapshot_stream_seq = stored.seq
             try:
@@ -176,9 +176,9 @@ class Store:
             except (zlib.error, msgspec.MsgspecError) as error:
                 log.warning("snapshot %d cannot be read and is passed over: %s", stored.seq, error)
                 continue
-            if snapshot.seq >= found.seq:
-                found = snapshot
-        return found
+            if snapshot.seq >= newest.seq:
+                newest = snapshot
+        return newest
 
     # ── append ──
 
@@ -194,19 +194,13 @@ class Store:
             link = self._client.stats["reconnects"]
             try:
                 ack = await self._js.publish(LOG.template, data, headers=headers, stream=LOG_STREAM.name)
-                self.seq = ack.seq
-                self.refusing = False
-                if attempt:
-                    self.on_trouble("")
+                self._has_appended(ack.seq, attempt)
                 return
             except nats.js.errors.APIError as error:
                 if error.err_code == WRONG_LAST_SEQUENCE:
                     if not await self._is_ours(data):
                         raise Fenced("a newer weaver has taken over; this one stops") from error
-                    self.seq += 1
-                    self.refusing = False
-                    if attempt:
-                        self.on_trouble("")
+                    self._has_appended(self.seq + 1, attempt)
                     return
                 self.refusing = True
                 trouble = str(error.description)
@@ -218,6 +212,11 @@ class Store:
             self.on_trouble(phrase("log_unwritable", why=trouble))
             await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
             attempt += 1
+
+    def _has_appended(self, seq: int, attempt: int) -> None:
+        self.seq, self.refusing = seq, False
+        if attempt:
+            self.on_trouble("")
 
     async def _is_ours(self, data: bytes) -> bool:
         """Whether what follows our last entry is this one: stored by an attempt whose acknowledgement got lost."""

@@ -55,9 +55,14 @@ class Replica:
             self.life = self.loom.incarnation
             self.x = self.loom.knob("x", 0.0)
 
-    def begin(self, fail: bool = False, meanwhile: Callable[[], object] = lambda: None) -> Future[bool]:
-        """Try a step: with `fail` an error comes up in it, `meanwhile` is done before the exchange."""
-        return self._pool.submit(self._attempt, fail, meanwhile)
+    def begin(
+        self,
+        fail: bool = False,
+        meanwhile: Callable[[], object] = lambda: None,
+        after: Callable[[], object] = lambda: None,
+    ) -> Future[bool]:
+        """Try a step: with `fail` it reports an error; `meanwhile` runs before the exchange, `after` after it."""
+        return self._pool.submit(self._attempt, fail, meanwhile, after)
 
     def attempt(self, fail: bool = False) -> bool:
         return self.begin(fail).result(60)
@@ -66,13 +71,14 @@ class Replica:
         """On the thread that trains."""
         return self._pool.submit(work).result(60)
 
-    def _attempt(self, fail: bool, meanwhile: Callable[[], object]) -> bool:
+    def _attempt(self, fail: bool, meanwhile: Callable[[], object], after: Callable[[], object]) -> bool:
         import torch
 
         self.manager.start_quorum()
         gradient = torch.ones(4)
         meanwhile()
         self.manager.allreduce(gradient).wait()
+        after()
         if fail:
             self.manager.report_error(RuntimeError("a bad gradient"))
         committed = bool(self.manager.should_commit())

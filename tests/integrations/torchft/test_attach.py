@@ -13,7 +13,7 @@ import pytest
 from tests.integrations.torchft.replicas import JOB, Replica, joined, together
 from tests.threadlet.played import PlayedWeaver, until
 from torchloom.bus.connection import connect, find
-from torchloom.integrations.torchft.manager_internals import _told, version
+from torchloom.integrations.torchft.manager_internals import _warned, version
 from torchloom.protocol.codec import decode_reply, encode
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.rank import Applied, ChangeSpec, Discarded, Healed, Joined, Propose, Regrouped, Reply, Verdict
@@ -291,7 +291,7 @@ async def test_a_replica_that_discards_the_step_of_a_change_takes_it_when_it_hea
 async def test_a_peer_without_torchloom_does_not_keep_a_replica_from_healing(
     start: Start, weaver: PlayedWeaver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _told.clear()
+    _warned.clear()
     plain = await start("plain", with_torchloom=False)
     await asyncio.to_thread(plain.attempt)
     await asyncio.to_thread(plain.attempt)

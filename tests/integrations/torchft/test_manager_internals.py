@@ -47,7 +47,7 @@ def test_every_method_that_is_looked_on_at_is_there() -> None:
 async def test_a_name_that_is_missing_is_told_once_and_training_goes_on(
     name: str, lighthouse: str, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager_internals._told.clear()
+    manager_internals._warned.clear()
     replica = await asyncio.to_thread(Replica, lighthouse, "a", None)
     kept = vars(replica.manager).pop(name)
 
@@ -70,7 +70,7 @@ async def test_a_name_that_is_missing_is_told_once_and_training_goes_on(
 async def test_what_is_no_manager_is_told_and_no_error(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     import torchloom
 
-    manager_internals._told.clear()
+    manager_internals._warned.clear()
     loom = await asyncio.to_thread(torchloom.attach_manager, object(), JOB, settings=settings)
     assert "cannot be followed" in caplog.text
     loom.step(loss=1.0)

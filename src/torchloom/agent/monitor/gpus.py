@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import pynvml
 
 from torchloom.protocol.node import Reading, ThrottleReason
+from torchloom.shared.nvml import ERRORS, nvml
 from torchloom.threadlet.process.identity import sanitised
 
 logger = logging.getLogger("torchloom.agent")
@@ -140,17 +141,13 @@ class Gpus:
 
     def _work(self, work: Callable[[], None]) -> None:
         try:
-            pynvml.nvmlInit()
-        except (pynvml.NVMLError, OSError) as error:
+            with nvml():
+                try:
+                    work()
+                except ERRORS as error:
+                    logger.warning("%s ends: %s", threading.current_thread().name, error)
+        except ERRORS as error:
             logger.debug("no GPUs can be read: %s", error)
-            return
-        try:
-            work()
-        except (pynvml.NVMLError, OSError) as error:
-            logger.warning("%s ends: %s", threading.current_thread().name, error)
-        finally:
-            with suppress(pynvml.NVMLError, OSError):
-                pynvml.nvmlShutdown()
 
     def _read_on(self) -> None:
         names = self._names()

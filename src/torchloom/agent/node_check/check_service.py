@@ -19,6 +19,7 @@ from torchloom.agent.monitor.gpus import Seen
 from torchloom.agent.node import Node
 from torchloom.agent.node_check import trials
 from torchloom.agent.node_check.checks import Subject, examine, reasons
+from torchloom.bus.tasks import TaskSet
 from torchloom.protocol.codec import decode_answer, decode_node_look, encode
 from torchloom.protocol.node import Fitness
 from torchloom.protocol.operator import No
@@ -52,7 +53,7 @@ class NodeCheckService:
         self._ended = float("-inf")
         self._one = asyncio.Lock()
         """Two at a time would make each other slow."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     async def listen(self) -> None:
         """Answer people."""
@@ -125,11 +126,7 @@ class NodeCheckService:
         return BandwidthView(mb_per_second=float(found["mb_per_second"]))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(work)
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.end()

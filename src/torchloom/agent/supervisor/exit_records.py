@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from torchloom.agent.supervisor.protocol import Begun, Ended, RankRecord, encode
+from torchloom.shared.files import replace_file
 
 BEGUN = ".begun.json"
 END = ".end.json"
@@ -47,9 +48,7 @@ class ExitRecordStore:
         return {kept.begun.key: kept for kept in sorted(found, key=lambda kept: kept.begun.at)}
 
     def _write(self, name: str, data: bytes) -> None:
-        beside = self.folder / ("." + name)
         try:
-            beside.write_bytes(data)
-            beside.replace(self.folder / name)
+            replace_file(self.folder / name, data, sync=False)
         except OSError as error:  # a full disk must not kill the keeper, and all ranks with it
             print(f"cannot write {name}: {error.strerror}", file=sys.stderr, flush=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -43,6 +42,7 @@ from torchloom.agent.supervisor.protocol import (
     State,
     from_agent,
 )
+from torchloom.shared.files import open_locked
 
 ALREADY = 5
 """Exit code where another keeper has the folder."""
@@ -220,10 +220,8 @@ def main() -> None:
 
 def _lock() -> int:
     """One keeper per folder. A record lock, because a fork does not inherit it."""
-    lock = os.open("keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    lock = open_locked(Path("keeper.lock"), record_lock=True)
+    if lock is None:
         print(f"another keeper has {Path.cwd()}", file=sys.stderr)
         sys.exit(ALREADY)
     return lock

@@ -20,6 +20,7 @@ from typing import Final
 
 from torchloom.checkpoints.store import manifest as manifests
 from torchloom.checkpoints.store.manifest import FOLDER, Manifest, folder_name
+from torchloom.shared.files import sync_folder, write_durably
 
 HIDDEN = re.compile(r"\.(saving|old|deleting)-(step-\d{1,18})-[0-9a-f]{8}")
 _EXCHANGE: Final = 2
@@ -141,24 +142,3 @@ def _swap(one: Path, other: Path) -> bool:
         return False
     done: int = renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE)
     return done == 0
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        with memoryview(data) as view:
-            written = 0
-            while written < len(data):
-                written += os.write(file, view[written:])
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder, which makes names in it durable."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

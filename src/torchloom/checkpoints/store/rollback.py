@@ -21,10 +21,10 @@ from typing import Final
 
 import msgspec
 
-from torchloom.checkpoints.store.commit import sync_folder, write_durably
 from torchloom.checkpoints.store.locks import WriterLock, pruning
 from torchloom.checkpoints.store.search import ASIDE, Candidate, ValidCheckpoint, candidates
 from torchloom.errors import Damaged, NoValidCheckpoint, TorchLoomError
+from torchloom.shared.files import sync_folder, write_durably
 
 NOTE: Final = "rollback.json"
 _here = threading.Lock()

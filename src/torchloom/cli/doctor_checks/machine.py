@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
 import shutil
 import sys
@@ -93,20 +92,18 @@ def disk(folder: StateFolder) -> Finding:
 def gpus() -> Finding:
     import pynvml
 
+    from torchloom.shared.nvml import ERRORS, nvml
+
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+        with nvml():
+            try:
+                handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+                names = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+            except ERRORS as error:
+                return Finding("gpus", "warn", f"NVML cannot read them: {error}", "look at `nvidia-smi`")
+            return Finding("gpus", "ok", f"{len(names)}: {', '.join(names)}" if names else "none")
+    except ERRORS as error:
         return Finding("gpus", "ok", f"none: {error}; ranks are known by their host's CPU")
-    try:
-        names = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            names.append(str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))))
-        return Finding("gpus", "ok", f"{len(names)}: {', '.join(names)}" if names else "none")
-    except pynvml.NVMLError as error:
-        return Finding("gpus", "warn", f"NVML cannot read them: {error}", "look at `nvidia-smi`")
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
 
 
 def files() -> Finding:

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 from torchloom.bus.join_token import listens
 from torchloom.bus.state_folder import StateFolder
-from torchloom.bus.tls import RENEW, expires
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.cli.doctor_checks.diagnosis import Finding
 from torchloom.errors import TorchLoomError, Unreachable
@@ -99,6 +98,8 @@ def certificate(folder: StateFolder) -> list[Finding]:
     if cert is None:
         return []
     try:
+        from torchloom.bus.tls import RENEW, expires
+
         left = expires(cert) - datetime.now(UTC)
     except TorchLoomError as error:
         return [Finding("certificate", "warn", error.message, error.hint)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torchloom.core.state.cluster import ClusterState
+from torchloom.shared.addresses import split_address
 
 
 class AlertTargets:
@@ -61,7 +62,5 @@ def _key(name: str) -> str:
 
 def _bare(host: str) -> str:
     """Without the port that an exporter listens on."""
-    name, _, port = host.rpartition(":")
-    if port.isdecimal() and (":" not in name or name.startswith("[")):
-        host = name
-    return host.strip("[]")
+    address = split_address(host)
+    return address[0] if address else host.strip("[]")

@@ -56,10 +56,10 @@ def attach_manager(
     if manager in _attached:
         return _attached[manager]
     member = _member(manager)
-    named = replica or ("" if os.environ.get("TORCHLOOM_REPLICA") else sanitised(member.rpartition(":")[0] or member))
+    name = replica or ("" if os.environ.get("TORCHLOOM_REPLICA") else sanitised(member.rpartition(":")[0] or member))
     threadlet = current() or attach(
         job,
-        named or None,
+        name or None,
         rank=private_attribute(manager, "_group_rank"),
         world_size=private_attribute(manager, "_group_world_size"),
         devices=devices,
@@ -69,7 +69,7 @@ def attach_manager(
         _attached[manager] = threadlet
         follow(threadlet, lambda meter, boundary, link: _listen(manager, member, meter, boundary, link))
     except Exception as error:  # noqa: BLE001  not a Manager, or one of an unknown version
-        logger.warning("torchLoom: torchft %s cannot be followed, training goes on: %r", version(), error)
+        logger.warning("torchLoom: torchft %s cannot be followed, training continues: %r", version(), error)
     return threadlet
 
 
@@ -79,15 +79,14 @@ def _member(manager: Any) -> str:
     try:
         if store is not None and store.check([REPLICA_ID_KEY]):  # get() would block on a missing key
             return str(store.get(REPLICA_ID_KEY).decode())
-        warn_once(REPLICA_ID_KEY, f"torchft {version()} does not tell the id of the replica")
+        warn_once(REPLICA_ID_KEY, f"torchft {version()} does not give the id of the replica")
     except Exception as error:  # noqa: BLE001  the store is gone
         warn_once(REPLICA_ID_KEY, f"the id of the replica cannot be read: {error!r}")
     return ""
 
 
 def _listen(manager: Any, id: str, meter: Meter, boundary: StepBoundary, link: Link) -> CommittedSteps:
-    first = link.state.rank.rank == 0
-    tell: Callable[[Any], None] = link.tell if first else lambda _: None  # one rank reports for the replica
+    tell: Callable[[Any], None] = link.tell if link.state.rank.rank == 0 else lambda _: None  # one rank reports
     member = Membership(_joined(id, link))
     steps = CommittedSteps(manager, meter, boundary, member, tell)
     try:
@@ -105,7 +104,7 @@ def _listen(manager: Any, id: str, meter: Meter, boundary: StepBoundary, link: L
 
 def _joined(id: str, link: Link) -> Joined | None:
     if id and not NAME.fullmatch(id):
-        warn_once("member", f"{id!r} cannot be told to the weaver: use letters, digits, _ : and - in replica_id")
+        warn_once("member", f"{id!r} cannot be reported to the weaver: use letters, digits, _ : and - in replica_id")
         return None
     if not id:
         return None
@@ -131,10 +130,10 @@ def _watch_group(
 
     def configure(*args: Any, **kwargs: Any) -> Any:
         try:
-            given = arguments.bind(*args, **kwargs).arguments
-            quorum, size = int(given["quorum_id"]), int(given["world_size"])
+            values = arguments.bind(*args, **kwargs).arguments
+            quorum, size = int(values["quorum_id"]), int(values["world_size"])
         except Exception as error:  # noqa: BLE001  another version of torchft
-            warn_once("configure", f"torchft {version()} does not tell the number of a quorum: {error!r}")
+            warn_once("configure", f"torchft {version()} does not give the number of a quorum: {error!r}")
             return original(*args, **kwargs)
         aborter.configuring()
         with contextlib.suppress(Exception):  # then it is not reported

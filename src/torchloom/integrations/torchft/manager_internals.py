@@ -21,7 +21,7 @@ PRIVATE = {
 }
 REPLICA_ID_KEY = "replica_id"
 """The key of the id in the replica's store; public in torchft.manager, which is not imported for it."""
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def version() -> str:
@@ -40,9 +40,9 @@ def private_attribute(manager: Any, name: str) -> Any:
 
 
 def warn_once(about: str, text: str) -> None:
-    if about not in _told:
-        _told.add(about)
-        logger.warning("torchLoom: %s; training goes on", text)
+    if about not in _warned:
+        _warned.add(about)
+        logger.warning("torchLoom: %s; training continues", text)
 
 
 def replace(owner: Any, name: str, new: Callable[..., Any]) -> Callable[[], None]:

@@ -20,7 +20,7 @@ from random import SystemRandom
 
 from nats.aio.client import Client
 
-from torchloom.bus.connection import Address, connect, find
+from torchloom.bus.connection import Address, close_quietly, connect, find
 from torchloom.bus.connection_names import connection_name
 from torchloom.protocol.rank import ChangeSpec, Hello, Reply
 from torchloom.protocol.subjects import Role
@@ -230,8 +230,7 @@ class Link(Port):
             self._session = None
             if self._leaving.is_set():
                 self._gone.set()
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(client.close(), CLOSE_SECONDS)
+            await close_quietly(client, CLOSE_SECONDS)
             self._loop.hang_up()
 
     async def _connect(self, address: Address, closed: asyncio.Event) -> Client | None:

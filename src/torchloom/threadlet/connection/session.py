@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
-from torchloom.bus.tasks import end_all
+from torchloom.bus.tasks import TaskSet, end_all
 from torchloom.bus.verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
 from torchloom.protocol.codec import decode_command, encode
 from torchloom.protocol.rank import (
@@ -88,7 +88,7 @@ class Session:
         """There may be knobs to report."""
         self.news = asyncio.Event()
         """There may be something in the outbox."""
-        self._spawned: set[asyncio.Task[None]] = set()
+        self._spawned = TaskSet()
         self._over: asyncio.Future[SessionEnd] = asyncio.get_running_loop().create_future()
         self._paced = asyncio.Event()
         self._farewell = asyncio.Event()
@@ -225,9 +225,7 @@ class Session:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task that ends with this session."""
-        task = asyncio.ensure_future(work)
-        self._spawned.add(task)
-        task.add_done_callback(self._spawned.discard)
+        self._spawned.start(work)
 
     async def reply(self, reply: Reply) -> None:
         with contextlib.suppress(Exception):  # the weaver asks again if it does not arrive

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pynvml
 
+from torchloom.shared.nvml import ERRORS, nvml
 from torchloom.threadlet.process.identity import sanitised
 
 _MB = 1024 * 1024
@@ -28,17 +29,11 @@ def find_devices(visible: str | None, local_rank: int | None, node: str) -> tupl
 def gpu_uuids() -> tuple[str, ...]:
     """Every GPU of the machine in the order of the driver; none without one."""
     try:
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError, OSError):
+        with nvml():
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            return tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+    except ERRORS:
         return ()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
-    except (pynvml.NVMLError, OSError):
-        return ()
-    finally:
-        with contextlib.suppress(pynvml.NVMLError, OSError):
-            pynvml.nvmlShutdown()
 
 
 def visible_devices(uuids: Sequence[str], visible: str | None) -> tuple[str, ...]:

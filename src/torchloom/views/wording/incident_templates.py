@@ -122,6 +122,7 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "answer_too_long": "the answer has {bytes} bytes, too many for one message",
     "ask_for_less": "ask for less",
     "not_accepted": "{what}: {why}",
+    "no_incarnation": "expected 24 hexadecimal digits in `incarnation`",
     "subject_of_no_rank": "{what}: not a rank's subject",
     "queue_full": "too much at once",
     "beats_dropped": "too fast for this weaver: beats were dropped",

@@ -1,4 +1,4 @@
-"""Whose process has ended is told, and of nobody else: real processes, and what the witness says of them."""
+"""The probe reports the exit of real processes of lost ranks, and of no others."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ async def told(cluster: ClusterState, rank: RankId = RANK) -> list[Fact]:
     async def send(_: str, data: bytes) -> None:
         facts.append(decode_fact(data))
 
-    witness = ProcessExitProbe(cluster, send, looks=(0.0, 0.01))
-    witness.lost(rank)
-    await asyncio.gather(*witness.tasks)
+    probe = ProcessExitProbe(cluster, send, pauses=(0.0, 0.01))
+    probe.watch(rank)
+    await asyncio.gather(*probe.tasks)
     return facts
 
 

@@ -1,4 +1,4 @@
-"""A server that hangs is told from one that has much to say, and the link outlives both."""
+"""A server that hangs is distinguished from a busy one, and the connection survives both."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ async def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
 async def test_a_server_that_hangs_is_not_heard_and_the_same_link_goes_on_afterwards(
     server: EmbeddedServer, listener: Listener, settings: Settings
 ) -> None:
-    hearing = ServerLiveness(listener.client)
-    assert hearing.hears()
-    await until(hearing.hears)
+    liveness = ServerLiveness(listener.client)
+    assert liveness.answers()
+    await until(liveness.answers)
     assert server.process is not None
     process = psutil.Process(server.process.pid)
     process.suspend()
     try:
-        await until(lambda: not hearing.hears())
+        await until(lambda: not liveness.answers())
     finally:
         process.resume()
-    await until(hearing.hears)
+    await until(liveness.answers)
     rank = await connect(find(settings, Role.THREADLET), name="rank")
     await rank.publish(SUBJECT, b"a beat")
     await until(lambda: listener.heard == 1)
     assert listener.broke == 0
-    assert all(hearing.hears() for _ in range(QUIET))
+    assert all(liveness.answers() for _ in range(QUIET))
     await rank.close()
 
 
@@ -78,16 +78,16 @@ async def test_a_pong_that_waits_behind_a_flood_of_beats_is_no_sign_of_deafness(
     listener: Listener, settings: Settings
 ) -> None:
     rank = await connect(find(settings, Role.THREADLET), name="rank")
-    hearing = ServerLiveness(listener.client)
+    liveness = ServerLiveness(listener.client)
     flood = asyncio.create_task(_flood(rank))
     waited = longest = came = 0
     while listener.heard < FLOOD:
         await asyncio.sleep(0)
         if listener.client.stats["in_msgs"] == came:
             continue
-        came, before = listener.client.stats["in_msgs"], hearing._ping
-        assert hearing.hears()
-        waited = waited + 1 if before is not None and before is hearing._ping else 0
+        came, before = listener.client.stats["in_msgs"], liveness._ping
+        assert liveness.answers()
+        waited = waited + 1 if before is not None and before is liveness._ping else 0
         longest = max(longest, waited)
     await flood
     assert longest > QUIET  # else this showed nothing
@@ -100,13 +100,13 @@ async def _flood(rank: Client) -> None:
 
 
 async def test_the_ping_of_a_link_that_is_gone_is_not_waited_for(server: EmbeddedServer, listener: Listener) -> None:
-    hearing = ServerLiveness(listener.client)
+    liveness = ServerLiveness(listener.client)
     assert server.process is not None
     process = psutil.Process(server.process.pid)
     process.suspend()
     try:
-        await until(lambda: not hearing.hears())
+        await until(lambda: not liveness.answers())
     finally:
         process.resume()
-    hearing.begin_anew()
-    assert all(hearing.hears() for _ in range(QUIET))
+    liveness.reset()
+    assert all(liveness.answers() for _ in range(QUIET))
