@@ -28,7 +28,8 @@ from tests.core.chaos import Chaos
 from tests.core.detect.test_senses import test_ten_minutes_of_noise_end_no_rank as noise
 from tests.flow.faults import Run, Up
 from tests.flow.scripts import trained
-from tests.flow.troubled import HANGS, LEARNT, TROUBLED, Told, blames
+from tests.flow.troubled import LEARNT, TROUBLED, Told, blames
+from torchloom.core.detect.kinds import HANGS
 from torchloom.protocol.run_records import AttemptStopping
 from torchloom.protocol.views import IncidentView
 

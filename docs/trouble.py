@@ -2,101 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 from docs.markdown import code, fenced, table
+from torchloom.core.detect.kinds import KINDS
 from torchloom.core.incidents import circuit_breaker
 from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.job.policy_syntax import FORM, written
 from torchloom.protocol.job import EventKind
 from torchloom.settings import Settings
-from torchloom.views.policy import EXPLAINED, patience
+from torchloom.views.policy import patience
 from torchloom.views.wording.templates import RESPONSES
-
-
-class Found(NamedTuple):
-    """How one kind of incident is found."""
-
-    how: str
-    settings: tuple[str, ...] = ()
-    """The settings that tune it."""
-
-
-DETECTED: Mapping[EventKind, Found] = {
-    "crash": Found(
-        "The agent of the rank sees the process end, records its exit code or signal, and keeps its last output. It "
-        "distinguishes processes that the kernel killed because memory ran out. In a job that torchLoom did not "
-        "start, the server reports the closed connection, and the rank counts as dead after a grace period.",
-        ("grace_seconds", "frozen_grace_seconds"),
-    ),
-    "hang": Found(
-        "A rank makes no step for much longer than its own slow steps take, and for longer than any pause from which "
-        "it has recovered before. The rank at fault is the one that its peers wait for: it has finished fewer steps, "
-        "or started fewer collectives. Ranks that wait for it are not blamed. If all ranks are at the same point, no "
-        'rank is blamed. The first steps, and phases that a script announces (`phase("eval")`), have a longer limit. '
-        "The stacks of all ranks are captured and compared.",
-        ("hang_floor_seconds", "hang_factor", "first_step_seconds", "phase_seconds", "hang_act_seconds"),
-    ),
-    "frozen": Found(
-        "The agent sees in the process table that the process is stopped (SIGSTOP). A process that a debugger holds "
-        "does not count as frozen.",
-        ("frozen_seconds", "frozen_act_seconds"),
-    ),
-    "held": Found(
-        "The process runs, but a thread that should get the interpreter many times a second does not get it: "
-        "something holds the GIL. If the process uses the processor meanwhile, it gets more time.",
-        ("held_seconds", "held_act_seconds", "busy_act_seconds"),
-    ),
-    "straggler": Found(
-        "The weaver compares the time that a rank needs for its own work, without waiting for its peers, with the "
-        "times of its peers. The rank must be slower by the factor, and by clearly more than the usual variation "
-        "between beats on this machine, in three quarters of the latest beats, at three checks in a row. On GPUs the "
-        "wait is queued on the device like all other work and cannot be measured, so stragglers are not reported "
-        "there.",
-        ("straggler_factor", "straggler_beats"),
-    ),
-    "not_finite": Found(
-        "The weaver checks the losses and metrics that ranks report. The incident closes after several finite values.",
-    ),
-    "loss_spike": Found(
-        "The loss exceeds its recent median by many times its usual spread, in several of the latest beats, or once "
-        "by very much more. If the loss stays at a new level, that level becomes the normal one.",
-        ("spike_factor",),
-    ),
-    "gradient": Found(
-        "The same rule for a metric whose name is that of a gradient norm (`grad_norm`, `gnorm`, …). A single "
-        "overflow, which loss scaling skips, is ignored; several are reported.",
-        ("spike_factor",),
-    ),
-    "starved": Found(
-        "Most of a step is spent waiting for the next batch, in most of the latest beats.",
-        ("starved_share",),
-    ),
-    "slowdown": Found(
-        "Steps take longer than earlier steps of the same rank, in most of the latest beats. A changed value or "
-        "another batch size starts a new baseline.",
-        ("slowdown_factor",),
-    ),
-    "memory": Found(
-        "The memory of a rank, or of its device, grows so steadily that the machine would soon be full. Filling "
-        "caches and a single increase do not count.",
-        ("memory_horizon_seconds",),
-    ),
-    "overdue": Found(
-        "No checkpoint has been written for several times the usual interval.",
-        ("overdue_factor",),
-    ),
-    "device": Found(
-        "A monitoring system, an agent (XID errors, uncorrected ECC errors) or a person with `loom fail` reports "
-        "that a device is broken. It counts as broken until every source has withdrawn its report, or until a person "
-        "runs `loom recover`.",
-    ),
-    "device_warning": Found(
-        "An agent or an alert reports that a device is hot, throttled or losing memory rows.",
-        ("device_temperature_celsius",),
-    ),
-}
 
 
 def detection() -> list[str]:
@@ -111,16 +25,16 @@ def detection() -> list[str]:
         "",
         *table(
             ("event", "what it is", "by default"),
-            ((f"[{code(event)}](#{event})", EXPLAINED[event], _default(event, settings)) for event in DEFAULTS),
+            ((f"[{code(event)}](#{event})", KINDS[event].explanation, _default(event, settings)) for event in DEFAULTS),
         ),
         "",
         "A pause of the weaver, or a lost connection of the weaver, never counts against a rank: afterwards every "
         "timer starts again. A rank that is paused (`loom pause`) is not expected to make steps.",
     ]
-    for event, found in DETECTED.items():
-        lines += ["", f"## {event}", "", f"{EXPLAINED[event][0].upper()}{EXPLAINED[event][1:]}. {found.how}", ""]
-        if found.settings:
-            names = ", ".join(code(f"TORCHLOOM_{name.upper()}") for name in found.settings)
+    for event, kind in KINDS.items():
+        lines += ["", f"## {event}", "", f"{kind.explanation[0].upper()}{kind.explanation[1:]}. {kind.how}", ""]
+        if kind.settings:
+            names = ", ".join(code(f"TORCHLOOM_{name.upper()}") for name in kind.settings)
             lines += [f"Tuned by {names}.", ""]
         lines.append(f"By default: {_default(event, settings)}.")
     return lines
@@ -170,7 +84,7 @@ def policies() -> list[str]:
             (
                 (
                     f"[{code(event)}](detection.md#{event})",
-                    EXPLAINED[event],
+                    KINDS[event].explanation,
                     " + ".join(map(code, rule.do)),
                     f"{patience(rule, settings):g} s" if patience(rule, settings) else "at once",
                     "none" if rule.limit is None else str(rule.limit),

@@ -18,7 +18,6 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import get_args
 
 from msgspec.structs import replace
 
@@ -26,6 +25,7 @@ from tests.core.loom import life
 from tests.core.site import PlayedAgent
 from torchloom.core.decision import Decision
 from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.kinds import KINDS
 from torchloom.core.engine import Engine
 from torchloom.core.events import (
     Asked,
@@ -80,7 +80,6 @@ from torchloom.protocol.run_records import AttemptStopping
 from torchloom.settings import Settings
 
 SETTINGS = Settings()
-KINDS: tuple[EventKind, ...] = get_args(EventKind)
 JOBS = ("a", "b", "c")
 NODES = ("n1", "n2", "n3")
 DEVICES = 4

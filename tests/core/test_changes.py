@@ -34,7 +34,15 @@ from torchloom.protocol.rank import (
     Verdict,
     Welcome,
 )
-from torchloom.protocol.records import Abort, ChangeDecided, ChangeProposed, ChangeSettled, OrderEnded, RankDied
+from torchloom.protocol.records import (
+    Abort,
+    ChangeDecided,
+    ChangeProposed,
+    ChangeSettled,
+    JobBegan,
+    OrderEnded,
+    RankDied,
+)
 
 A, B = RankId("mnist", "r", 0), RankId("mnist", "r", 1)
 KNOBS = (
@@ -609,6 +617,17 @@ def test_a_job_that_begins_anew_leaves_no_one_waiting() -> None:
     loom.wait(0.5)
     assert told_no(loom, "to1").why == phrase("change_run_over", id="c1", job="mnist")
     assert not loom.cluster.runtime.operations.by_request
+
+
+def test_a_promise_for_a_change_that_the_job_began_without_is_ignored() -> None:
+    loom = a_job(A)
+    loom.ask(a_set(at_step=99), "to1")
+    stand(loom, ranks=(A,))
+    loom.cluster.fold([JobBegan(job="mnist")], loom.now)  # a new run begins while a rank of the last one is present
+    assert not loom.cluster.ledger.changes
+    promise(loom, "c1", (A,))
+    loom.wait(0.5)
+    assert told_no(loom, "to1").why == phrase("change_run_over", id="c1", job="mnist")
 
 
 def test_a_rank_that_joins_before_the_verdict_ends_it() -> None:

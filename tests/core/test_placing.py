@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.site import Site, a_node, room, waiting
+from torchloom.protocol.job import Rule
 from torchloom.protocol.operator import Cancel, Drain, No
 from torchloom.protocol.phrase import Phrase, phrase
 
@@ -28,6 +29,7 @@ def test_it_waits_for_room_and_begins_when_there_is() -> None:
         ({"cwd": "a\0b"}, phrase("nul_in_task")),
         ({"env": {"A=B": "1"}}, phrase("bad_variable_name", name="A=B")),
         ({"env": {"": "1", "A": "2"}}, phrase("bad_variable_name", name="")),
+        ({"policy": (Rule(on="newer", do=("report",)),)}, phrase("event_unknown", event="newer")),
         ({"resume_arg": "--r '{path}"}, phrase("bad_resume_arg", value="--r '{path}", error="No closing quotation")),
         ({"node": "n1", "nodes": 2}, phrase("one_node_named", nodes=2)),
         ({"node": "n1", "per_node": 5}, phrase("task_too_large", ranks=5, most=4, node="n1")),

@@ -13,7 +13,6 @@ from tests.flow.faults import Run, Up
 from tests.flow.records import KILLED, of_incident, phrases
 from tests.flow.scripts import trained
 from tests.flow.troubled import (
-    HANGS,
     LEARNT,
     MILD,
     PATIENCE,
@@ -22,6 +21,7 @@ from tests.flow.troubled import (
     Told,
     blames,
 )
+from torchloom.core.detect.kinds import HANGS
 from torchloom.protocol.incident_records import ResponseBegan
 from torchloom.protocol.run_records import AttemptStopping
 

@@ -18,14 +18,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import get_args
 
 from tests.flow.faults import Run, Up
 from tests.flow.records import codes, of_incident, ranks_with_stacks
 from tests.flow.scripts import _BOTH, TOGETHER
 from torchloom.bus.weaver_client import WeaverClient
+from torchloom.core.detect.kinds import KINDS
 from torchloom.errors import TorchLoomError
-from torchloom.protocol.job import EventKind
 from torchloom.protocol.records import Record
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import IncidentView
@@ -34,8 +33,7 @@ LEARNT = 200
 """Steps of a life after which it is known how long its steps take: some beats, each a second."""
 PATIENCE = 120.0
 """Seconds within which what is wrong must be known, on a machine that has much else to do."""
-TROUBLES = frozenset(get_args(EventKind))
-HANGS = frozenset({"frozen", "held", "hang"})
+TROUBLES = frozenset(KINDS)
 MILD = frozenset({"slowdown", "straggler", "overdue", "starved"})
 """What a machine that has much else to do does to a training. It is told, and nobody is ended for it."""
 TROUBLED = (

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchloom.core.detect.kinds import HANGS, KINDS
 from torchloom.core.incidents.policy import DEFAULTS, ENDING
 from torchloom.errors import BadInput
-from torchloom.job.policy_syntax import EVENTS, LASTING, RESPONSES, parse_rule, rules, written
-from torchloom.protocol.job import EventKind, Response, Rule
+from torchloom.job.policy_syntax import EVENTS, RESPONSES, parse_rule, rules, written
+from torchloom.protocol.job import Response, Rule
 
 
 @st.composite
@@ -20,14 +21,14 @@ def sensible(draw: st.DrawFn) -> Rule:
     calm = [response for response in RESPONSES if response not in ENDING]
     do = draw(st.lists(st.sampled_from(calm), unique=True, max_size=4))
     last = draw(st.sampled_from([None, *sorted(ENDING)])) if do else draw(st.sampled_from(sorted(ENDING)))
-    on = draw(st.sampled_from(get_args(EventKind)))
+    on = draw(st.sampled_from(EVENTS))
     if on == "crash":  # there is nothing left to be done anything with
         do, last = [], draw(st.sampled_from(["report", "restart"]))
     rolls = last == "rollback"
     return Rule(
         on=on,
         do=(*do, *([last] if last else [])),  # type: ignore[arg-type]
-        after=draw(st.none() | st.floats(0, 1e300)) if on in LASTING else None,
+        after=draw(st.none() | st.floats(0, 1e300)) if on in HANGS else None,
         back=draw(st.integers(1, 1000)) if rolls else 1,
         skip=draw(st.booleans()) if rolls else False,
         limit=draw(st.none() | st.integers(0, 1_000_000)) if on != "crash" else None,
@@ -105,5 +106,5 @@ def test_there_is_one_rule_for_an_event() -> None:
 
 
 def test_all_events_and_responses_can_be_named() -> None:
-    assert set(get_args(EventKind)) == set(EVENTS)
+    assert set(KINDS) == set(EVENTS)
     assert set(get_args(Response)) == set(RESPONSES)

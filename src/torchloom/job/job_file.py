@@ -38,8 +38,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from torchloom.core.detect.kinds import HANGS
 from torchloom.errors import BadInput
-from torchloom.job.policy_syntax import EVENTS, LASTING, rule
+from torchloom.job.policy_syntax import EVENTS, rule
 from torchloom.job.replicas import as_replicas
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.job import JobSettings, Rule, Task
@@ -119,7 +120,7 @@ def _rules(policy: dict[str, object]) -> tuple[Rule, ...]:
             hint = did_you_mean(key, [*EVENTS, *_SWITCHES])
             raise BadInput(f"[policy] has no event {key!r}", hint=hint)
         elif not isinstance(text, str):
-            example = f"stacks+restart@{text}" if key in LASTING and type(text) is int else "report"
+            example = f"stacks+restart@{text}" if key in HANGS and type(text) is int else "report"
             raise BadInput(f"[policy] {key} is a rule, as text", hint=f'{key} = "{example}"')
         else:
             try:

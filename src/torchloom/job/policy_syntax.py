@@ -14,15 +14,14 @@ from typing import get_args
 
 import msgspec
 
+from torchloom.core.detect.kinds import HANGS, KINDS
 from torchloom.core.incidents.policy import ENDING
 from torchloom.errors import BadInput
-from torchloom.protocol.job import EventKind, Response, Rule
+from torchloom.protocol.job import Response, Rule
 from torchloom.shared.suggestions import did_you_mean
 
-EVENTS: tuple[str, ...] = get_args(EventKind)
+EVENTS: tuple[str, ...] = tuple(KINDS)
 RESPONSES: tuple[str, ...] = get_args(Response)
-LASTING = ("hang", "frozen", "held")
-"""Events that may be waited out."""
 FORM = "EVENT=RESPONSE[+RESPONSE…][@SECONDS][,limit=N][,back=N][,skip]"
 
 
@@ -44,8 +43,8 @@ def rule(event: str, text: str) -> Rule:
     _in_order(f"{event}={text}", do)
     given: dict[str, object] = {"on": event, "do": do}
     if at:
-        if event not in LASTING:
-            raise BadInput(f"{event}={text}: it is acted on at once", hint=f"a time is for {', '.join(LASTING)}")
+        if event not in HANGS:
+            raise BadInput(f"{event}={text}: it is acted on at once", hint=f"a time is for {', '.join(HANGS)}")
         given["after"] = _number(f"the time in {text!r}", after.strip().removesuffix("s"))
     for part in more:
         name, _, value = part.partition("=")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import get_args
-
 import msgspec
 
+from torchloom.core.detect.kinds import KINDS
 from torchloom.core.incidents.policy import DEFAULTS, planned, rule_for
 from torchloom.job.policy_syntax import written
 from torchloom.protocol.job import EventKind, Rule, Task
@@ -14,25 +12,6 @@ from torchloom.settings import Settings
 from torchloom.views.format.numbers import ABSENT
 from torchloom.views.format.tables import Cell, Column, Row, Screen, table
 from torchloom.views.wording.phrases import render_all
-
-EXPLAINED: Mapping[EventKind, str] = {
-    "crash": "a rank's process ended badly",
-    "hang": "a rank makes no step, its peers wait",
-    "frozen": "a rank's process is stopped",
-    "held": "a thread keeps the interpreter",
-    "straggler": "a rank is slower than its peers",
-    "not_finite": "a loss or metric is NaN or infinite",
-    "loss_spike": "the loss jumped far above its past",
-    "gradient": "a gradient norm jumped or overflows",
-    "starved": "a rank's steps wait for data",
-    "slowdown": "steps take longer than they used to",
-    "memory": "memory will soon be full",
-    "overdue": "a checkpoint should have come by now",
-    "device": "a device is said to be broken",
-    "device_warning": "a device is hot, throttled or ageing",
-}
-"""Short enough for one line on a narrow terminal."""
-assert set(EXPLAINED) == set(get_args(EventKind))
 
 
 class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +43,7 @@ def policy(task: Task | None, settings: Settings) -> list[PolicyRow]:
 def _row(rule: Rule, settings: Settings, own: bool) -> PolicyRow:
     return PolicyRow(
         event=rule.on,
-        explained=EXPLAINED[rule.on],
+        explained=KINDS[rule.on].explanation,
         do=rule.do,
         told=render_all(planned(response) for response in rule.do),
         after=patience(rule, settings),
@@ -80,11 +59,8 @@ def patience(rule: Rule, settings: Settings) -> float:
     """How long it may last, at least, before anything is done."""
     if rule.after is not None:
         return rule.after
-    return {
-        "hang": settings.hang_act_seconds,
-        "frozen": settings.frozen_act_seconds,
-        "held": settings.held_act_seconds,
-    }.get(rule.on, 0.0)
+    setting = KINDS[rule.on].patience
+    return float(getattr(settings, setting)) if setting else 0.0
 
 
 def lines(rows: list[PolicyRow], task: Task | None, screen: Screen) -> list[str]:

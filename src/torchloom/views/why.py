@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from torchloom.core.detect.kinds import HANGS
 from torchloom.protocol.views import Goodput, IncidentView
 from torchloom.views.format.short_names import name_of, short
 from torchloom.views.format.tables import Screen, clean, cut, wrapped
@@ -18,7 +19,6 @@ _LINES = 20
 """Of one piece of evidence: the last it said matters most."""
 _OTHERS = 10
 _DOING = 150
-_STANDSTILL = frozenset({"hang", "frozen", "held"})
 
 
 def incident(view: IncidentView, now: float, screen: Screen) -> list[str]:
@@ -109,7 +109,7 @@ def _blame(view: IncidentView) -> str:
         return "no rank in particular"
     if about.part == "agent":
         return f"the agent on {about.node}"
-    if view.kind in _STANDSTILL:
+    if view.kind in HANGS:
         return "several ranks, named above" if view.culprits else "no rank stands out"
     if about.device:
         return f"device {about.device}"

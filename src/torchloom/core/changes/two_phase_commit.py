@@ -146,7 +146,7 @@ def _propose(
 
 def ready(cluster: ClusterState, operation: PendingOperation) -> Decision:
     """Someone promised, or refused; once all have promised, or one will not, a verdict is wanted."""
-    if operation.committed or operation.verdict_asked is not None or not operation.id:
+    if operation.committed or operation.verdict_asked is not None or operation.id not in cluster.ledger.changes:
         return NOTHING
     return _judge(cluster, operation)
 

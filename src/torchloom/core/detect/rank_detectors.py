@@ -14,11 +14,12 @@ minutes, and says nothing about the rest of the beat: its detector alone examine
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torchloom.core.detect.bad_numbers import GradientSpikeDetector, LossSpikeDetector, NonFiniteDetector
 from torchloom.core.detect.beat_block import CLOSED, Block
 from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.kinds import DETECTORS, Detector
 from torchloom.core.detect.memory_leak import DeviceMemory, ProcessMemory
 from torchloom.core.detect.slowdown import SlowdownDetector
 from torchloom.core.detect.starvation import DATA, StarvationDetector
@@ -37,11 +38,11 @@ _Limits = tuple[float, float, float, float, float, float, float, float, str, int
 
 class RankDetectors:
     __slots__ = (
-        "_aside", "_device", "_finite", "_gradient", "_hunger", "_limits", "_loss", "_memory", "_own", "_throughput",
-        "_well", "pace",
+        "_aside", "_device", "_finite", "_gradient", "_hunger", "_limits", "_loss", "_memory", "_own", "_registered",
+        "_throughput", "_well", "pace",
     )  # fmt: skip
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, registered: Iterable[Callable[[Settings], Detector]] = DETECTORS) -> None:
         self.pace = StepTimeBaseline(settings)
         self._finite: NonFiniteDetector | None = None
         """While a number is not finite."""
@@ -53,6 +54,7 @@ class RankDetectors:
         self._hunger = StarvationDetector(settings)
         self._memory = ProcessMemory(settings)
         self._device = DeviceMemory(settings)
+        self._registered = tuple(detector(settings) for detector in registered)
         self._own: deque[float] = deque(maxlen=kept(settings))
         self._aside: list[_Row] = []
         self._limits = self._limit()
@@ -129,6 +131,7 @@ class RankDetectors:
             self._hunger.hear(beat, times),
             self._memory.hear(beat, now),
             self._device.hear(beat, now),
+            *(detector.hear(beat, times, now) for detector in self._registered),
         )
         self._limits = self._limit()
         return tuple(filter(None, findings))
@@ -150,13 +153,16 @@ class RankDetectors:
         self._aside.clear()
         for learner in (self.pace, self._throughput, self._memory, self._device):
             learner.learn(block)
+        for detector in self._registered:
+            detector.learn(block, self._loss.aside)
         self._loss.learn()
         self._gradient.learn()
 
     def _limit(self) -> _Limits:
         """Within which a beat is ordinary."""
+        due = self._finite is not None or any(detector.due for detector in self._registered)
         return (
-            *(self._throughput.limits if self._finite is None else CLOSED),
+            *(CLOSED if due else self._throughput.limits),
             self.pace.notable,
             self._hunger.limit,
             *self._memory.limits,

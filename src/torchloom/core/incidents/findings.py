@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.kinds import KINDS
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import planned, rule_for
 from torchloom.core.incidents.responses import Trouble, respond
@@ -16,8 +17,6 @@ from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import phrase
 
-OF_THE_JOB = frozenset({"not_finite", "loss_spike", "gradient", "slowdown", "overdue"})
-"""What all ranks of a job have in common: the first to tell of it is named, the others add to the evidence."""
 REPORT_ONLY = phrase("not_our_job")
 
 
@@ -62,7 +61,7 @@ def _over(cluster: ClusterState, rank: RankId, finding: Finding) -> Decision:
 
 def _also(known: Incident, rank: RankId, finding: Finding) -> Decision:
     """Another rank of the job has the same trouble."""
-    if finding.kind not in OF_THE_JOB or rank.rank in known.culprits:
+    if KINDS[finding.kind].scope != "job" or rank.rank in known.culprits:
         return NOTHING
     evidence = phrase("of_rank", rank=rank.rank, what=finding.what)
     return Decision((IncidentAmended(id=known.id, evidence=(evidence,), culprits=(rank.rank,)),))
@@ -74,6 +73,6 @@ def _known(cluster: ClusterState, rank: RankId, finding: Finding) -> Incident | 
 
 
 def _about(rank: RankId, finding: Finding) -> About:
-    if finding.kind in OF_THE_JOB:
+    if KINDS[finding.kind].scope == "job":
         return About(job=rank.job, part=finding.kind)
     return About(rank=rank, part=finding.kind)

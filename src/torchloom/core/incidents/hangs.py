@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from torchloom.core.changes.orders import give
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.detect.hang import HangDiagnosis
+from torchloom.core.detect.kinds import HANGS
 from torchloom.core.detect.rank_spans import spans
 from torchloom.core.incident_ids import provisional
-from torchloom.core.incidents.policy import HANGS, planned, rule_for
+from torchloom.core.incidents.policy import planned, rule_for
 from torchloom.core.incidents.responses import Trouble, inspecting, open_of, respond
 from torchloom.core.incidents.stack_evidence import last_heard, of_agent
 from torchloom.core.state.cluster import ClusterState

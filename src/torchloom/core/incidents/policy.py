@@ -8,33 +8,12 @@ that verifies. The stacks of all ranks are taken of everyone that hangs, whateve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
 
+from torchloom.core.detect.kinds import KINDS
 from torchloom.protocol.job import EventKind, Response, Rule, Task
 from torchloom.protocol.phrase import Phrase, phrase
 
-DEFAULTS: Mapping[EventKind, Rule] = {
-    rule.on: rule
-    for rule in (
-        Rule(on="crash", do=("restart",)),
-        Rule(on="hang", do=("restart",)),
-        Rule(on="frozen", do=("restart",)),
-        Rule(on="held", do=("restart",)),
-        Rule(on="straggler", do=("report",)),
-        Rule(on="not_finite", do=("report",)),
-        Rule(on="loss_spike", do=("report",)),
-        Rule(on="gradient", do=("report",)),
-        Rule(on="starved", do=("report",)),
-        Rule(on="slowdown", do=("report",)),
-        Rule(on="memory", do=("report",)),
-        Rule(on="overdue", do=("report",)),
-        Rule(on="device", do=("evict",), limit=5),  # an alert that comes and goes must not end a job each time
-        Rule(on="device_warning", do=("report",)),
-    )
-}
-assert set(DEFAULTS) == set(get_args(EventKind))
-HANGS: frozenset[str] = frozenset({"hang", "frozen", "held"})
-"""What a rank may go on from by itself."""
+DEFAULTS: Mapping[EventKind, Rule] = {name: kind.default_rule for name, kind in KINDS.items()}
 ENDING = frozenset({"restart", "evict", "rollback"})
 """Responses after which nothing of the attempt is left."""
 

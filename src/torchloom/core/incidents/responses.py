@@ -7,13 +7,14 @@ The last one may end the attempt (restart, evict, rollback); nothing of a respon
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from torchloom.core.changes import requests
 from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.detect.kinds import HANGS, KINDS
 from torchloom.core.incidents.circuit_breaker import braked
-from torchloom.core.incidents.policy import ENDING, HANGS, planned, rule_for
+from torchloom.core.incidents.policy import ENDING, planned, rule_for
 from torchloom.core.incidents.rollback_target import rollback
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.state.change_ledger import ChangePhase
@@ -180,7 +181,7 @@ def _end(cluster: ClusterState, run: Run, response: ResponseBegan, what: Respons
         deaf=response.ranks if response.kind in HANGS else (),
         rollback=response.rollback if what == "rollback" else None,
         rank=alone if response.kind in {"frozen", "held"} else None,
-        blame=response.kind not in {"device", "device_warning", "straggler"},
+        blame=KINDS[response.kind].uses_restart,
     )
     return together([Decision(drained), stop(cluster, run, now, cause)])
 
@@ -205,5 +206,5 @@ def _request(run: Run, since: float, what: str) -> str:
     return hashlib.sha256(f"{run.job} {since!r} {what}".encode()).hexdigest()[:32]
 
 
-def open_of(incidents: Iterable[Incident], kinds: frozenset[str]) -> Incident | None:
+def open_of(incidents: Iterable[Incident], kinds: Collection[str]) -> Incident | None:
     return next((i for i in incidents if i.kind in kinds), None)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchloom.core.decision import Decision
+from torchloom.core.detect.kinds import HANGS
 from torchloom.core.incident_ids import provisional
-from torchloom.core.incidents.policy import ENDING, HANGS, planned, rule_for
+from torchloom.core.incidents.policy import ENDING, planned, rule_for
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incident import Incident
 from torchloom.core.state.presence import PRESENT

@@ -10,8 +10,8 @@ from typing import Literal
 
 from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.detect.hang import HangDiagnosis
+from torchloom.core.detect.kinds import HANGS
 from torchloom.core.incidents.hangs import look_at_run
-from torchloom.core.incidents.policy import HANGS
 from torchloom.core.incidents.responses import go_on
 from torchloom.core.jobs import node_checks
 from torchloom.core.jobs.agent_liveness import (

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 
 from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.detect.kinds import KINDS
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.placement import too_large
@@ -91,6 +92,8 @@ def _wrong(task: Task) -> Phrase | None:
         return phrase("nul_in_task")
     if (bad := next((name for name in task.env if not name or "=" in name), None)) is not None:
         return phrase("bad_variable_name", name=bad)
+    if (event := next((rule.on for rule in task.policy if rule.on not in KINDS), None)) is not None:
+        return phrase("event_unknown", event=event)
     if task.node is not None and task.nodes > 1:
         return phrase("one_node_named", nodes=task.nodes)
     if task.least is not None and task.least > task.per_node:

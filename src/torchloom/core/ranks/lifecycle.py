@@ -10,8 +10,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.detect.kinds import HANGS
 from torchloom.core.incident_ids import provisional
-from torchloom.core.incidents.policy import HANGS
 from torchloom.core.state.cluster import ClusterState, Rank
 from torchloom.core.state.presence import JobPhase, Presence
 from torchloom.core.state.runs import RunPhase

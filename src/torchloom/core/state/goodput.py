@@ -23,6 +23,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from torchloom.core.detect.kinds import HANGS
 from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened
 from torchloom.protocol.records import JobResumed, RankJoined, Record
 from torchloom.protocol.run_records import (
@@ -43,8 +44,6 @@ WAITING, STARTING, PAUSED, REDONE, MOVING, ENDING, OTHER = (
     "waiting", "starting", "paused", "redone", "moving", "ending", "other",
 )  # fmt: skip
 NODE = "node"
-STANDSTILL = frozenset({"hang", "frozen", "held"})
-"""Kinds of incidents in which no step is made while they last."""
 KEEP_STRETCHES = 64
 
 
@@ -171,9 +170,9 @@ def _folded(account: Account, record: Record, at: float) -> Account:
             return replace(_not_begun(account), joined=True)
         case AttemptPaused(held=held):
             return replace(_charged(account, at), doing=PAUSED if held else RUNNING)
-        case IncidentOpened(id=id, kind=kind) if kind in STANDSTILL and account.doing == RUNNING:
+        case IncidentOpened(id=id, kind=kind) if kind in HANGS and account.doing == RUNNING:
             return replace(_charged(account, at), doing=kind, standing=id)
-        case IncidentAmended() if account.doing in STANDSTILL:
+        case IncidentAmended() if account.doing in HANGS:
             return replace(_charged(account, at), doing=RUNNING, standing="")
         case AttemptStopping():
             return _stopping(account, record, at)
@@ -190,7 +189,7 @@ def _stopping(account: Account, record: AttemptStopping, at: float) -> Account:
     account = _with_stretch(_charged(account, at), record.step)
     stepless = account.joined and record.step <= account.first  # then it left no stretch
     latest = max(0.0, at - before) if doing == RUNNING and not stepless else 0.0
-    cause = doing if doing in STANDSTILL else OTHER if record.counts else MOVING
+    cause = doing if doing in HANGS else OTHER if record.counts else MOVING
     cause = ENDING if record.then == "cancel" else cause
     return replace(account, doing=cause, cause=cause, latest=latest, standing="", whole=())
 

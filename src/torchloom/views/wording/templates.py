@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torchloom.core.detect.kinds import KINDS
 from torchloom.protocol.job import Response
 from torchloom.views.wording.incident_templates import INCIDENT_TEMPLATES
 
 TEMPLATES: Mapping[str, str] = {
     **INCIDENT_TEMPLATES,
+    **{code: template for kind in KINDS.values() for code, template in kind.phrases.items()},
     # changes
     "all_ranks_ready": "all ranks are ready",
     "change_aborted": "{id} was not made: {why}",
@@ -265,6 +267,7 @@ TEMPLATES: Mapping[str, str] = {
     "no_agents": "no agent runs on any node",
     "nul_in_task": "an argument, a path or the environment contains a NUL character",
     "bad_variable_name": "{name!r} cannot be the name of a variable",
+    "event_unknown": "its policy has a rule for {event!r}, which this weaver does not know",
     "one_node_named": "one node is named, and {nodes} are wanted",
     "least_ranks_above_most": "at least {least} ranks on a node are wanted, and at most {most}",
     "least_nodes_above_most": "at least {least} nodes are wanted, and at most {most}",
