@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.core.decision import NOTHING, Decision, WantedVerdict, together
+from torchloom.core.decision import NOTHING, Decision, WantedVerdict, merge_decisions
 from torchloom.core.engine import Engine
 from torchloom.core.events import (
     Asked,
@@ -55,12 +55,12 @@ class Loom:
 
     def happen(self, event: Event) -> Decision:
         if isinstance(event, Tick):
-            return together((self._handle(event), self.look()))
+            return merge_decisions((self._handle(event), self.look()))
         return self._handle(event)
 
     def look(self) -> Decision:
         """At everyone."""
-        return together(self._handle(event) for events in self.engine.look(self.now) for event in events)
+        return merge_decisions(self._handle(event) for events in self.engine.look(self.now) for event in events)
 
     def _handle(self, event: Event) -> Decision:
         heard = self._hear(event)

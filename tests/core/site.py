@@ -134,7 +134,7 @@ class Site:
 
     @property
     def run(self) -> Run:
-        return self.loom.cluster.runs.by_job[JOB]
+        return self.loom.cluster.runs.by_name[JOB]
 
     @property
     def phase(self) -> str:
@@ -208,7 +208,7 @@ class Site:
 
 def waiting(site: Site, job: str = JOB) -> Prose:
     """What a run waits for."""
-    return waits_for(site.loom.cluster, site.loom.cluster.runs.by_job[job], site.loom.now)
+    return waits_for(site.loom.cluster, site.loom.cluster.runs.by_name[job], site.loom.now)
 
 
 def room(node: str, free: int, count: int, failed: int | None = None) -> Phrase:

@@ -119,8 +119,8 @@ def test_a_new_weaver_does_not_take_what_it_has_not_seen_yet_for_the_end_of_a_ha
     site.restart_weaver()
     site.loom.cluster.runtime.blind_until = -1e9
     for passed in range(11, 17):
-        site.beat_step(site.step, None, still=float(passed))
-        site.seen = {rank: {"still": float(passed)} for rank in (0, 1)}
+        site.beat_step(site.step, None, idle_seconds=float(passed))
+        site.seen = {rank: {"idle_seconds": float(passed)} for rank in (0, 1)}
         site.look()
     site.seen = {}
     assert site.loom.cluster.incidents[known].closed is None
@@ -154,7 +154,7 @@ def test_what_a_rank_said_it_was_doing_is_over_once_its_agent_sees_it_train() ->
     """Its last beat told of a checkpoint, and then it held its interpreter and said no more."""
     site = Training()
     site.beat_step(site.step, None, phase="checkpoint")
-    site.seen = {1: {"held": 1.5, "still": 1.5}}
+    site.seen = {1: {"held": 1.5, "idle_seconds": 1.5}}
     site.look()
     found = hang_of_run(site.loom.cluster, JOB, site.loom.now)
     assert found is not None
@@ -165,9 +165,9 @@ def test_what_a_rank_said_it_was_doing_is_over_once_its_agent_sees_it_train() ->
 def test_a_silent_rank_that_is_presumed_dead_is_alive_if_its_agent_sees_it_run() -> None:
     site = Training()
     for passed in range(1, 50):
-        beat = Beat(incarnation=site.run.places[0].incarnation, step=site.step, still=float(passed))
+        beat = Beat(incarnation=site.run.places[0].incarnation, step=site.step, idle_seconds=float(passed))
         site.loom.happen(Heard(RankId(JOB, "main", 0), beat))
-        site.seen = {1: {"held": float(passed), "still": float(passed), "computes": True}}
+        site.seen = {1: {"held": float(passed), "idle_seconds": float(passed), "computes": True}}
         site.loom.happen(Tick())
         site.look()
     assert site.loom.presence(RankId(JOB, "main", 1)) == "dead"

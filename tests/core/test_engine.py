@@ -207,7 +207,7 @@ def test_a_rank_that_hangs_is_found_in_whichever_slice_it_is() -> None:
             loom.now += 1
             for rank in ranks:
                 step = 450 if rank == culprit else 451
-                loom.engine.hear(rank, Beat(incarnation=life(1), step=step, still=float(second)), loom.now)
+                loom.engine.hear(rank, Beat(incarnation=life(1), step=step, idle_seconds=float(second)), loom.now)
             loom.look()
         (incident,) = loom.cluster.incidents.values()
         assert incident.about == About(rank=culprit, part="hang")
@@ -242,9 +242,9 @@ def test_a_pass_leaves_the_hangs_of_runs_to_their_agents() -> None:
     for seconds in range(1, 30):
         site.step += 500
         site.loom.happen(Heard(RankId(JOB, "main", 0), replace(BEAT, incarnation=going, step=site.step)))
-        beat = Beat(incarnation=hanging, step=stuck, still=float(seconds))
+        beat = Beat(incarnation=hanging, step=stuck, idle_seconds=float(seconds))
         site.loom.happen(Heard(RankId(JOB, "main", 1), beat))
-        site.seen[1] = {"step": stuck, "still": float(seconds)}
+        site.seen[1] = {"step": stuck, "idle_seconds": float(seconds)}
         site.loom.look()
         site.look()
     assert [i.about for i in site.loom.cluster.incidents.values()] == [About(rank=RankId(JOB, "main", 1), part="hang")]

@@ -28,11 +28,11 @@ def group(replicas: int = 2, **more: object) -> Site:
 
 
 def run_of(site: Site, part: object) -> Run:
-    return site.loom.cluster.runs.by_job[f"{JOB}:{part}"]
+    return site.loom.cluster.runs.by_name[f"{JOB}:{part}"]
 
 
 def phases(site: Site) -> dict[str, str]:
-    return {name.rpartition(":")[2]: run.phase.value for name, run in site.loom.cluster.runs.by_job.items()}
+    return {name.rpartition(":")[2]: run.phase.value for name, run in site.loom.cluster.runs.by_name.items()}
 
 
 def member(number: int, life: int = 1) -> str:
@@ -135,7 +135,7 @@ def test_a_name_that_is_in_use_is_refused_and_the_same_question_answered_again()
     assert isinstance(site.submit(2, torchft=Torchft(replicas=2), per_node=1), No)
     assert isinstance(site.submit(1, torchft=Torchft(replicas=2), per_node=1), Done)
     assert isinstance(site.submit(3), No)
-    assert len(site.loom.cluster.runs.by_job) == 3
+    assert len(site.loom.cluster.runs.by_name) == 3
 
 
 def test_a_lighthouse_comes_back_where_it_was() -> None:

@@ -380,7 +380,7 @@ def test_a_weaver_that_is_started_anew_remembers_who_is_drained() -> None:
     drain(site, 1)
     again = site.loom.restarted()
     assert again.cluster.state() == site.loom.cluster.state()
-    assert again.cluster.runs.by_job[f"{JOB}:1"].drained
+    assert again.cluster.runs.by_name[f"{JOB}:1"].drained
     site.restart_weaver()
     assert isinstance(site.loom, Loom)
     shine(site, member(0))

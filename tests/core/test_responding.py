@@ -301,7 +301,7 @@ def test_two_jobs_on_a_device_that_failed_are_each_told_of() -> None:
     site.submit(2, job="two", per_node=1, dry_run=True)
     site.settle()
     for job in ("one", "two"):
-        (place,) = site.loom.cluster.runs.by_job[job].places
+        (place,) = site.loom.cluster.runs.by_name[job].places
         hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=("GPU-x",), world_size=1)
         site.loom.happen(Reported(RankId(job, "main", 0), hello))
     site.tell(site.loom.ask(Fail(device="GPU-x", cause="XID 79"), "hand"))
@@ -314,7 +314,7 @@ def test_two_jobs_on_a_device_that_failed_are_each_told_of() -> None:
     assert known.decision == phrase("together", parts=decided)
     assert phrase("response_begins", do=["evict"], job="one") in [entry for _, entry in known.history]
     site.settle()
-    assert [site.loom.cluster.runs.by_job[job].attempt for job in ("one", "two")] == [2, 1]
+    assert [site.loom.cluster.runs.by_name[job].attempt for job in ("one", "two")] == [2, 1]
 
 
 def test_a_node_whose_processor_failed_gets_no_ranks_until_it_is_well_again() -> None:

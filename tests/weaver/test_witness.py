@@ -104,7 +104,7 @@ async def test_of_what_an_agent_has_started_the_agent_tells(dead: str) -> None:
     site.submit()
     site.settle(1.0)
     cluster = site.loom.cluster
-    (run,) = cluster.runs.by_job.values()
+    (run,) = cluster.runs.by_name.values()
     place = run.places[0]
     rank = run.rank(place.rank)
     hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=(), process=dead)

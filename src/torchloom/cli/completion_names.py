@@ -59,7 +59,7 @@ def devices(view: ClusterView) -> list[str]:
 
 
 def replicas(view: ClusterView) -> list[ReplicaId]:
-    return sorted({rank.rank.of for rank in view.ranks} | {seat.replica for seat in view.seats})
+    return sorted({rank.rank.replica_id for rank in view.ranks} | {seat.replica for seat in view.seats})
 
 
 def known_replica(view: ClusterView, text: str) -> ReplicaId:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torchloom.core import timers
 from torchloom.core.changes import orders, requests, two_phase_commit
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.devices import device_reports
 from torchloom.core.devices.device_failures import with_responses
@@ -84,7 +84,7 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
     match event:
         case Heard(rank=rank, beat=beat, found=found):
             life = lifecycle.heard(cluster, rank, beat, now)
-            return together((life, findings.found(cluster, rank, found, now)))
+            return merge_decisions((life, findings.found(cluster, rank, found, now)))
         case LinkClosed(rank=rank, incarnation=incarnation, reason=reason):
             return lifecycle.link_closed(cluster, rank, incarnation, reason)
         case LinkOpened(rank=rank, incarnation=incarnation):

@@ -56,7 +56,7 @@ class Decision:
 NOTHING = Decision()
 
 
-def together(decisions: Iterable[Decision]) -> Decision:
+def merge_decisions(decisions: Iterable[Decision]) -> Decision:
     """Several decisions as one."""
     all_of_them = [decision for decision in decisions if decision]
     if not all_of_them:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.core.changes import orders, two_phase_commit
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.ranks import checkpoint_reports, lifecycle
 from torchloom.core.state.cluster import ClusterState, Job, Rank, life_over
 from torchloom.core.state.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence
@@ -23,13 +23,13 @@ def tick(cluster: ClusterState, now: float) -> Decision:
         decisions.append(
             orders.tend(cluster, operation, now) if order else two_phase_commit.tend(cluster, operation, now)
         )
-    return together(decisions)
+    return merge_decisions(decisions)
 
 
 def fell_silent(cluster: ClusterState, silent: tuple[RankId, ...], now: float) -> Decision:
     """Those that still are."""
     still = cluster.runtime.silent(silent, now, cluster.beat_seconds())
-    return together(lifecycle.silent(cluster, rank, now) for rank in still)
+    return merge_decisions(lifecycle.silent(cluster, rank, now) for rank in still)
 
 
 def _job(cluster: ClusterState, job: Job, now: float) -> Decision:

@@ -44,7 +44,7 @@ def chosen(
         if (device is None or seat.device == device)
         and (replica is None or seat.replica == replica)
         and (node is None or seat.node == node)
-        and (rank is None or (seat.replica == rank.of and seat.rank == rank.rank))
+        and (rank is None or (seat.replica == rank.replica_id and seat.rank == rank.rank))
     ]
 
 

@@ -175,7 +175,7 @@ def _rank(cluster: ClusterState, rank: Rank) -> RankView:
         counted=rank.counted,
         member=rank.member,
         evicted=_is_evicted(cluster, rank),
-        drained=(run := cluster.runs.of(rank.id.of)) is not None and run.drained,
+        drained=(run := cluster.runs.of(rank.id.replica_id)) is not None and run.drained,
     )
 
 
@@ -190,7 +190,7 @@ def _job(cluster: ClusterState, job: Job) -> JobView:
     beats = [p.beat for rank in told if (p := cluster.runtime.ranks.get(rank.id)) and p.beat is not None]
     losses = [beat.loss for beat in beats if beat.loss is not None]
     rates = [beat.samples_per_second for beat in beats if beat.samples_per_second is not None]
-    runs = [run for run in cluster.runs.of_job(job.name) if not run.serves]
+    runs = [run for run in cluster.runs.of_job(job.name) if not run.is_lighthouse]
     none_runs = bool(runs) and all(run.phase is not RunPhase.RUNNING for run in runs)
     phase = runs[0].phase if none_runs else job.phase
     return JobView(
@@ -293,14 +293,14 @@ _WAITING = {RunPhase.SUBMITTED, RunPhase.RESTARTING}
 
 def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
     known = cluster.runs
-    wanted = known.named(look.job) if look.job is not None else [known.by_job[job] for job in sorted(known.by_job)]
-    there = [run for run in cluster.runs.by_job.values() if not run.over and run.phase not in _WAITING]
+    wanted = known.named(look.job) if look.job is not None else [known.by_name[job] for job in sorted(known.by_name)]
+    there = [run for run in cluster.runs.by_name.values() if not run.over and run.phase not in _WAITING]
     places = [place for run in there for place in run.places]
     many = sum(len(seen.beat.readings) for seen in cluster.runtime.nodes.values()) > READINGS_SHOWN
     return RunsView(
         runs=tuple(
             RunView(
-                job=run.job,
+                job=run.name,
                 phase=run.phase.value,
                 since=run.since,
                 submitted=run.submitted,
@@ -314,7 +314,7 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
                 step=max(run.step, cluster.furthest(run)),
                 waiting=render(waits_for(cluster, run, now)) if run.phase in _WAITING else "",
                 notes=tuple(replace(note, reason=render(note.reason)) for note in run.notes),
-                goodput=cluster.goodput.of(run.job, now, _step(cluster, run)),
+                goodput=cluster.goodput.of(run.name, now, _step(cluster, run)),
             )
             for run in wanted
         ),

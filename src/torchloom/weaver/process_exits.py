@@ -35,7 +35,7 @@ class ProcessExitProbe:
     def lost(self, rank: RankId) -> None:
         """Look after it, if somebody counts on it and no agent does so."""
         known = self._cluster.ranks.get(rank)
-        if known is not None and known.member and known.process and self._cluster.runs.of(rank.of) is None:
+        if known is not None and known.member and known.process and self._cluster.runs.of(rank.replica_id) is None:
             task = asyncio.create_task(self._look(known))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)

@@ -135,7 +135,7 @@ def concerns(incident: IncidentView, name: str, runs: Sequence[RunView]) -> bool
     if replica in incident.affected:
         return True
     about = incident.about
-    return about.run == name if about.rank is None else about.rank.of == replica
+    return about.run == name if about.rank is None else about.rank.replica_id == replica
 
 
 def status(call: Call) -> int:

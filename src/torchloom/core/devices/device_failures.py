@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.incidents.circuit_breaker import braked
 from torchloom.core.incidents.responses import Trouble, respond
 from torchloom.core.jobs.reconcile import UNDER_WAY
@@ -30,9 +30,9 @@ def with_responses(cluster: ClusterState, told: Decision, device: str, now: floa
     theirs: dict[ReplicaId, Decision] = {}
     for replica in cluster.drmap.replicas_on(device):
         run = cluster.runs.of(replica) or cluster.runs.active(replica.job)
-        if run is not None and run.phase in UNDER_WAY and run.job not in responses:
+        if run is not None and run.phase in UNDER_WAY and run.name not in responses:
             trouble = Trouble(kind, opened.id, opened.what, _on(cluster, run, device), cluster.furthest(run))
-            responses[run.job] = respond(cluster, run, trouble, now)
+            responses[run.name] = respond(cluster, run, trouble, now)
         elif run is None and kind == "device":
             theirs[replica] = _out_of_quorum(cluster, replica, opened.what, now)
     said = {job: _said(decision, opened.id) for job, decision in responses.items()}
@@ -41,14 +41,16 @@ def with_responses(cluster: ClusterState, told: Decision, device: str, now: floa
     sentence = phrase("together", parts=parts) if parts else ""
     rest = [*(_without(decision, opened.id) for decision in responses.values()), *theirs.values()]
     summary = Decision((IncidentAmended(id=opened.id, decision=sentence),)) if sentence else NOTHING
-    return replace(together([told, *rest, summary]), answer=told.answer)
+    return replace(merge_decisions([told, *rest, summary]), answer=told.answer)
 
 
 def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now: float) -> Decision:
     """A replica that others started: all that can be done is that the rest of its job does not wait for it."""
     if replica.job not in cluster.runtime.lighthouses or braked(cluster, now):
         return NOTHING
-    ranks = [cluster.ranks[rank] for rank in sorted(cluster.ranks_of_job.get(replica.job, ())) if rank.of == replica]
+    ranks = [
+        cluster.ranks[rank] for rank in sorted(cluster.ranks_of_job.get(replica.job, ())) if rank.replica_id == replica
+    ]
     return evict(cluster, replica.job, (rank.member for rank in ranks if rank.presence in PRESENT), reason)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.finding import Finding
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import planned, rule_for
@@ -23,7 +23,7 @@ REPORT_ONLY = phrase("not_our_job")
 
 def found(cluster: ClusterState, rank: RankId, findings: Iterable[Finding], now: float) -> Decision:
     """What the beats of a rank have shown."""
-    return together(
+    return merge_decisions(
         _over(cluster, rank, finding) if finding.over else _began(cluster, rank, finding, now) for finding in findings
     )
 
@@ -32,7 +32,7 @@ def _began(cluster: ClusterState, rank: RankId, finding: Finding, now: float) ->
     known = _known(cluster, rank, finding)
     if known is not None:
         return _also(known, rank, finding)
-    run = cluster.runs.of(rank.of)
+    run = cluster.runs.of(rank.replica_id)
     rule = rule_for(run.task if run is not None else None, finding.kind)
     asked = rule.do != ("report",)
     reason = phrase("of_rank", rank=rank.rank, what=finding.what)
@@ -50,7 +50,7 @@ def _began(cluster: ClusterState, rank: RankId, finding: Finding, now: float) ->
     if run is None or run.phase is not RunPhase.RUNNING:
         return decision
     trouble = Trouble(finding.kind, opened.id, reason, (rank.rank,), finding.step, finding.since)
-    return together([decision, respond(cluster, run, trouble, now)])
+    return merge_decisions([decision, respond(cluster, run, trouble, now)])
 
 
 def _over(cluster: ClusterState, rank: RankId, finding: Finding) -> Decision:

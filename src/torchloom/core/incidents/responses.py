@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torchloom.core.changes import requests
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.incidents.circuit_breaker import braked
 from torchloom.core.incidents.policy import ENDING, HANGS, planned, rule_for
 from torchloom.core.incidents.rollback_target import rollback
@@ -57,7 +57,7 @@ def respond(cluster: ClusterState, run: Run, trouble: Trouble, now: float) -> De
     steps = (trouble.step if trouble.since is None else trouble.since, trouble.step)
     back = rollback(cluster, run, rule, steps, trouble.incident) if "rollback" in do else None
     began = ResponseBegan(
-        job=run.job,
+        job=run.name,
         incident=trouble.incident,
         kind=trouble.kind,
         do=do,
@@ -68,7 +68,7 @@ def respond(cluster: ClusterState, run: Run, trouble: Trouble, now: float) -> De
     )
     amended = IncidentAmended(id=trouble.incident, decision=planned(*rule.do), reason=trouble.reason)
     first = Decision((began, amended))
-    return together([first, _next(cluster, run, began, now, now)])
+    return merge_decisions([first, _next(cluster, run, began, now, now)])
 
 
 def _why_not(cluster: ClusterState, run: Run, rule: Rule, now: float) -> Prose:
@@ -96,7 +96,7 @@ def go_on(cluster: ClusterState, run: Run, now: float) -> Decision:
         return NOTHING
     known = cluster.incidents.get(run.response.incident)
     if known is None or known.closed is not None:  # it went away while a checkpoint was waited for
-        return Decision((ResponseWent(job=run.job),))
+        return Decision((ResponseWent(job=run.name),))
     return _next(cluster, run, run.response, run.responding, now)
 
 
@@ -106,13 +106,13 @@ def _next(cluster: ClusterState, run: Run, response: ResponseBegan, since: float
     while left and (done := _do(cluster, run, response, left[0], since, now)) is not None:
         decisions.append(done)
         if left[0] in ENDING:
-            return together(decisions)
+            return merge_decisions(decisions)
         left = left[1:]
     if left != response.do:
-        decisions.append(Decision((ResponseWent(job=run.job, left=left),)))
+        decisions.append(Decision((ResponseWent(job=run.name, left=left),)))
     elif left:  # not done yet
         decisions.append(_ask_for_checkpoint(cluster, run, since))
-    return together(decisions)
+    return merge_decisions(decisions)
 
 
 def _do(
@@ -123,7 +123,7 @@ def _do(
         case "stacks":
             return Decision(tasks=inspecting(cluster, run, response.incident))
         case "pause":
-            ask = Steer(request=_request(run, since, what), verb="pause", job=run.of.job, operator="policy")
+            ask = Steer(request=_request(run, since, what), verb="pause", job=run.replica_id.job, operator="policy")
             return _without_answer(requests.act(cluster, ask, ""))
         case "checkpoint":
             return _checkpoint_over(cluster, run, response, since, now)
@@ -137,7 +137,7 @@ def _do(
 def _checkpoint_over(
     cluster: ClusterState, run: Run, response: ResponseBegan, since: float, now: float
 ) -> Decision | None:
-    if run.of.job not in cluster.ledger.checkpointers:
+    if run.replica_id.job not in cluster.ledger.checkpointers:
         return _noted(response, phrase("checkpoint_not_possible"))
     change = cluster.ledger.change_of(_request(run, since, "checkpoint"))
     if change is not None and change.phase in {ChangePhase.SETTLED, ChangePhase.ABORTED}:
@@ -152,7 +152,7 @@ def _ask_for_checkpoint(cluster: ClusterState, run: Run, since: float) -> Decisi
     request = _request(run, since, "checkpoint")
     if request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None:
         return NOTHING
-    ask = Steer(request=request, verb="checkpoint", job=run.of.job, operator="policy")
+    ask = Steer(request=request, verb="checkpoint", job=run.replica_id.job, operator="policy")
     return _without_answer(requests.act(cluster, ask, ""))
 
 
@@ -177,17 +177,17 @@ def _end(cluster: ClusterState, run: Run, response: ResponseBegan, what: Respons
         decision="" if what == "restart" else planned(what),
         kind=response.kind,
         incident=response.incident,
-        deaf=response.ranks if response.kind in HANGS else (),
+        kill_now=response.ranks if response.kind in HANGS else (),
         rollback=response.rollback if what == "rollback" else None,
         rank=alone if response.kind in {"frozen", "held"} else None,
-        blame=response.kind not in {"device", "device_warning", "straggler"},
+        uses_restart=response.kind not in {"device", "device_warning", "straggler"},
     )
-    return together([Decision(drained), stop(cluster, run, now, cause)])
+    return merge_decisions([Decision(drained), stop(cluster, run, now, cause)])
 
 
 def inspecting(cluster: ClusterState, run: Run, incident: str) -> tuple[tuple[str, Inspect], ...]:
     """Every agent of the run is to look at its ranks."""
-    order = Inspect(term=cluster.term, job=run.job, attempt=run.attempt, incident=incident)
+    order = Inspect(term=cluster.term, job=run.name, attempt=run.attempt, incident=incident)
     return tuple((node, order) for node in run.nodes)
 
 
@@ -202,7 +202,7 @@ def _without_answer(decision: Decision) -> Decision:
 
 def _request(run: Run, since: float, what: str) -> str:
     """The same each time it is looked at: there is one response of a run at a time, and `since` is when it began."""
-    return hashlib.sha256(f"{run.job} {since!r} {what}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{run.name} {since!r} {what}".encode()).hexdigest()[:32]
 
 
 def open_of(incidents: Iterable[Incident], kinds: frozenset[str]) -> Incident | None:

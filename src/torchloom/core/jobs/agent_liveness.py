@@ -38,7 +38,7 @@ def silent_agents(cluster: ClusterState, run: Run, now: float) -> list[Record]:
             id=provisional("agent", node),
             what=phrase("agent_silent_ranks_go_on", node=node),
             about=_about(node),
-            job=run.of.job,
+            job=run.replica_id.job,
             decision=phrase("agent_waited_for"),
         )
         for node in untold

@@ -37,56 +37,56 @@ class Cause:
     reason: Prose
     failure: Failure | None = None
     """How it failed, to tell a crash loop; absent if it may well not happen again."""
-    then: Then = "restart"
+    next_action: Then = "restart"
     evidence: tuple[Prose, ...] = ()
     rank: RankId | None = None
     """The one it began with."""
     code: int = 1
-    blame: bool = True
+    uses_restart: bool = True
     """A restart is used up."""
     decision: Prose = ""
     """What the incident says was decided, if not that all ranks are started again."""
     kind: EventKind | None = None
     incident: str = ""
     """That tells of it already."""
-    deaf: tuple[int, ...] = ()
+    kill_now: tuple[int, ...] = ()
     """Ranks that would not hear that they are to end."""
     rollback: Rollback | None = None
-    quiet: bool = False
+    expected: bool = False
     """It is as somebody wanted it, and no incident."""
 
 
 def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
     """End what is left of the attempt; and tell of it, unless it was wanted."""
     step = cluster.furthest(run)
-    then, reason = cause.then, cause.reason
-    if then == "restart" and cause.blame:
-        then, reason = _what_then(run, now, cause, step)
+    next_action, reason = cause.next_action, cause.reason
+    if next_action == "restart" and cause.uses_restart:
+        next_action, reason = _what_then(run, now, cause, step)
     told: list[Record] = []
     incident = cause.incident
-    if then not in {"cancel", "done"} and not cause.quiet:
+    if next_action not in {"cancel", "done"} and not cause.expected:
         again = cause.decision or (AGAIN if run.task.torchft is None else ALONE)
-        told, incident = _tell(cluster, run, cause, reason, GIVEN_UP if then == "fail" else again)
+        told, incident = _tell(cluster, run, cause, reason, GIVEN_UP if next_action == "fail" else again)
     stopping = AttemptStopping(
-        job=run.job,
+        job=run.name,
         attempt=run.attempt,
         reason=reason,
         kind=cause.kind,
         failure=cause.failure,
         step=step,
-        then=then,
+        next_action=next_action,
         code=cause.code,
-        counts=cause.blame,
-        deaf=cause.deaf,
+        counts=cause.uses_restart,
+        kill_now=cause.kill_now,
         rollback=cause.rollback,
         incident=incident,
     )
-    halt = halting(cluster, run, cause.deaf)
+    halt = halting(cluster, run, cause.kill_now)
     return Decision((*told, stopping), tasks=tuple((node, halt) for node in run.nodes))
 
 
-def halting(cluster: ClusterState, run: Run, deaf: tuple[int, ...]) -> Halt:
-    return Halt(term=cluster.term, job=run.job, attempt=run.attempt, grace_seconds=run.task.grace, kill=deaf)
+def halting(cluster: ClusterState, run: Run, kill_now: tuple[int, ...]) -> Halt:
+    return Halt(term=cluster.term, job=run.name, attempt=run.attempt, grace_seconds=run.task.grace, kill=kill_now)
 
 
 def _what_then(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Prose]:
@@ -113,17 +113,17 @@ def _tell(cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision
     if incident:
         amended = IncidentAmended(id=incident, evidence=cause.evidence, decision=decision, reason=reason)
         return [*records, amended], incident
-    about = About(run=run.job) if cause.rank is None else About(rank=cause.rank)
+    about = About(run=run.name) if cause.rank is None else About(rank=cause.rank)
     for earlier in cluster.incidents_of(run):  # an attempt that failed before all of its ranks ran
         if earlier.about == about:
             records.append(
                 IncidentAmended(id=earlier.id, outcome=phrase("next_attempt_failed", reason=reason), closed=True)
             )
     opened = IncidentOpened(
-        id=provisional("stopped", run.job),
-        what=phrase("of_job", job=run.job, text=reason),
+        id=provisional("stopped", run.name),
+        what=phrase("of_job", job=run.name, text=reason),
         about=about,
-        job=run.of.job,
+        job=run.replica_id.job,
         evidence=cause.evidence,
         decision=decision,
         reason=reason,
@@ -137,5 +137,5 @@ def of_the_attempt(cluster: ClusterState, run: Run) -> list[Incident]:
     return [
         i
         for i in cluster.incidents_of(run)
-        if i.about == About(run=run.job) or i.about.rank is not None or i.kind not in {"", "device", "device_warning"}
+        if i.about == About(run=run.name) or i.about.rank is not None or i.kind not in {"", "device", "device_warning"}
     ]

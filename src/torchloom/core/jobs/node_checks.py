@@ -77,7 +77,7 @@ def examining(cluster: ClusterState, run: Run, nodes: list[str], now: float) -> 
     """Agents that have to look, before a run can be placed."""
     if not run.task.check:
         return ()
-    order = Examine(term=cluster.term, job=run.job, attempt=run.attempt, folder=_folder(run))
+    order = Examine(term=cluster.term, job=run.name, attempt=run.attempt, folder=_folder(run))
     return tuple((node, order) for node in nodes if not is_known(cluster, run, node, now))
 
 

@@ -36,13 +36,13 @@ def place(cluster: ClusterState, run: Run, now: float) -> Decision:
     attempt = run.attempt + 1
     places: list[Place] = []
     for node, ranks in chosen.items():
-        devices = [] if run.serves else free_devices(cluster, node, run)
+        devices = [] if run.is_lighthouse else free_devices(cluster, node, run)
         for local in range(ranks):
             rank = len(places)
             device = devices[local] if local < len(devices) else ""
-            life = _life(run.job, attempt, rank, now)
+            life = _life(run.name, attempt, rank, now)
             places.append(Place(rank=rank, local=local, node=node, incarnation=life, device=device))
-    record = AttemptBegan(job=run.job, attempt=attempt, places=tuple(places), reason=run.reason)
+    record = AttemptBegan(job=run.name, attempt=attempt, places=tuple(places), reason=run.reason)
     return Decision(
         (record,),
         tasks=((places[0].node, _prepare(cluster, run, attempt)),),
@@ -57,7 +57,7 @@ def prepare(cluster: ClusterState, run: Run) -> Prepare:
 def _prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
     return Prepare(
         term=cluster.term,
-        job=run.job,
+        job=run.name,
         attempt=attempt,
         task=replace(run.task, checkpoint_dir="") if heals(cluster, run) else run.task,
         ordinal=attempt - run.before,
@@ -71,7 +71,7 @@ def waits_for(cluster: ClusterState, run: Run, now: float) -> Prose:
     if run.attempt > run.before and now < run.wait_until:
         return phrase("waits_longer", seconds=math.ceil(run.wait_until - now))
     if run.drained:
-        return phrase("waits_for_undrain", replica=run.of)
+        return phrase("waits_for_undrain", replica=run.replica_id)
     if waits(cluster, run):
         return phrase("waits_for_lighthouse")
     if _chosen(cluster, run, now):
@@ -112,7 +112,7 @@ def _room(cluster: ClusterState, run: Run, node: str, now: float) -> Phrase:
         return phrase("room_being_checked")
     if run.task.check and (why := unfit(cluster, node)):
         return phrase("room_not_fit", why=why[0])
-    free = max(0, room(cluster, node, beat, run.job))
+    free = max(0, room(cluster, node, beat, run.name))
     return phrase("room_free", free=free, count=capacity(beat), failed=len(_broken(cluster, beat)) or None)
 
 
@@ -143,7 +143,7 @@ def _free(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
     """Nodes that could take as many ranks of a run as it needs on each, with how many they could take."""
     task, nodes = run.task, cluster.runtime.nodes
     there = [node for node in nodes if not nodes[node].beat.tied] if task.node is None else [task.node]
-    if run.serves and run.places:
+    if run.is_lighthouse and run.places:
         there = [run.places[0].node]
     free = {node: _takes(cluster, run, node) for node in there if node in nodes and _usable(cluster, node, now)}
     return {node: ranks for node, ranks in free.items() if ranks >= (task.least or task.per_node)}
@@ -152,10 +152,10 @@ def _free(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
 def _takes(cluster: ClusterState, run: Run, node: str) -> int:
     """How many ranks of a run a node could take."""
     beat, wanted = cluster.runtime.nodes[node].beat, run.task.per_node
-    if run.serves:
+    if run.is_lighthouse:
         return wanted
     if not beat.tied:
-        return room(cluster, node, beat, run.job)
+        return room(cluster, node, beat, run.name)
     # It serves the one who started it, and takes what he asks for.
     return wanted if _spared(cluster, beat, wanted) else len(beat.devices) - len(_broken(cluster, beat))
 
@@ -184,7 +184,7 @@ def processor_failed(cluster: ClusterState, node: str) -> bool:
     # An agent that serves one job has a name of its own: its ranks tell what they computed on.
     here = [
         run.rank(place.rank)
-        for run in cluster.runs.by_job.values()
+        for run in cluster.runs.by_name.values()
         for place in run.places
         if place.node == node and not run.over
     ]
@@ -211,7 +211,7 @@ def free_devices(cluster: ClusterState, node: str, run: Run) -> list[str]:
     broken = _broken(cluster, beat)
     if beat.tied and not broken and run.task.torchft is None:
         return []
-    taken = {place.device for place in _others(cluster, node, run.job)} | broken
+    taken = {place.device for place in _others(cluster, node, run.name)} | broken
     return [device for device in beat.devices if device not in taken]
 
 
@@ -229,7 +229,7 @@ def _spared(cluster: ClusterState, beat: NodeBeat, ranks: int) -> bool:
 
 
 def _others(cluster: ClusterState, node: str, job: str) -> list[Place]:
-    runs = [run for run in cluster.runs.by_job.values() if not run.over and not run.serves and run.job != job]
+    runs = [run for run in cluster.runs.by_name.values() if not run.over and not run.is_lighthouse and run.name != job]
     return [place for run in runs for place in run.places if place.node == node]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.incidents.hangs import look_at_run
 from torchloom.core.incidents.policy import HANGS
@@ -62,7 +62,7 @@ def heard(cluster: ClusterState, node: str) -> Decision:
     beat = cluster.runtime.nodes[node].beat
     tasks: list[tuple[str, NodeCommand]] = []
     for status in beat.attempts:
-        run = cluster.runs.by_job.get(status.job)
+        run = cluster.runs.by_name.get(status.job)
         last = run is None or run.over or node not in run.nodes
         if run is not None and not run.over and run.attempt <= status.attempt:
             continue
@@ -85,10 +85,10 @@ def due(cluster: ClusterState, job: str, hang: HangDiagnosis | None, now: float)
 def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: float) -> Decision:
     leaving = next((node for node in run.nodes if cluster.runtime.leaves(node)), None)
     if leaving is not None and run.phase in UNDER_WAY:
-        return stop(cluster, run, now, Cause(phrase("node_is_leaving", node=leaving), blame=False))
+        return stop(cluster, run, now, Cause(phrase("node_is_leaving", node=leaving), uses_restart=False))
     if served(cluster, run) and run.phase is not RunPhase.STOPPING:
         if run.phase in UNDER_WAY:
-            return stop(cluster, run, now, Cause(phrase("its_replicas_over"), then="done"))
+            return stop(cluster, run, now, Cause(phrase("its_replicas_over"), next_action="done"))
         return end(cluster, run, "cancelled", phrase("its_replicas_over"))
     match run.phase:
         case RunPhase.SUBMITTED | RunPhase.RESTARTING if run.task.attended and deserted(cluster, run, now):
@@ -121,9 +121,9 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
         return Decision(tasks=((first, prepare(cluster, run)),))
     if status.trouble:
         why = phrase("agent_has_trouble", node=first, trouble=status.trouble)
-        return stop(cluster, run, now, Cause(why, then="fail", code=status.trouble_code))
+        return stop(cluster, run, now, Cause(why, next_action="fail", code=status.trouble_code))
     record = AttemptLaunched(
-        job=run.job,
+        job=run.name,
         attempt=run.attempt,
         host=run.host or cluster.runtime.nodes[first].beat.host,
         port=run.port or status.port,
@@ -139,7 +139,7 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
 def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launch:
     return Launch(
         term=cluster.term,
-        job=run.job,
+        job=run.name,
         attempt=run.attempt,
         task=with_lighthouse(cluster, run),
         places=run.places,
@@ -167,7 +167,7 @@ def _watch(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: flo
         status = _status(cluster, run, node)
         if status is not None and status.trouble:
             why = phrase("agent_has_trouble", node=node, trouble=status.trouble)
-            return stop(cluster, run, now, Cause(why, then="fail"))
+            return stop(cluster, run, now, Cause(why, next_action="fail"))
         if status is None or not status.ranks:
             if run.phase is not RunPhase.STARTING:  # an agent that has forgotten them
                 return stop(cluster, run, now, Cause(phrase("agent_forgot_ranks", node=node)))
@@ -185,18 +185,18 @@ def _watch(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: flo
     records: list[Record] = [*_left(cluster, run, ranks), *silent_agents(cluster, run, now)]
     if len(ranks) == run.world_size and all(rank.state == "ended" for rank in ranks.values()):
         if run.drained or drain_request.was_asked(cluster, run):
-            gone = stop(cluster, run, now, Cause(phrase("it_is_drained"), blame=False, quiet=True))
+            gone = stop(cluster, run, now, Cause(phrase("it_is_drained"), uses_restart=False, expected=True))
             return Decision((*records, *gone.records), tasks=gone.tasks)
         well = phrase("all_ranks_ended_well" if run.world_size > 1 else "it_ended_well", count=run.world_size)
         ended = end(cluster, run, "done", well)
         return Decision((*records, *ended.records), tasks=ended.tasks)
     if _begins_alone(cluster, run):
-        return stop(cluster, run, now, Cause(phrase("other_replicas_over"), then="cancel"))
+        return stop(cluster, run, now, Cause(phrase("other_replicas_over"), next_action="cancel"))
     running = len(ranks) == run.world_size and all(rank.state != "starting" for rank in ranks.values())
     if run.phase is RunPhase.STARTING and running:
         warm = sum(rank.warm for rank in ranks.values())
         cold = next((rank.why_cold for rank in ranks.values() if rank.why_cold), "")
-        records.append(AttemptRunning(job=run.job, attempt=run.attempt, warm=warm, why_cold=cold))
+        records.append(AttemptRunning(job=run.name, attempt=run.attempt, warm=warm, why_cold=cold))
         records += _recovered(cluster, run)
     records += _held(cluster, run)
     seen = Decision(tuple(records), tasks=tuple(tasks))
@@ -204,8 +204,8 @@ def _watch(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: flo
         return seen
     if run.response is not None:
         over = look_at_run(cluster, run, None, now) if hang is None and run.response.kind in HANGS else NOTHING
-        return together([seen, over or go_on(cluster, run, now)])
-    return together([seen, look_at_run(cluster, run, hang, now)])
+        return merge_decisions([seen, over or go_on(cluster, run, now)])
+    return merge_decisions([seen, look_at_run(cluster, run, hang, now)])
 
 
 def _begins_alone(cluster: ClusterState, run: Run) -> bool:
@@ -227,7 +227,7 @@ def _failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: floa
     number = SIGNALS.get(first.signal, 0)
     code = 128 + number if first.signal else first.code or 1
     evidence: tuple[Prose, ...] = (first.evidence,) if first.error else (how, first.evidence)
-    deaf = tuple(at.rank for at in run.places) if heals(cluster, run) else ()  # peers have all that they could save
+    kill_now = tuple(at.rank for at in run.places) if heals(cluster, run) else ()  # peers have all that they could save
     cause = Cause(
         reason,
         failure=None if outside else failure,
@@ -235,7 +235,7 @@ def _failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: floa
         rank=rank,
         code=code,
         kind="crash",
-        deaf=deaf,
+        kill_now=kill_now,
     )
     return stop(cluster, run, now, cause)
 
@@ -264,14 +264,14 @@ def _held(cluster: ClusterState, run: Run) -> list[Record]:
     held = len(beats) == len(run.places) and all(beat.paused for beat in beats)
     if held == (run.phase is RunPhase.PAUSED) or run.phase is RunPhase.STARTING:
         return []
-    return [AttemptPaused(job=run.job, attempt=run.attempt, held=held)]
+    return [AttemptPaused(job=run.name, attempt=run.attempt, held=held)]
 
 
 def _status(cluster: ClusterState, run: Run, node: str) -> AttemptStatus | None:
     known = cluster.runtime.nodes.get(node)
     if known is None:
         return None
-    return next((s for s in known.beat.attempts if s.job == run.job and s.attempt == run.attempt), None)
+    return next((s for s in known.beat.attempts if s.job == run.name and s.attempt == run.attempt), None)
 
 
 # ── stopping ──
@@ -287,16 +287,16 @@ def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
         if (unknown or busy) and not given_up(cluster, run, node, now):
             left.append(node)
     if left:
-        halt = halting(cluster, run, run.deaf)
+        halt = halting(cluster, run, run.kill_now)
         return Decision(tasks=tuple((node, halt) for node in left))
-    if run.then == "restart":
+    if run.next_action == "restart":
         wait = _wait(run)
-        record = AttemptEnded(job=run.job, attempt=run.attempt, wait_seconds=wait)
+        record = AttemptEnded(job=run.name, attempt=run.attempt, wait_seconds=wait)
         ended = Decision((*_gone(cluster, run), record))
         # Without a wait the next one begins in the same breath: the tick that would see to it is far away.
-        return ended if wait else together([ended, place(cluster, run, now)])
+        return ended if wait else merge_decisions([ended, place(cluster, run, now)])
     ways: dict[str, Literal["done", "failed", "cancelled"]] = {"cancel": "cancelled", "done": "done"}
-    return end(cluster, run, ways.get(run.then, "failed"), run.reason)
+    return end(cluster, run, ways.get(run.next_action, "failed"), run.reason)
 
 
 def _wait(run: Run) -> float:
@@ -341,12 +341,12 @@ def end(cluster: ClusterState, run: Run, phase: Literal["done", "failed", "cance
     records: list[Record] = _gone(cluster, run)
     over = [i for i in cluster.incidents_of(run) if not i.about.node]
     records += [IncidentAmended(id=i.id, outcome=phrase("job_is_over", phase=phase), closed=True) for i in over]
-    records.append(RunEnded(job=run.job, phase=phase, reason=reason, step=cluster.furthest(run)))
-    job = cluster.jobs.get(run.of.job)
-    last = cluster.runs.of_job(run.of.job) == [run]
+    records.append(RunEnded(job=run.name, phase=phase, reason=reason, step=cluster.furthest(run)))
+    job = cluster.jobs.get(run.replica_id.job)
+    last = cluster.runs.of_job(run.replica_id.job) == [run]
     if job is not None and job.phase is JobPhase.RUNNING and last:
         whole, why = whole_job(cluster, run, phase, reason)
         outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[whole]
-        records.append(JobEnded(job=run.of.job, outcome=outcome, reason=why))
-    dismiss = Dismiss(term=cluster.term, job=run.job, attempt=run.attempt, last=True)
+        records.append(JobEnded(job=run.replica_id.job, outcome=outcome, reason=why))
+    dismiss = Dismiss(term=cluster.term, job=run.name, attempt=run.attempt, last=True)
     return Decision(tuple(records), tasks=tuple((node, dismiss) for node in run.nodes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.placement import too_large
@@ -22,12 +22,12 @@ from torchloom.protocol.run_records import NodeDrained, RunSubmitted
 
 def submit(cluster: ClusterState, ask: Submit) -> Decision:
     runs = parts(ask.job, ask.task)
-    there = [run for name, _ in (*runs, (ask.job, None)) if (run := cluster.runs.by_job.get(name)) is not None]
+    there = [run for name, _ in (*runs, (ask.job, None)) if (run := cluster.runs.by_name.get(name)) is not None]
     if any(run.request == ask.request for run in there):
         return Decision(answer=Done(text=phrase("submitted_before", job=ask.job)))
     if busy := next((run for run in (*there, *cluster.runs.of_job(ask.job)) if not run.over), None):
-        exists = phrase("run_exists", job=busy.job, phase=str(busy.phase))
-        return _no(exists, phrase("rename_or_cancel", job=busy.of.job))
+        exists = phrase("run_exists", job=busy.name, phase=str(busy.phase))
+        return _no(exists, phrase("rename_or_cancel", job=busy.replica_id.job))
     job = cluster.jobs.get(ask.job)
     members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(ask.job, ())]
     if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
@@ -54,10 +54,10 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
 
 def cancel(cluster: ClusterState, ask: Cancel, now: float) -> Decision:
     runs = cluster.runs.of_job(ask.job)
-    if runs and ask.job not in cluster.runs.by_job:  # of replicas; the lighthouse ends with them
-        ends = [_cancel(cluster, run, ask.why, now) for run in runs if not run.serves]
-        return replace(together(ends), answer=Done(text=phrase("being_cancelled", job=ask.job)))
-    run = cluster.runs.by_job.get(ask.job)
+    if runs and ask.job not in cluster.runs.by_name:  # of replicas; the lighthouse ends with them
+        ends = [_cancel(cluster, run, ask.why, now) for run in runs if not run.is_lighthouse]
+        return replace(merge_decisions(ends), answer=Done(text=phrase("being_cancelled", job=ask.job)))
+    run = cluster.runs.by_name.get(ask.job)
     if run is None:
         return _no(phrase("foreign_job", job=ask.job), phrase("stop_foreign_job", job=ask.job))
     if run.over:
@@ -68,9 +68,9 @@ def cancel(cluster: ClusterState, ask: Cancel, now: float) -> Decision:
 def _cancel(cluster: ClusterState, run: Run, why: str, now: float) -> Decision:
     if run.phase in {RunPhase.SUBMITTED, RunPhase.RESTARTING}:
         return reconcile.end(cluster, run, "cancelled", why)
-    if run.phase is RunPhase.STOPPING and run.then == "cancel":
+    if run.phase is RunPhase.STOPPING and run.next_action == "cancel":
         return NOTHING
-    return stop(cluster, run, now, Cause(why, then="cancel"))
+    return stop(cluster, run, now, Cause(why, next_action="cancel"))
 
 
 def drain(cluster: ClusterState, ask: Drain) -> Decision:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import HANGS
 from torchloom.core.state.cluster import ClusterState, Rank
@@ -141,7 +141,7 @@ def _failed(cluster: ClusterState, known: Rank, why: Prose, evidence: str = "") 
     died = RankDied(rank=known.id, incarnation=known.incarnation, reason=why, confirmed=True)
     told = (why, evidence) if evidence else (why,)
     dead = phrase("rank_dead", why=why[:MOST_OF_WHY] if isinstance(why, str) else why)
-    run = cluster.runs.of(known.id.of)
+    run = cluster.runs.of(known.id.replica_id)
     if run is not None and run.phase is RunPhase.STOPPING and not known.incident:
         return Decision((died,))  # it goes with its peers
     if known.incident:
@@ -209,7 +209,7 @@ def _lost(cluster: ClusterState, rank: RankId, incarnation: str, why: Prose, pat
     known = cluster.ranks.get(rank)
     frozen = isinstance(why, str) and why in FROZEN_REASONS
     patient = patient or frozen
-    run = cluster.runs.of(rank.of)
+    run = cluster.runs.of(rank.replica_id)
     if run is not None and run.phase is RunPhase.STOPPING:  # it is being ended with its peers
         return [RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient)]
     grace = cluster.settings.frozen_grace_seconds if patient else cluster.settings.grace_seconds
@@ -264,7 +264,7 @@ def heard(cluster: ClusterState, rank: RankId, beat: Beat, now: float) -> Decisi
             astray = _astray(cluster, known, beat)
         if now - known.since < cluster.settings.settle_seconds:
             return astray  # may have been under way when it died
-        return together((astray, _found(cluster, known, phrase("rank_heard", step=beat.step), now)))
+        return merge_decisions((astray, _found(cluster, known, phrase("rank_heard", step=beat.step), now)))
     if not cluster.runtime.may_tell(life, now):
         return NOTHING
     if known is not None and beat.incarnation < known.incarnation:
@@ -350,7 +350,7 @@ def roll_called(cluster: ClusterState, now: float) -> Decision:
             why = phrase("roll_call_missed")
             records = _lost(cluster, known.id, known.incarnation, why)
             decisions.append(Decision(tuple(records)))
-    return together(decisions)
+    return merge_decisions(decisions)
 
 
 def grace_over(cluster: ClusterState, known: Rank) -> Decision:
@@ -360,7 +360,7 @@ def grace_over(cluster: ClusterState, known: Rank) -> Decision:
         records.append(
             IncidentAmended(
                 id=known.incident,
-                decision=REPORT_ONLY if cluster.runs.of(known.id.of) is None else BY_ITS_RUN,
+                decision=REPORT_ONLY if cluster.runs.of(known.id.replica_id) is None else BY_ITS_RUN,
                 reason=phrase("rank_grace_over"),
                 outcome=phrase("rank_presumed_dead"),
                 closed=True,

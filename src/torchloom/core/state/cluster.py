@@ -207,17 +207,19 @@ class ClusterState:
                 steps.append(rank_runtime.beat.step)
         for node in run.nodes:  # an agent sees steps that a rank did not live to tell of
             if (seen := self.runtime.nodes.get(node)) is not None:
-                mine = (s for s in seen.beat.attempts if s.job == run.job and s.attempt == run.attempt)
+                mine = (s for s in seen.beat.attempts if s.job == run.name and s.attempt == run.attempt)
                 steps += [rank.step for status in mine for rank in status.ranks]
         return max(steps)
 
     def ranks_of(self, run: Run) -> list[RankId]:
         """Those that are known of the replica it runs."""
-        return sorted(rank for rank in self.ranks_of_job.get(run.of.job, ()) if rank.of == run.of)
+        return sorted(
+            rank for rank in self.ranks_of_job.get(run.replica_id.job, ()) if rank.replica_id == run.replica_id
+        )
 
     def incidents_of(self, run: Run) -> list[Incident]:
         """The open ones that are about this run; oldest first."""
-        mine = self.incidents.open_of(run.of.job)
+        mine = self.incidents.open_of(run.replica_id.job)
         return [i for i in mine if self.runs.concerned(i.job, i.about) == run]
 
     def restart_runtime(self, now: float) -> None:
@@ -325,7 +327,7 @@ class ClusterState:
                 self.runs.fold(record, at)
                 self.goodput.fold(record, at, self._run_of(record.rank) if isinstance(record, JobResumed) else "")
                 if isinstance(record, AttemptStopping) and record.incident in self.incidents:
-                    self._stopped_for(record.incident, self.runs.by_job[record.job], at)
+                    self._stopped_for(record.incident, self.runs.by_name[record.job], at)
 
     def _follow_change(self, change: Change, at: float) -> None:
         """Keep the course of a change in step with the ledger, and tell the watch what beats must say from now on."""
@@ -396,7 +398,7 @@ class ClusterState:
 
     def _seat(self, rank: Rank) -> None:
         for device in rank.devices:
-            self.drmap.add(Seat(device, rank.id.of, rank.id.rank, rank.node))
+            self.drmap.add(Seat(device, rank.id.replica_id, rank.id.rank, rank.node))
 
     def _know_device(self, device: str, node: str, at: float) -> None:
         if device not in self.devices:
@@ -430,7 +432,7 @@ class ClusterState:
         self.incidents.open(record, at)
         self._refer(record.about, record.id)
         run = self.runs.concerned(record.job, record.about)
-        self.goodput.fold(record, at, run.job if run is not None else "")
+        self.goodput.fold(record, at, run.name if run is not None else "")
 
     def _amend(self, record: IncidentAmended, at: float) -> None:
         incident = self.incidents.get(record.id)
@@ -442,12 +444,12 @@ class ClusterState:
             self._refer(incident.about, "")
 
     def _run_of(self, rank: RankId) -> str:
-        run = self.runs.of(rank.of)
-        return run.job if run is not None else ""
+        run = self.runs.of(rank.replica_id)
+        return run.name if run is not None else ""
 
     def _stopped_for(self, id: str, run: Run, at: float) -> None:
         incident = self.incidents[id] = stopped(self.incidents[id], run, at)
-        self.goodput.blame(run.job, cause_of(incident), incident.opened, at)
+        self.goodput.blame(run.name, cause_of(incident), incident.opened, at)
 
     def _refer(self, about: About, incident: str) -> None:
         """Let the rank or device that an incident is about as a whole point to it while it is open."""

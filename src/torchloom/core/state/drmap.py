@@ -44,7 +44,7 @@ class DRMap:
         _discard(self._by_rank, (seat.replica, seat.rank), seat)
 
     def remove_rank(self, rank: RankId) -> None:
-        for seat in list(self._by_rank.get((rank.of, rank.rank), ())):
+        for seat in list(self._by_rank.get((rank.replica_id, rank.rank), ())):
             self.remove(seat)
 
     def replicas_on(self, device: str) -> tuple[ReplicaId, ...]:
@@ -57,10 +57,10 @@ class DRMap:
         return tuple(sorted({seat.device for seat in self._by_replica.get(replica, ())}))
 
     def devices_of_rank(self, rank: RankId) -> tuple[str, ...]:
-        return tuple(sorted({seat.device for seat in self._by_rank.get((rank.of, rank.rank), ())}))
+        return tuple(sorted({seat.device for seat in self._by_rank.get((rank.replica_id, rank.rank), ())}))
 
     def seats_of_rank(self, rank: RankId) -> tuple[Seat, ...]:
-        return tuple(sorted(self._by_rank.get((rank.of, rank.rank), ()), key=_order))
+        return tuple(sorted(self._by_rank.get((rank.replica_id, rank.rank), ()), key=_order))
 
     def seats_of(self, replica: ReplicaId) -> tuple[Seat, ...]:
         return tuple(sorted(self._by_replica.get(replica, ()), key=_order))

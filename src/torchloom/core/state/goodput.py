@@ -191,7 +191,7 @@ def _stopping(account: Account, record: AttemptStopping, at: float) -> Account:
     stepless = account.joined and record.step <= account.first  # then it left no stretch
     latest = max(0.0, at - before) if doing == RUNNING and not stepless else 0.0
     cause = doing if doing in STANDSTILL else OTHER if record.counts else MOVING
-    cause = ENDING if record.then == "cancel" else cause
+    cause = ENDING if record.next_action == "cancel" else cause
     return replace(account, doing=cause, cause=cause, latest=latest, standing="", whole=())
 
 

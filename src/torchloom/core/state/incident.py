@@ -90,7 +90,7 @@ def stopped(incident: Incident, run: Run, at: float) -> Incident:
     """The attempt under way was ended for it."""
     step = run.note.step
     kind = incident.kind or ("crash" if cause_of(incident) == "crash" else "")  # what began as a lost link
-    incident = replace(incident, stopped=(run.job, run.attempt), step=step, kind=kind)
+    incident = replace(incident, stopped=(run.name, run.attempt), step=step, kind=kind)
     return noted(incident, at, phrase("attempt_stopped", attempt=run.ordinal, step=step or None))
 
 
@@ -113,7 +113,7 @@ def follow(incidents: dict[str, Incident], runs: Runs, record: Record, at: float
                     code = "batch_skipped" if first == last else "batches_skipped"
                     incidents[id] = noted(incidents[id], at, phrase(code, first=first, last=last))
         case ResponseWent(job=job, left=left):
-            response = runs.by_job[job].response
+            response = runs.by_name[job].response
             if response is not None and response.incident in incidents:
                 known, done = incidents[response.incident], response.do[: len(response.do) - len(left)]
                 code = "response_done" if known.closed is None else "response_undone"
@@ -122,23 +122,25 @@ def follow(incidents: dict[str, Incident], runs: Runs, record: Record, at: float
             _tell(incidents, job, attempt, at, phrase("next_attempt_waits", seconds=wait))
         case AttemptBegan(job=job, attempt=attempt, places=places):
             nodes = tuple(dict.fromkeys(place.node for place in places))
-            number = attempt - runs.by_job[job].before
+            number = attempt - runs.by_name[job].before
             if number > 1:
                 _tell(incidents, job, attempt - 1, at, phrase("attempt_prepared", attempt=number, nodes=nodes))
-        case AttemptLaunched(job=job, attempt=attempt, heals=True) if runs.by_job[job].ordinal > 1:
+        case AttemptLaunched(job=job, attempt=attempt, heals=True) if runs.by_name[job].ordinal > 1:
             _tell(incidents, job, attempt - 1, at, phrase("heals"))
             for incident in [i for i in incidents.values() if i.stopped == (job, attempt - 1)]:
                 incidents[incident.id] = replace(incident, lost_steps=0)
-        case AttemptLaunched(job=job, attempt=attempt, resume=resume, resume_step=step) if runs.by_job[job].ordinal > 1:
+        case AttemptLaunched(job=job, attempt=attempt, resume=resume, resume_step=step) if (
+            runs.by_name[job].ordinal > 1
+        ):
             where = phrase("starts_over" if step is None else "resumes_at", step=step, path=resume)
             _tell(incidents, job, attempt - 1, at, where)
             _count(incidents, job, attempt - 1, step or 0)
         case JobResumed(rank=rank, step=step):
-            run = runs.of(rank.of)
+            run = runs.of(rank.replica_id)
             if run is not None and run.ordinal > 1:
-                _count(incidents, run.job, run.attempt - 1, step)
+                _count(incidents, run.name, run.attempt - 1, step)
         case AttemptRunning(job=job):
-            for incident in _unmended(incidents, job, runs.by_job[job].before):
+            for incident in _unmended(incidents, job, runs.by_name[job].before):
                 seconds = max(0.0, at - incident.opened)
                 incidents[incident.id] = replace(incident, lost_seconds=seconds)
 

@@ -103,7 +103,7 @@ OVER = frozenset({P.DONE, P.FAILED, P.CANCELLED})
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    job: str
+    name: str
     """What it is called: as its job; one of several replicas as `JOB:NUMBER`."""
     task: Task
     request: str
@@ -120,7 +120,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     resume: str = ""
     resume_step: int | None = None
-    then: str = "restart"
+    next_action: str = "restart"
     """What follows when all is stopped."""
     wait_until: float = 0.0
     reason: Prose = ""
@@ -129,7 +129,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The furthest that was heard of, once it is over."""
     stops: tuple[float, ...] = ()
     """When attempts were stopped to be started again: what the budget of restarts is counted by."""
-    deaf: tuple[int, ...] = ()
+    kill_now: tuple[int, ...] = ()
     """Ranks that are killed rather than asked to end."""
     rollback: Rollback | None = None
     """What the next attempt goes back to."""
@@ -149,17 +149,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase in OVER
 
     @property
-    def of(self) -> ReplicaId:
+    def replica_id(self) -> ReplicaId:
         """The job and the replica of it whose ranks it starts."""
-        return ReplicaId(self.task.part_of or self.job, self.task.replica)
+        return ReplicaId(self.task.part_of or self.name, self.task.replica)
 
     @property
-    def serves(self) -> bool:
+    def is_lighthouse(self) -> bool:
         """It is no replica but what the replicas of its job need."""
         return self.task.replica == LIGHTHOUSE
 
     def rank(self, number: int) -> RankId:
-        return RankId(*self.of, number)
+        return RankId(*self.replica_id, number)
 
     @property
     def world_size(self) -> int:
@@ -189,18 +189,18 @@ class RunsState(msgspec.Struct, frozen=True, kw_only=True):
 class Runs:
     def __init__(self, state: RunsState | None = None) -> None:
         state = state or RunsState()
-        self.by_job = {run.job: run for run in state.runs}
-        self._names = {run.of: run.job for run in state.runs}
+        self.by_name = {run.name: run for run in state.runs}
+        self._names = {run.replica_id: run.name for run in state.runs}
         self.drained = set(state.drained)
 
     def state(self) -> RunsState:
         return RunsState(
-            runs=tuple(self.by_job[job] for job in sorted(self.by_job)), drained=tuple(sorted(self.drained))
+            runs=tuple(self.by_name[job] for job in sorted(self.by_name)), drained=tuple(sorted(self.drained))
         )
 
     def active(self, job: str) -> Run | None:
         """The run of a job, while it is under way."""
-        run = self.by_job.get(job)
+        run = self.by_name.get(job)
         return run if run is not None and not run.over else None
 
     def of(self, replica: ReplicaId) -> Run | None:
@@ -210,54 +210,54 @@ class Runs:
 
     def of_job(self, job: str) -> list[Run]:
         """Those of its runs that are under way: one, or one for each replica and for what they need."""
-        return [run for run in self.by_job.values() if run.of.job == job and not run.over]
+        return [run for run in self.by_name.values() if run.replica_id.job == job and not run.over]
 
     def named(self, name: str) -> list[Run]:
         """The run of this name; those of the last submission, if a job is named that has several."""
-        mine = [run for run in self.by_job.values() if run.of.job == name]
+        mine = [run for run in self.by_name.values() if run.replica_id.job == name]
         if not mine:
-            return [self.by_job[name]] if name in self.by_job else []
+            return [self.by_name[name]] if name in self.by_name else []
         last = max(mine, key=lambda run: run.submitted).request
-        return sorted((run for run in mine if run.request == last), key=lambda run: run.job)
+        return sorted((run for run in mine if run.request == last), key=lambda run: run.name)
 
     def concerned(self, job: str, about: About) -> Run | None:
         """The run that an incident is about, over or not; none if it is about all of a job with several."""
-        name = self._names.get(about.rank.of, "") if about.rank is not None else about.run or about.job
-        return self.by_job.get(name) or self.by_job.get(job)
+        name = self._names.get(about.rank.replica_id, "") if about.rank is not None else about.run or about.job
+        return self.by_name.get(name) or self.by_name.get(job)
 
     def due(self, node: str | None = None) -> list[str]:
         """Jobs whose run may go on, the oldest first: all of them, or those that the word of a node may concern."""
-        runs = sorted((run for run in self.by_job.values() if not run.over), key=lambda run: run.submitted)
-        return [run.job for run in runs if node is None or not run.places or node in run.nodes]
+        runs = sorted((run for run in self.by_name.values() if not run.over), key=lambda run: run.submitted)
+        return [run.name for run in runs if node is None or not run.places or node in run.nodes]
 
     def forget(self, job: str) -> list[str]:
         """A job, with all its replicas; what their runs were called."""
-        gone = [run for run in self.by_job.values() if run.of.job == job]
+        gone = [run for run in self.by_name.values() if run.replica_id.job == job]
         for run in gone:
-            del self.by_job[run.job]
-            self._names.pop(run.of, None)
-        return [run.job for run in gone]
+            del self.by_name[run.name]
+            self._names.pop(run.replica_id, None)
+        return [run.name for run in gone]
 
     # ── fold ──
 
     def fold(self, record: Record, at: float) -> None:
         match record:
             case RunSubmitted(job=job, task=task, request=request, operator=operator):
-                last = self.by_job[job].attempt if job in self.by_job else 0
-                run = Run(job=job, task=task, request=request, operator=operator, since=at, submitted=at)
-                self.by_job[job] = replace(run, attempt=last, before=last)
-                self._names[run.of] = job
+                last = self.by_name[job].attempt if job in self.by_name else 0
+                run = Run(name=job, task=task, request=request, operator=operator, since=at, submitted=at)
+                self.by_name[job] = replace(run, attempt=last, before=last)
+                self._names[run.replica_id] = job
             case AttemptBegan(job=job, attempt=attempt, places=places):
                 run = self._turn(job, S.PLACED, at)
                 notes = (*run.notes, AttemptNote(number=attempt - run.before, began=at))[-KEEP_NOTES:]
                 # A lighthouse stays where it was: replicas know no other.
-                host, port = (run.host, run.port) if run.serves else ("", 0)
-                self.by_job[job] = replace(
+                host, port = (run.host, run.port) if run.is_lighthouse else ("", 0)
+                self.by_name[job] = replace(
                     run, attempt=attempt, places=places, notes=notes, host=host, port=port, resume="", resume_step=None
                 )
             case AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=resume_step):
                 run = self._turn(job, S.LAUNCHED, at)
-                self.by_job[job] = replace(
+                self.by_name[job] = replace(
                     run, host=host, port=port, resume=resume, resume_step=resume_step, rollback=None
                 )
                 self._note(job, resume_step=resume_step, heals=record.heals)
@@ -267,18 +267,18 @@ class Runs:
             case AttemptPaused(job=job, held=held):
                 self._turn(job, S.HELD if held else S.GOES_ON, at)
             case AttemptStopping(
-                job=job, reason=reason, failure=failure, step=step, then=then, code=code, counts=counts
+                job=job, reason=reason, failure=failure, step=step, next_action=next_action, code=code, counts=counts
             ):
                 run = self._turn(job, S.STOP, at)
-                stops = (*run.stops, at)[-KEEP_STOPS:] if then == "restart" and counts else run.stops
+                stops = (*run.stops, at)[-KEEP_STOPS:] if next_action == "restart" and counts else run.stops
                 back = record.rollback
                 skip = back.skip if back is not None and back.skip is not None else run.skip
-                self.by_job[job] = replace(
+                self.by_name[job] = replace(
                     run,
-                    then=then,
+                    next_action=next_action,
                     reason=reason,
                     stops=stops,
-                    deaf=record.deaf,
+                    kill_now=record.kill_now,
                     rollback=back or run.rollback,
                     skip=skip,
                     response=None,
@@ -294,33 +294,33 @@ class Runs:
                     code=code,
                 )
             case ResponseBegan(job=job, kind=kind):
-                run = self.by_job[job]
+                run = self.by_name[job]
                 responses = (*run.responses, (kind, at))[-KEEP_STOPS:]
-                self.by_job[job] = replace(run, response=record, responding=at, responses=responses)
+                self.by_name[job] = replace(run, response=record, responding=at, responses=responses)
             case ResponseWent(job=job, left=left):
-                run = self.by_job[job]
+                run = self.by_name[job]
                 rest = replace(run.response, do=left) if run.response is not None and left else None
-                self.by_job[job] = replace(run, response=rest)
+                self.by_name[job] = replace(run, response=rest)
             case AttemptEnded(job=job, wait_seconds=wait_seconds):
                 run = self._turn(job, S.ALL_GONE, at)
-                self.by_job[job] = replace(run, wait_until=at + wait_seconds)
+                self.by_name[job] = replace(run, wait_until=at + wait_seconds)
                 self._note(job, ended=at)
             case RunEnded(job=job, phase=phase, reason=reason, step=step):
                 sign = {"done": S.ALL_SUCCEEDED, "failed": S.GIVEN_UP, "cancelled": S.CANCELLED}[phase]
                 run = self._turn(job, sign, at)
-                self.by_job[job] = replace(run, reason=reason, step=step)
+                self.by_name[job] = replace(run, reason=reason, step=step)
                 if run.notes:
                     self._note(job, ended=at)
             case ReplicaDrained(job=job, drained=drained):
-                self.by_job[job] = replace(self.by_job[job], drained=drained)
+                self.by_name[job] = replace(self.by_name[job], drained=drained)
             case NodeDrained(node=node, drained=drained):
                 (self.drained.add if drained else self.drained.discard)(node)
 
     def _turn(self, job: str, sign: RunSign, at: float) -> Run:
-        run = self.by_job[job]
-        self.by_job[job] = run = replace(run, phase=RUN_NEXT[(run.phase, sign)], since=at)
+        run = self.by_name[job]
+        self.by_name[job] = run = replace(run, phase=RUN_NEXT[(run.phase, sign)], since=at)
         return run
 
     def _note(self, job: str, **known: object) -> None:
-        run = self.by_job[job]
-        self.by_job[job] = replace(run, notes=(*run.notes[:-1], replace(run.note, **known)))
+        run = self.by_name[job]
+        self.by_name[job] = replace(run, notes=(*run.notes[:-1], replace(run.note, **known)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchloom.core.changes import requests
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.reconcile import UNDER_WAY
 from torchloom.core.state.cluster import ClusterState
@@ -28,7 +28,7 @@ def evict_replica(cluster: ClusterState, ask: EvictReplica, now: float) -> Decis
     replica = ReplicaId(ask.job, ask.replica)
     reason = phrase("replica_evicted", operator=ask.operator)
     run = cluster.runs.of(replica)
-    if run is not None and run.task.torchft is not None and not run.serves:
+    if run is not None and run.task.torchft is not None and not run.is_lighthouse:
         if run.drained and run.phase is not RunPhase.RUNNING:
             return Decision(answer=Done(text=phrase("replica_drained", replica=replica)))
         if run.phase not in UNDER_WAY:
@@ -36,11 +36,11 @@ def evict_replica(cluster: ClusterState, ask: EvictReplica, now: float) -> Decis
         if _is_last(cluster, run):
             hint = phrase("kill_or_stop", replica=replica, job=ask.job)
             return _no(phrase("last_replica", replica=replica), hint)
-        deaf = tuple(place.rank for place in run.places)
-        stopping = stop(cluster, run, now, Cause(reason, blame=False, deaf=deaf))
+        kill_now = tuple(place.rank for place in run.places)
+        stopping = stop(cluster, run, now, Cause(reason, uses_restart=False, kill_now=kill_now))
         text = phrase("evicted_and_drained" if run.drained else "evicted_and_restarted", replica=replica)
         return replace(stopping, answer=Done(text=text, replicas=(replica,)))
-    ranks = [rank for rank in cluster.ranks_of_job.get(ask.job, ()) if rank.of == replica]
+    ranks = [rank for rank in cluster.ranks_of_job.get(ask.job, ()) if rank.replica_id == replica]
     members = {cluster.ranks[rank].member for rank in ranks} - {""}
     if not ranks:
         return _no(phrase("replica_unknown", replica=replica), phrase("see_map"))
@@ -57,14 +57,16 @@ def evict_replica(cluster: ClusterState, ask: EvictReplica, now: float) -> Decis
 def drain_replica(cluster: ClusterState, ask: DrainReplica) -> Decision:
     replica = ReplicaId(ask.job, ask.replica)
     run = cluster.runs.of(replica)
-    if run is None and (known := [str(other.of) for other in cluster.runs.of_job(ask.job) if not other.serves]):
+    if run is None and (
+        known := [str(other.replica_id) for other in cluster.runs.of_job(ask.job) if not other.is_lighthouse]
+    ):
         return _no(phrase("replica_unknown", replica=replica), phrase("replicas_are", job=ask.job, replicas=known))
-    if run is None or run.task.torchft is None or run.serves:
+    if run is None or run.task.torchft is None or run.is_lighthouse:
         return _no(phrase("replica_not_drainable", replica=replica), phrase("stop_or_drain_node", job=ask.job))
     if run.drained is not ask.undo:
         text = phrase("replica_not_drained" if ask.undo else "replica_drained", replica=replica)
         return Decision(answer=Done(text=text))
-    record = ReplicaDrained(job=run.job, drained=not ask.undo, operator=ask.operator)
+    record = ReplicaDrained(job=run.name, drained=not ask.undo, operator=ask.operator)
     if ask.undo:
         return Decision((record,), answer=Done(text=phrase("replica_returns", replica=replica)))
     if _is_last(cluster, run):
@@ -74,7 +76,7 @@ def drain_replica(cluster: ClusterState, ask: DrainReplica) -> Decision:
         return _no(phrase("no_manager_attached", replica=replica), phrase("evict_instead", replica=replica))
     text = phrase("replica_leaves", replica=replica)
     first = Decision((record,))
-    return replace(together([first, ask_to_leave(cluster, run)]), answer=Done(text=text))
+    return replace(merge_decisions([first, ask_to_leave(cluster, run)]), answer=Done(text=text))
 
 
 def _is_last(cluster: ClusterState, run: Run) -> bool:
@@ -86,7 +88,7 @@ def _is_last(cluster: ClusterState, run: Run) -> bool:
 def _others_train(cluster: ClusterState, replica: ReplicaId) -> bool:
     """The same of replicas that others have started: what has said no step yet, and could have, has nothing."""
     out = cluster.evicted.get(replica.job, ())
-    others = [cluster.ranks[rank] for rank in cluster.ranks_of_job[replica.job] if rank.of != replica]
+    others = [cluster.ranks[rank] for rank in cluster.ranks_of_job[replica.job] if rank.replica_id != replica]
     there = [rank for rank in others if rank.presence is Presence.LIVE and rank.member and rank.member not in out]
     beats = [rank_runtime.beat if (rank_runtime := cluster.runtime.ranks.get(rank.id)) else None for rank in there]
     return any(beat is None or beat.step > 0 for beat in beats)
@@ -99,7 +101,7 @@ def ask_to_leave(cluster: ClusterState, run: Run) -> Decision:
     request = drain_request.request(cluster, run)
     if request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None:
         return NOTHING
-    ask = Steer(request=request, verb="stop", job=run.of.job, replica=run.of.replica, operator="drain")
+    ask = Steer(request=request, verb="stop", job=run.replica_id.job, replica=run.replica_id.replica, operator="drain")
     asked = requests.act(cluster, ask, "")
     return Decision(asked.records, asked.commands)
 

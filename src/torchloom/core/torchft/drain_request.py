@@ -15,7 +15,7 @@ MOST_TRIES = 100
 def request(cluster: ClusterState, run: Run) -> str:
     """By which the attempt under way is asked now: after one that came to nothing, another."""
     for number in range(MOST_TRIES):
-        one = hashlib.sha256(f"{run.job} {run.attempt} leaves {number}".encode()).hexdigest()[:32]
+        one = hashlib.sha256(f"{run.name} {run.attempt} leaves {number}".encode()).hexdigest()[:32]
         change = cluster.ledger.change_of(one)
         if change is None or change.phase is not ChangePhase.ABORTED:
             return one

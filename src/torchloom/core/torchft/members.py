@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.state.cluster import ClusterState, life_over
 from torchloom.core.state.presence import PRESENT, Presence
 from torchloom.core.state.runs import Run
@@ -52,7 +52,11 @@ def reported(cluster: ClusterState, rank: RankId, said: Joined | Regrouped | Hea
             )
             first = Decision((joined,))
             late = known.presence not in PRESENT  # it told who it is, and was gone before that was heard
-            return together([first, evict(cluster, rank.job, (member,), phrase("life_has_ended"))]) if late else first
+            return (
+                merge_decisions([first, evict(cluster, rank.job, (member,), phrase("life_has_ended"))])
+                if late
+                else first
+            )
         case Regrouped(quorum=quorum, step=step, participants=participants):
             record: Record = MemberRegrouped(rank=rank, quorum=quorum, step=step, participants=participants)
             return Decision((record,))
@@ -88,7 +92,9 @@ class Gone(NamedTuple):
 def with_evictions(cluster: ClusterState, decision: Decision) -> Decision:
     """A decision by which ranks are gone, and what follows from it for the lighthouses of their jobs."""
     gone = [lost for record in decision.stored for lost in _gone(cluster, record)]
-    return replace(together([decision, *_evictions(cluster, gone)]), answer=decision.answer) if gone else decision
+    return (
+        replace(merge_decisions([decision, *_evictions(cluster, gone)]), answer=decision.answer) if gone else decision
+    )
 
 
 def _evictions(cluster: ClusterState, gone: list[Gone]) -> list[Decision]:
@@ -105,12 +111,12 @@ def _gone(cluster: ClusterState, record: Record) -> list[Gone]:
         case RankLeft(rank=rank, how=how):
             return _lives(cluster, [rank], life_over(how))
         case AttemptStopping(job=job, reason=reason):  # a replica goes whole
-            run = cluster.runs.by_job[job]
-            met = [Gone(run.of.job, member, reason) for member in _met_at(cluster, run)]
+            run = cluster.runs.by_name[job]
+            met = [Gone(run.replica_id.job, member, reason) for member in _met_at(cluster, run)]
             return [*_lives(cluster, cluster.ranks_of(run), reason), *met]
         case RunEnded(job=job, reason=reason):
-            run = cluster.runs.by_job[job]
-            return [Gone(run.of.job, member, reason) for member in _met_at(cluster, run)]
+            run = cluster.runs.by_name[job]
+            return [Gone(run.replica_id.job, member, reason) for member in _met_at(cluster, run)]
         case RankJoined(rank=rank):
             before = cluster.ranks.get(rank)
             again = before is not None and before.presence is not Presence.LIVE
@@ -125,7 +131,7 @@ def _lives(cluster: ClusterState, ranks: Iterable[RankId], why: Prose) -> list[G
 
 def _met_at(cluster: ClusterState, run: Run) -> list[str]:
     """Who met where the ranks of this attempt were told to: so a script that says nothing is known, too."""
-    beat = cluster.runtime.lighthouses.get(run.of.job)
+    beat = cluster.runtime.lighthouses.get(run.replica_id.job)
     where = f"{run.host}:{run.port}"
     return [member for member, store in beat.stores.items() if store == where] if beat is not None and run.port else []
 
@@ -141,4 +147,4 @@ def lighthouse_heard(cluster: ClusterState, job: str) -> Decision:
         if (known := cluster.ranks[rank]).member in counted and known.presence in {Presence.FAILED, Presence.LEFT}
     ]
     again = Decision(evictions=((job, Evict(term=cluster.term, members=missing)),)) if missing else NOTHING
-    return together([again, *_evictions(cluster, gone)])
+    return merge_decisions([again, *_evictions(cluster, gone)])

@@ -89,20 +89,22 @@ def _lighthouse(job: str, task: Task, ft: Torchft) -> Task:
 def siblings(cluster: ClusterState, run: Run) -> list[Run]:
     """The other replicas of its job, over or not, of the same submission."""
     mine = [
-        other for other in cluster.runs.by_job.values() if other.of.job == run.of.job and other.request == run.request
+        other
+        for other in cluster.runs.by_name.values()
+        if other.replica_id.job == run.replica_id.job and other.request == run.request
     ]
-    return [other for other in mine if other.job != run.job and not other.serves]
+    return [other for other in mine if other.name != run.name and not other.is_lighthouse]
 
 
 def lighthouse(cluster: ClusterState, run: Run) -> Run | None:
     """The run of the lighthouse of its job; none if somebody else runs it."""
-    found = cluster.runs.by_job.get(f"{run.of.job}:{LIGHTHOUSE}") if run.task.part_of else None
+    found = cluster.runs.by_name.get(f"{run.replica_id.job}:{LIGHTHOUSE}") if run.task.part_of else None
     return found if found is not None and found.request == run.request else None
 
 
 def waits(cluster: ClusterState, run: Run) -> bool:
     """A replica, for its lighthouse."""
-    if run.task.torchft is None or run.serves or run.task.torchft.lighthouse not in {OURS, STOCK}:
+    if run.task.torchft is None or run.is_lighthouse or run.task.torchft.lighthouse not in {OURS, STOCK}:
         return False
     light = lighthouse(cluster, run)
     return light is None or not light.port
@@ -110,7 +112,7 @@ def waits(cluster: ClusterState, run: Run) -> bool:
 
 def with_lighthouse(cluster: ClusterState, run: Run) -> Task:
     """The task of a replica as it is started: it is told where its lighthouse is."""
-    if run.task.torchft is None or run.serves:
+    if run.task.torchft is None or run.is_lighthouse:
         return run.task
     light = lighthouse(cluster, run)
     address = f"http://{light.host}:{light.port}" if light is not None else run.task.torchft.lighthouse
@@ -147,12 +149,12 @@ def can_heal(cluster: ClusterState, run: Run) -> bool:
 
 def served(cluster: ClusterState, run: Run) -> bool:
     """Of a lighthouse: nobody is left who needs it."""
-    return run.serves and all(other.phase in OVER for other in siblings(cluster, run))
+    return run.is_lighthouse and all(other.phase in OVER for other in siblings(cluster, run))
 
 
 def left_alone(cluster: ClusterState, run: Run) -> bool:
     """Of a replica that is away: the others have ended well, or are over while it may not be started."""
-    if run.task.torchft is None or run.serves:
+    if run.task.torchft is None or run.is_lighthouse:
         return False
     others = siblings(cluster, run)
     waiting = [other for other in others if not other.over]
@@ -168,9 +170,9 @@ def whole_job(cluster: ClusterState, last: Run, phase: str, reason: Prose) -> tu
     """How a job ends with the last of its runs, and why: well, if enough of its replicas did."""
     if last.task.torchft is None:
         return phase, reason
-    ends = {run.job: (run.phase.value, run.reason) for run in siblings(cluster, last)}
-    if not last.serves:
-        ends[last.job] = phase, reason
+    ends = {run.name: (run.phase.value, run.reason) for run in siblings(cluster, last)}
+    if not last.is_lighthouse:
+        ends[last.name] = phase, reason
     phases = [phase for phase, _ in ends.values()]
     done, count = phases.count("done"), len(phases)
     if done >= last.task.torchft.min_replicas:

@@ -42,7 +42,7 @@ async def make_beat(
         change=boundary.participant.in_force,
         paused=boundary.participant.paused,
         knobs=boundary.values() if state.rank.rank == 0 else {},
-        still=meter.still(),
+        idle_seconds=meter.idle_seconds(),
         phase=liveness.phases.now,
         collectives=collectives,
         quorum=member.quorum,
