@@ -174,7 +174,7 @@ class Chaos:
         if self.mirror.state() != self.cluster.state():
             self.wrong("the log, folded, is not the state")
         ranks = self.cluster.ranks.values()
-        if self.cluster.present_of_job != Counter(rank.id.job for rank in ranks if rank.presence in PRESENT):
+        if self.cluster.ranks.present != Counter(rank.id.job for rank in ranks if rank.presence in PRESENT):
             self.wrong("ranks that are present were miscounted")
 
     def wrong(self, what: str) -> None:

@@ -63,7 +63,7 @@ def test_a_new_life_on_another_device_leaves_the_old_one() -> None:
     loom = Loom()
     loom.join(number=1, devices=("GPU-1", "GPU-2"))
     loom.join(number=2, devices=("GPU-3",))
-    assert loom.cluster.drmap.devices_of(HI.replica_id) == ("GPU-3",)
+    assert [assignment.device for assignment in loom.cluster.drmap.assignments_of(HI)] == ["GPU-3"]
     assert loom.cluster.drmap.replicas_on("GPU-1") == ()
 
 

@@ -185,7 +185,7 @@ def test_small_jobs_share_a_slice() -> None:
 
 def places(loom: Loom) -> tuple[RankId, RankId, RankId, RankId]:
     """At both sides of a border between two slices, and at both ends."""
-    order = tuple(loom.cluster.ranks_of_job["large"])
+    order = tuple(loom.cluster.ranks.ids_of("large"))
     return order[0], order[SLICE - 1], order[SLICE], order[-1]
 
 

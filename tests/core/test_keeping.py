@@ -9,7 +9,7 @@ from torchloom.core.decision import Decision
 from torchloom.core.events import Reported
 from torchloom.core.state.checkpoint_index import KEEP_SAVED
 from torchloom.core.state.cluster import ClusterState, State
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import phrase
@@ -273,7 +273,7 @@ def test_a_forgotten_job_leaves_nothing_behind() -> None:
     loom.wait(10)
     assert "mnist" not in loom.cluster.jobs
     assert seen(loom) == CheckpointsView(job="mnist")
-    assert loom.cluster.state().keeping.jobs == ()
+    assert loom.cluster.state().checkpoints == ()
     assert only_incident(loom).outcome == phrase("job_forgotten")
     assert loom.restarted().cluster.state() == loom.cluster.state()
 
@@ -284,7 +284,7 @@ def test_all_of_it_survives_a_snapshot_and_is_a_fold_of_the_log() -> None:
     fail(loom, 200)
     resume(loom, 100, step200="torn")
     state = loom.cluster.state()
-    assert len(state.keeping.jobs) == 1
+    assert len(state.checkpoints) == 1
     stored = msgspec.json.decode(msgspec.json.encode(state), type=State)
     assert stored == state
     again = Loom(state=stored)
@@ -298,6 +298,6 @@ def test_all_of_it_survives_a_snapshot_and_is_a_fold_of_the_log() -> None:
 
 def test_a_snapshot_of_an_older_version_knows_of_none() -> None:
     state = msgspec.to_builtins(joined().cluster.state())
-    del state["keeping"]
+    del state["checkpoints"]
     cluster = ClusterState(Settings(), msgspec.convert(state, State))
     assert checkpoints(cluster, QueryCheckpoints(job="mnist")) == CheckpointsView(job="mnist")

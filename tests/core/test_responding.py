@@ -9,7 +9,7 @@ from torchloom.core.detect.finding import Finding
 from torchloom.core.events import Found, Heard, Replied, Reported, VerdictKnown
 from torchloom.core.incidents.circuit_breaker import AT_LEAST, braked
 from torchloom.core.incidents.policy import planned
-from torchloom.core.state.incident import DECIDED
+from torchloom.core.state.incidents import DECIDED
 from torchloom.protocol.facts import DeviceWarned
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, ResponseWent

@@ -25,7 +25,7 @@ from torchloom.protocol.records import (
     DeviceCleared,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
-    DeviceSeated,
+    DeviceRegistered,
     Entry,
     InboxRead,
     JobBegan,
@@ -99,7 +99,7 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     (RankLeft(rank=OTHER, incarnation=LIFE, how="finished"), ["Rank other/hi/0 left: finished"]),
     (RankForgotten(rank=OTHER), ["Rank other/hi/0 forgotten: gone for long"]),
     (
-        DeviceSeated(device="GPU-1", replica=ReplicaId("manual", "hi"), operator="ann@box"),
+        DeviceRegistered(device="GPU-1", replica=ReplicaId("manual", "hi"), operator="ann@box"),
         ["Registered device: GPU-1 for replica_id: hi (job manual, by ann@box)"],
     ),
     (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torchloom.core.changes import orders, two_phase_commit
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.ranks import checkpoint_reports, lifecycle
-from torchloom.core.state.cluster import ClusterState, Job, Rank, life_over
+from torchloom.core.state.cluster import ClusterState, Job, life_over
 from torchloom.core.state.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence
+from torchloom.core.state.ranks import Rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import IncidentAmended
 from torchloom.protocol.phrase import phrase
@@ -33,10 +34,10 @@ def fell_silent(cluster: ClusterState, silent: tuple[RankId, ...], now: float) -
 
 
 def _job(cluster: ClusterState, job: Job, now: float) -> Decision:
-    present = cluster.present_of_job[job.name]
-    if present and len(cluster.ranks_of_job[job.name]) - present <= cluster.settings.keep_gone_ranks:
+    present = cluster.ranks.present[job.name]
+    if present and len(cluster.ranks.ids_of(job.name)) - present <= cluster.settings.keep_gone_ranks:
         return NOTHING  # as mostly: the ranks of a large job are not counted four times a second
-    members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(job.name, ())]
+    members = cluster.ranks.of_job(job.name)
     gone = [rank for rank in members if rank.presence not in PRESENT]
     if len(gone) == len(members) and members:
         if now - max(rank.since for rank in members) < cluster.settings.linger_seconds:

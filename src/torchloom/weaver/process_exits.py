@@ -11,8 +11,9 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
-from torchloom.core.state.cluster import ClusterState, Rank
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import Presence
+from torchloom.core.state.ranks import Rank
 from torchloom.protocol.codec import encode
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId

@@ -17,7 +17,7 @@ def find_target(cluster: ClusterState, job: str, replica: str | None, rank: int 
     if job not in cluster.jobs:
         hint = did_you_mean(job, cluster.jobs, phrase("see_jobs"))
         return No(why=phrase("job_unknown", job=job), hint=hint)
-    members = [cluster.ranks[r] for r in sorted(cluster.ranks_of_job.get(job, ()))]
+    members = [cluster.ranks[id] for id in sorted(cluster.ranks.ids_of(job))]
     if replica is not None:
         replicas = {member.id.replica for member in members}
         if replica not in replicas:

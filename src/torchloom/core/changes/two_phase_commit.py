@@ -22,7 +22,7 @@ from torchloom.core.decision import NOTHING, Decision, WantedVerdict
 from torchloom.core.incident_ids import provisional
 from torchloom.core.ranks.lifecycle import REPORT_ONLY
 from torchloom.core.state.change_ledger import Change, ChangePhase, abort_phrase
-from torchloom.core.state.cluster import ClusterState, Rank
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.pending_operations import (
     ChangeRequest,
     Lives,
@@ -34,6 +34,7 @@ from torchloom.core.state.pending_operations import (
     WaitersAnswered,
 )
 from torchloom.core.state.presence import PRESENT
+from torchloom.core.state.ranks import Rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.knob_values import Value
@@ -171,7 +172,7 @@ def _others(cluster: ClusterState, operation: PendingOperation) -> list[RankId]:
 
 def _joined(cluster: ClusterState, change: Change) -> list[Rank]:
     asked = dict(change.lives)
-    members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(change.job, ()) if change.is_for(rank)]
+    members = [rank for rank in cluster.ranks.of_job(change.job) if change.is_for(rank.id)]
     return [m for m in members if m.presence in PRESENT and asked.get(m.id) != m.incarnation]
 
 

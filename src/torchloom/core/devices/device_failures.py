@@ -48,9 +48,7 @@ def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now
     """A replica that others started: all that can be done is that the rest of its job does not wait for it."""
     if replica.job not in cluster.runtime.lighthouses or braked(cluster, now):
         return NOTHING
-    ranks = [
-        cluster.ranks[rank] for rank in sorted(cluster.ranks_of_job.get(replica.job, ())) if rank.replica_id == replica
-    ]
+    ranks = cluster.ranks.of_replica(replica)
     return evict(cluster, replica.job, (rank.member for rank in ranks if rank.presence in PRESENT), reason)
 
 

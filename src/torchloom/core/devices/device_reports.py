@@ -14,7 +14,6 @@ from torchloom.core.decision import Decision
 from torchloom.core.incident_ids import provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device import Blame, Device
-from torchloom.core.state.drmap import Seat
 from torchloom.protocol.facts import ALL_OVER, DeviceRecovered, DeviceWarned
 from torchloom.protocol.ids import ReplicaId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
@@ -25,9 +24,10 @@ from torchloom.protocol.records import (
     DeviceCleared,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
-    DeviceSeated,
+    DeviceRegistered,
     Record,
 )
+from torchloom.protocol.views import Assignment
 
 HAND = "hand"
 """A person says so, with `loom fail`."""
@@ -143,8 +143,8 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
     replica = ReplicaId(ask.job, ask.replica)
     device = cluster.devices.get(ask.device)
     node = ask.node or (device.node if device else "")
-    seat = Seat(ask.device, replica, None, node)
-    before = seat in cluster.drmap
+    assignment = Assignment(device=ask.device, replica=replica, node=node)
+    before = assignment in cluster.drmap
     text = phrase(
         "device_registered_before" if before else "device_registered",
         device=ask.device,
@@ -153,7 +153,7 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
     )
     if before:
         return Decision(answer=Done(text=text, replicas=(replica,)))
-    record = DeviceSeated(device=ask.device, replica=replica, node=node, operator=ask.operator)
+    record = DeviceRegistered(device=ask.device, replica=replica, node=node, operator=ask.operator)
     return Decision((record,), answer=Done(text=text, replicas=(replica,)))
 
 

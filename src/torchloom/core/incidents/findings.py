@@ -10,7 +10,7 @@ from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import planned, rule_for
 from torchloom.core.incidents.responses import Trouble, respond
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.core.state.runs import RunPhase
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened

@@ -18,7 +18,7 @@ from torchloom.core.incidents.policy import HANGS, planned, rule_for
 from torchloom.core.incidents.responses import Trouble, inspecting, open_of, respond
 from torchloom.core.incidents.stack_evidence import last_heard, of_agent
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.core.state.runs import Run
 from torchloom.core.state.runtime import RankRuntime
 from torchloom.core.torchft.replica_groups import can_heal
@@ -68,7 +68,7 @@ def look_at_run(cluster: ClusterState, run: Run, found: HangDiagnosis | None, no
 def look_at_job(cluster: ClusterState, job: str, found: HangDiagnosis | None, now: float) -> Decision:
     """A job that others started: its ranks can be asked where they are, and the answer can only be reported."""
     known = open_of(cluster.incidents.open_of(job), HANGS)
-    ranks = cluster.ranks_of_job.get(job, set())
+    ranks = cluster.ranks.ids_of(job)
     if found is None:
         return _goes_on(cluster, known, ranks, now)
     if known is not None:
@@ -102,7 +102,10 @@ def _again(cluster: ClusterState, run: Run) -> bool:
 def _keeps(cluster: ClusterState, run: Run) -> bool:
     """Whether there is, or should be, a checkpoint to go on from: without one a restart loses everything."""
     return bool(
-        can_heal(cluster, run) or run.task.checkpoint_dir or run.resume or cluster.keeping.of(run.replica_id.job).saved
+        can_heal(cluster, run)
+        or run.task.checkpoint_dir
+        or run.resume
+        or cluster.checkpoints.of(run.replica_id.job).saved
     )
 
 

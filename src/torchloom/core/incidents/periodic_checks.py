@@ -85,7 +85,7 @@ def look_around(cluster: ClusterState, now: float) -> Iterator[tuple[Event, ...]
 
     Each step looks at SLICE ranks at most and says what it has found. Anything may happen between two steps.
     """
-    everyone = chain.from_iterable(tuple(cluster.ranks_of_job.get(job, ())) for job in tuple(cluster.ranks_of_job))
+    everyone = chain.from_iterable(tuple(cluster.ranks.ids_of(job)) for job in cluster.ranks.job_names())
     job: _SideBySide | None = None
     while ranks := tuple(islice(everyone, SLICE)):
         events: list[Event] = []

@@ -18,7 +18,7 @@ from torchloom.core.incidents.rollback_target import rollback
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.core.state.runs import Run
 from torchloom.protocol.incident_records import IncidentAmended, ResponseBegan, ResponseWent
 from torchloom.protocol.job import EventKind, Response, Rule

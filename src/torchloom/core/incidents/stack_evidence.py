@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from torchloom.core.detect.stack_groups import group, story
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.protocol.facts import Inspected, RankStacks
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.node import Reading
@@ -36,7 +36,7 @@ def of_ranks(texts: Mapping[RankId, str], incident: Incident) -> Phrase:
 
 def last_heard(cluster: ClusterState, of: ReplicaId, culprits: Collection[int], now: float) -> tuple[Prose, ...]:
     """The last beats of those to blame and of one that is not, and what their devices say of themselves."""
-    ranks = sorted(cluster.ranks_of_job.get(of.job, ()), key=lambda rank: (rank.replica_id != of, rank))
+    ranks = sorted(cluster.ranks.ids_of(of.job), key=lambda rank: (rank.replica_id != of, rank))
     blamed = [rank for rank in ranks if rank.replica_id == of and rank.rank in culprits][:MOST]
     peer = [rank for rank in ranks if rank not in blamed][:1]
     lines = []

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from torchloom.core.incident_ids import provisional
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.core.state.presence import Presence
 from torchloom.core.state.runs import Run
 from torchloom.protocol.incident_records import About, IncidentOpened

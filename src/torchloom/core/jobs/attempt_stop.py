@@ -9,7 +9,7 @@ from torchloom.core.decision import Decision
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import ENDING, HANGS, planned, rule_for
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.core.state.presence import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId

@@ -29,7 +29,7 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
         exists = phrase("run_exists", job=busy.name, phase=str(busy.phase))
         return _no(exists, phrase("rename_or_cancel", job=busy.replica_id.job))
     job = cluster.jobs.get(ask.job)
-    members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(ask.job, ())]
+    members = cluster.ranks.of_job(ask.job)
     if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
         lost = not any(rank.presence is Presence.LIVE for rank in members)
         hint = phrase("wait_or_rename" if lost else "choose_other_name")

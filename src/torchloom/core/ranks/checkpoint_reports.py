@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.incident_ids import provisional
-from torchloom.core.state.cluster import ClusterState, Rank
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.cluster import ClusterState
+from torchloom.core.state.incidents import Incident
+from torchloom.core.state.ranks import Rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import Prose, phrase

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import HANGS
-from torchloom.core.state.cluster import ClusterState, Rank
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import JobPhase, Presence
+from torchloom.core.state.ranks import Rank
 from torchloom.core.state.runs import RunPhase
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId

@@ -18,9 +18,10 @@ from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.core.state.curves import Curve
 from torchloom.core.state.pending_operations import PendingOperations
+from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
-from torchloom.protocol.node import NodeBeat
+from torchloom.protocol.node import AttemptStatus, NodeBeat
 from torchloom.protocol.rank import Beat, ChangeSpec
 from torchloom.settings import Settings
 
@@ -131,6 +132,16 @@ class RuntimeState:
         return (
             rank_runtime.astray != 2 and not rank_runtime.mended and not rank_runtime.missing and not found
         )  # 1 may be under way
+
+    def last_beat(self, rank: RankId, incarnation: str) -> Beat | None:
+        """The last beat of this incarnation, if one was heard since the weaver started."""
+        rank_runtime = self.ranks.get(rank)
+        return rank_runtime.beat if rank_runtime is not None and rank_runtime.incarnation == incarnation else None
+
+    def attempt_status(self, node: str, run: Run) -> AttemptStatus | None:
+        """What the agent of a node last reported about the attempt under way."""
+        attempts = self.nodes[node].beat.attempts if node in self.nodes else ()
+        return next((status for status in attempts if (status.job, status.attempt) == (run.name, run.attempt)), None)
 
     def take_found(self, rank: RankId) -> tuple[Finding, ...]:
         """What the beats of a rank have shown since this was last asked."""

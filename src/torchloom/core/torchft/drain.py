@@ -40,8 +40,8 @@ def evict_replica(cluster: ClusterState, ask: EvictReplica, now: float) -> Decis
         stopping = stop(cluster, run, now, Cause(reason, uses_restart=False, kill_now=kill_now))
         text = phrase("evicted_and_drained" if run.drained else "evicted_and_restarted", replica=replica)
         return replace(stopping, answer=Done(text=text, replicas=(replica,)))
-    ranks = [rank for rank in cluster.ranks_of_job.get(ask.job, ()) if rank.replica_id == replica]
-    members = {cluster.ranks[rank].member for rank in ranks} - {""}
+    ranks = cluster.ranks.of_replica(replica)
+    members = {rank.member for rank in ranks} - {""}
     if not ranks:
         return _no(phrase("replica_unknown", replica=replica), phrase("see_map"))
     if not members:
@@ -71,7 +71,7 @@ def drain_replica(cluster: ClusterState, ask: DrainReplica) -> Decision:
         return Decision((record,), answer=Done(text=phrase("replica_returns", replica=replica)))
     if _is_last(cluster, run):
         return _no(phrase("last_replica", replica=replica), phrase("stop_job", job=ask.job))
-    ranks = [cluster.ranks[rank] for rank in cluster.ranks_of(run)]
+    ranks = cluster.ranks.of_replica(run.replica_id)
     if run.phase is RunPhase.RUNNING and not any(rank.presence in PRESENT and not rank.counted for rank in ranks):
         return _no(phrase("no_manager_attached", replica=replica), phrase("evict_instead", replica=replica))
     text = phrase("replica_leaves", replica=replica)
@@ -88,7 +88,7 @@ def _is_last(cluster: ClusterState, run: Run) -> bool:
 def _others_train(cluster: ClusterState, replica: ReplicaId) -> bool:
     """The same of replicas that others have started: what has said no step yet, and could have, has nothing."""
     out = cluster.evicted.get(replica.job, ())
-    others = [cluster.ranks[rank] for rank in cluster.ranks_of_job[replica.job] if rank.replica_id != replica]
+    others = [rank for rank in cluster.ranks.of_job(replica.job) if rank.id.replica_id != replica]
     there = [rank for rank in others if rank.presence is Presence.LIVE and rank.member and rank.member not in out]
     beats = [rank_runtime.beat if (rank_runtime := cluster.runtime.ranks.get(rank.id)) else None for rank in there]
     return any(beat is None or beat.step > 0 for beat in beats)

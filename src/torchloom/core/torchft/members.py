@@ -143,8 +143,8 @@ def lighthouse_heard(cluster: ClusterState, job: str) -> Decision:
     counted = {*beat.members, *beat.waiting}
     gone = [
         Gone(job, known.member, known.reason or phrase("life_gone"))
-        for rank in cluster.ranks_of_job.get(job, ())
-        if (known := cluster.ranks[rank]).member in counted and known.presence in {Presence.FAILED, Presence.LEFT}
+        for known in cluster.ranks.of_job(job)
+        if known.member in counted and known.presence in {Presence.FAILED, Presence.LEFT}
     ]
     again = Decision(evictions=((job, Evict(term=cluster.term, members=missing)),)) if missing else NOTHING
     return merge_decisions([again, *_evictions(cluster, gone)])
