@@ -28,13 +28,13 @@ from torchloom.core.decision import Decision
 from torchloom.core.detect.finding import Finding
 from torchloom.core.engine import Engine
 from torchloom.core.events import (
-    Asked,
     Event,
-    FactReported,
-    Found,
+    FactReceived,
+    FindingsMade,
     LinkClosed,
     LinkOpened,
-    Reported,
+    ReportReceived,
+    RequestReceived,
     TookOver,
     VerdictKnown,
 )
@@ -359,7 +359,7 @@ class Chaos:
             exited = RankExited(
                 job=body.id.job, replica="main", rank=body.id.rank, incarnation=body.life, exit_code=code, signal=by
             )
-            self.happen(FactReported(exited))
+            self.happen(FactReceived(exited))
         self.bodies.pop(body.id, None)
 
     def link(self) -> None:
@@ -386,7 +386,7 @@ class Chaos:
             finding = Finding(
                 kind, "something", ("seen",), self.chance.random() < 0.5, body.step, max(0, body.step - 9)
             )
-            self.happen(Found(body.id, (finding,)))
+            self.happen(FindingsMade(body.id, (finding,)))
 
     def silence(self) -> None:
         self.silent[self.chance.choice(NODES)] = self.now + self.chance.choice((3.0, 10.0, 60.0))
@@ -425,8 +425,8 @@ class Chaos:
                 hello = Hello(
                     incarnation=place.incarnation, node=place.node, pid=1, devices=devices, world_size=run.world_size
                 )
-                self.happen(Reported(id, hello))
-                self.happen(Reported(id, Knobs(incarnation=place.incarnation, knobs=(), checkpoints=True)))
+                self.happen(ReportReceived(id, hello))
+                self.happen(ReportReceived(id, Knobs(incarnation=place.incarnation, knobs=(), checkpoints=True)))
 
     def report(self) -> None:
         body = self._body()
@@ -441,7 +441,7 @@ class Chaos:
             )
         )
         if not isinstance(said, Goodbye) or self.chance.random() < 0.02:
-            self.happen(Reported(body.id, said))
+            self.happen(ReportReceived(body.id, said))
 
     def fact(self) -> None:
         chance = self.chance
@@ -458,7 +458,7 @@ class Chaos:
             node, order = self.inspects.pop(chance.randrange(len(self.inspects)))
             stacks = (RankStacks(rank=0, how="itself", text='  File "a.py", line 1 in forward'),)
             fact = Inspected(job=order.job, node=node, incident=order.incident, ranks=stacks)
-        self.happen(FactReported(fact))
+        self.happen(FactReceived(fact))
 
     def ask(self) -> None:
         chance = self.chance
@@ -478,7 +478,7 @@ class Chaos:
             ]
         if known is None:
             asks = [Submit(request=self._request(), job=job, task=self._task())]
-        self.happen(Asked(chance.choice(asks), "asker"))
+        self.happen(RequestReceived(chance.choice(asks), "asker"))
 
     def _task(self) -> Task:
         chance = self.chance

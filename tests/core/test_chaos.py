@@ -11,7 +11,7 @@ from tests.core.test_hanging import TIMES, Training
 from tests.core.test_responding import Saving, find, rule
 from torchloom.core.decide import decide
 from torchloom.core.detect.finding import Finding
-from torchloom.core.events import Heard, Tick
+from torchloom.core.events import BeatReceived, Tick
 from torchloom.core.incidents.periodic_checks import hang_of_run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentOpened, ResponseBegan
@@ -72,7 +72,7 @@ def test_a_beat_that_shows_two_things_opens_two_incidents() -> None:
     rank_runtime.missed, rank_runtime.astray = ChangeSpec(id="c9", number=9, step=1, values={}, action="set"), 2
     beat = Beat(incarnation=life, step=site.step)
     found = (Finding("not_finite", "loss is NaN"),)
-    decision = decide(site.loom.cluster, Heard(rank, beat, found), site.loom.now)
+    decision = decide(site.loom.cluster, BeatReceived(rank, beat, found), site.loom.now)
     ids = [record.id for record in decision.records if isinstance(record, IncidentOpened)]
     assert len(ids) == len(set(ids)) == 2
 
@@ -82,7 +82,7 @@ def test_agreeing_with_its_peers_again_closes_nothing_else_about_a_rank() -> Non
     find(site, "straggler", "is slow")
     rank, life = RankId(JOB, "main", 1), site.run.places[1].incarnation
     site.loom.cluster.runtime.ranks[rank].mended = True
-    decision = decide(site.loom.cluster, Heard(rank, Beat(incarnation=life, step=site.step)), site.loom.now)
+    decision = decide(site.loom.cluster, BeatReceived(rank, Beat(incarnation=life, step=site.step)), site.loom.now)
     assert decision.records == ()
 
 
@@ -166,7 +166,7 @@ def test_a_silent_rank_that_is_presumed_dead_is_alive_if_its_agent_sees_it_run()
     site = Training()
     for passed in range(1, 50):
         beat = Beat(incarnation=site.run.places[0].incarnation, step=site.step, idle_seconds=float(passed))
-        site.loom.happen(Heard(RankId(JOB, "main", 0), beat))
+        site.loom.happen(BeatReceived(RankId(JOB, "main", 0), beat))
         site.seen = {1: {"held": float(passed), "idle_seconds": float(passed), "computes": True}}
         site.loom.happen(Tick())
         site.look()
@@ -184,7 +184,7 @@ def test_memory_that_creeps_up_towards_what_the_machine_has_is_told_of_the_rank_
             mb = 500.0 + 60.0 * second * place.rank
             left = 8_000.0 - 60.0 * second
             beat = Beat(incarnation=place.incarnation, step=site.step, times=TIMES, rss_mb=mb, free_mb=left)
-            site.loom.happen(Heard(RankId(JOB, "main", place.rank), beat))
+            site.loom.happen(BeatReceived(RankId(JOB, "main", place.rank), beat))
         site.loom.look()
         site.look()
     assert [i.about for i in site.loom.cluster.incidents.values()] == [

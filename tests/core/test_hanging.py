@@ -11,7 +11,7 @@ from tests.core.site import JOB, Site, incidents
 from torchloom.core.decision import Decision
 from torchloom.core.detect.rank_spans import spans
 from torchloom.core.detect.stack_groups import group, story
-from torchloom.core.events import FactReported, Heard, LinkOpened, Reported, Tick
+from torchloom.core.events import BeatReceived, FactReceived, LinkOpened, ReportReceived, Tick
 from torchloom.core.incidents.policy import planned
 from torchloom.core.state.runs import Run
 from torchloom.protocol.facts import Inspected, RankStacks
@@ -57,7 +57,7 @@ class Training(Site):
     def beat_step(self, step: int, times: StepTimes | None, idle_seconds: float = 0.0, phase: str = "") -> None:
         for place in self.run.places:
             beat = Beat(incarnation=place.incarnation, step=step, times=times, idle_seconds=idle_seconds, phase=phase)
-            self.loom.happen(Heard(RankId(JOB, "main", place.rank), beat))
+            self.loom.happen(BeatReceived(RankId(JOB, "main", place.rank), beat))
 
     def look(self) -> None:
         """The agents say what they see; a second passes."""
@@ -210,8 +210,8 @@ def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> Non
         RankStacks(rank=1, how="py-spy", text=SLEEPS, state="stopped", said="oops"),
     )
     said = Inspected(job=JOB, node="n1", incident=incident, ranks=ranks, host="load 1")
-    site.loom.happen(FactReported(said))
-    site.loom.happen(FactReported(said))
+    site.loom.happen(FactReceived(said))
+    site.loom.happen(FactReceived(said))
     evidence = list(site.loom.cluster.incidents[incident].evidence)
     lines = [
         *story(group({0: WAITS, 1: SLEEPS}), culprits=(1,)),
@@ -227,7 +227,7 @@ def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> Non
 
 def test_stacks_for_an_incident_that_nobody_knows_are_left_alone() -> None:
     site = Training()
-    decision = site.loom.happen(FactReported(Inspected(job=JOB, node="n1", incident="i99")))
+    decision = site.loom.happen(FactReceived(Inspected(job=JOB, node="n1", incident="i99")))
     assert not decision
 
 
@@ -235,7 +235,7 @@ def test_an_agent_that_did_not_answer_is_asked_again_and_one_that_did_is_not() -
     site = Training(("n1", "n2"), per_node=1, nodes=2)
     site.stand(1, rank=1, frozen=True)
     (incident,) = site.loom.cluster.incidents
-    site.loom.happen(FactReported(Inspected(job=JOB, node="n1", incident=incident)))
+    site.loom.happen(FactReceived(Inspected(job=JOB, node="n1", incident=incident)))
     site.told.clear()
     site.stand(1, rank=1, frozen=1.5)
     assert {node for node, _ in inspect_orders(site)} == {"n2"}
@@ -324,7 +324,7 @@ def theirs() -> tuple[Loom, list[RankId], int]:
     for _ in range(30):
         step += 50
         for number, rank in enumerate(ranks):
-            loom.happen(Heard(rank, Beat(incarnation=life(number + 1), step=step, times=TIMES)))
+            loom.happen(BeatReceived(rank, Beat(incarnation=life(number + 1), step=step, times=TIMES)))
         loom.now += 1
     return loom, ranks, step
 
@@ -335,7 +335,7 @@ def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_
     for passed in range(1, 10):
         for number, rank in enumerate(ranks):
             beat = Beat(incarnation=life(number + 1), step=step, idle_seconds=float(passed), collectives=100 - number)
-            loom.happen(Heard(rank, beat))
+            loom.happen(BeatReceived(rank, beat))
         loom.look()
         loom.now += 1
     (incident,) = loom.cluster.incidents.values()
@@ -349,7 +349,7 @@ def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_
 def test_whoever_waits_for_a_rank_that_nobody_hears_is_not_blamed() -> None:
     loom, ranks, step = theirs()
     for passed in range(1, 60):  # rank 1 was stopped: it says nothing, and rank 0 waits for it
-        loom.happen(Heard(ranks[0], Beat(incarnation=life(1), step=step + 1, idle_seconds=float(passed))))
+        loom.happen(BeatReceived(ranks[0], Beat(incarnation=life(1), step=step + 1, idle_seconds=float(passed))))
         loom.look()
         loom.happen(Tick())
         loom.now += 1
@@ -363,7 +363,9 @@ def test_a_rank_that_is_lost_because_it_is_frozen_is_one_incident() -> None:
     for passed in range(20):
         rank = RankId(JOB, "main", 0)
         site.loom.happen(
-            Heard(rank, Beat(incarnation=site.run.places[0].incarnation, step=site.step, idle_seconds=3.0 + passed))
+            BeatReceived(
+                rank, Beat(incarnation=site.run.places[0].incarnation, step=site.step, idle_seconds=3.0 + passed)
+            )
         )
         site.seen = {1: {"frozen": 3.0 + passed, "idle_seconds": 3.0 + passed}, 0: {"idle_seconds": 3.0 + passed}}
         site.look()
@@ -378,7 +380,7 @@ def test_what_was_wrong_with_a_job_that_has_ended_is_over() -> None:
     loom = Site().loom
     rank = RankId("theirs", "r", 0)
     loom.join(rank, 1)
-    loom.happen(Heard(rank, Beat(incarnation=life(1), step=5, times=TIMES, not_finite=("loss",))))
+    loom.happen(BeatReceived(rank, Beat(incarnation=life(1), step=5, times=TIMES, not_finite=("loss",))))
     assert loom.open_incidents()
     loom.leave(rank, 1)
     loom.wait(5)
@@ -405,7 +407,7 @@ class Together(Training):
         for run in self.replicas:
             hello = Hello(incarnation=run.places[0].incarnation, node="n1", pid=1, devices=())
             self.loom.happen(LinkOpened(run.rank(0), hello.incarnation, "link"))
-            self.loom.happen(Reported(run.rank(0), hello))
+            self.loom.happen(ReportReceived(run.rank(0), hello))
 
     def beat_step(self, step: int, times: StepTimes | None, idle_seconds: float = 0.0, phase: str = "") -> None:
         for number, run in enumerate(self.replicas):
@@ -413,7 +415,7 @@ class Together(Training):
             beat = Beat(
                 incarnation=run.places[0].incarnation, step=so_far, times=times, idle_seconds=idle_seconds, phase=phase
             )
-            self.loom.happen(Heard(run.rank(0), beat))
+            self.loom.happen(BeatReceived(run.rank(0), beat))
 
     def wait(self, seconds: int, culprit: int | None, **seen: bool) -> None:
         """Nobody makes a step; of one replica its agent sees more than that."""
@@ -472,7 +474,7 @@ def test_stacks_of_a_replica_are_kept_with_the_incident_of_its_job() -> None:
     site.wait(1, 1, frozen=True)
     (incident,) = site.loom.cluster.incidents
     ranks = (RankStacks(rank=0, how="py-spy", text=SLEEPS, state="stopped"),)
-    site.loom.happen(FactReported(Inspected(job=f"{JOB}:1", node="n1", incident=incident, ranks=ranks)))
+    site.loom.happen(FactReceived(Inspected(job=f"{JOB}:1", node="n1", incident=incident, ranks=ranks)))
     lines = [*story(group({0: SLEEPS})), phrase("stacks_from_outside", rank=0, state="stopped")]
     assert phrase("stacks_on_node", node="n1", lines=lines) in site.loom.cluster.incidents[incident].evidence
 

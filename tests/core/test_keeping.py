@@ -6,7 +6,7 @@ import msgspec
 
 from tests.core.loom import HI, Loom, life
 from torchloom.core.decision import Decision
-from torchloom.core.events import Reported
+from torchloom.core.events import ReportReceived
 from torchloom.core.state.checkpoint_index import KEEP_SAVED
 from torchloom.core.state.cluster import ClusterState, State
 from torchloom.core.state.incidents import Incident
@@ -27,17 +27,17 @@ FAILING = phrase("checkpoint_failed", job="mnist")
 
 def save(loom: Loom, step: int, folder: str = "/runs/a", number: int = 1, rank: RankId = HI, size: int = 8) -> Decision:
     said = Saved(incarnation=life(number), step=step, folder=folder, size=size, seconds=2.0, stall=0.5)
-    return loom.happen(Reported(rank, said))
+    return loom.happen(ReportReceived(rank, said))
 
 
 def fail(loom: Loom, step: int, why: str = FULL, number: int = 1, error: str = "OSError ENOSPC") -> Decision:
     failed = SaveFailed(incarnation=life(number), step=step, folder="/runs/a", why=why.format(step=step), error=error)
-    return loom.happen(Reported(HI, failed))
+    return loom.happen(ReportReceived(HI, failed))
 
 
 def resume(loom: Loom, step: int, number: int = 1, rank: RankId = HI, **rejected: str) -> Decision:
     path = f"/runs/a/step-{step}"
-    return loom.happen(Reported(rank, Resumed(incarnation=life(number), step=step, path=path, rejected=rejected)))
+    return loom.happen(ReportReceived(rank, Resumed(incarnation=life(number), step=step, path=path, rejected=rejected)))
 
 
 def joined() -> Loom:

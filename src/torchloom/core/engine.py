@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from torchloom.core.decide import decide
 from torchloom.core.decision import Decision
 from torchloom.core.events import (
+    BeatReceived,
     Event,
-    Heard,
-    LighthouseHeard,
+    LighthouseBeatReceived,
     LinkClosed,
     LinkOpened,
-    NodeHeard,
-    Replied,
+    NodeBeatReceived,
+    ReplyReceived,
     RollCalled,
     RunDue,
     Tick,
@@ -75,21 +75,21 @@ class Engine:
 
     # ── what arrives ──
 
-    def hear(self, rank: RankId, beat: Beat, now: float) -> Heard | None:
+    def hear(self, rank: RankId, beat: Beat, now: float) -> BeatReceived | None:
         runtime = self.cluster.runtime
-        return None if runtime.hear(rank, beat, now) else Heard(rank, beat, runtime.take_found(rank))
+        return None if runtime.hear(rank, beat, now) else BeatReceived(rank, beat, runtime.take_found(rank))
 
     def hear_node(self, node: str, beat: NodeBeat, now: float) -> tuple[Event, ...]:
         if not self.cluster.runtime.hear_node(node, beat, now):
             return ()
         due = [job for job in self.cluster.runs.due(node) if job not in self._due]
         self._due.update(due)
-        return (NodeHeard(node), *map(RunDue, due))
+        return (NodeBeatReceived(node), *map(RunDue, due))
 
-    def hear_lighthouse(self, job: str, beat: LighthouseBeat, now: float) -> LighthouseHeard | None:
+    def hear_lighthouse(self, job: str, beat: LighthouseBeat, now: float) -> LighthouseBeatReceived | None:
         behind = not set(self.cluster.evicted.get(job, ())) <= set(beat.evicted)
         news = self.cluster.runtime.hear_lighthouse(job, beat)
-        return LighthouseHeard(job) if news or (behind and self._may_tell(job, now)) else None
+        return LighthouseBeatReceived(job) if news or (behind and self._may_tell(job, now)) else None
 
     def _may_tell(self, job: str, now: float) -> bool:
         """Not at once again: a lighthouse that cannot keep what it is told answers each time."""
@@ -99,8 +99,8 @@ class Engine:
         self._told[job] = now
         return True
 
-    def hear_reply(self, rank: RankId, reply: Reply) -> Replied | None:
-        return None if self.cluster.runtime.operations.take(rank, reply) is None else Replied(rank, reply)
+    def hear_reply(self, rank: RankId, reply: Reply) -> ReplyReceived | None:
+        return None if self.cluster.runtime.operations.take(rank, reply) is None else ReplyReceived(rank, reply)
 
     def hear_link(self, event: LinkOpened | LinkClosed) -> None:
         """The server announced a connect or a disconnect, which is then to be handled."""

@@ -15,22 +15,22 @@ from torchloom.protocol.records import JobEnded, JobForgotten, RankForgotten, Re
 
 
 def tick(cluster: ClusterState, now: float) -> Decision:
-    decisions = [lifecycle.grace_over(cluster, cluster.ranks[rank]) for rank in cluster.runtime.expired(now)]
+    decisions = [lifecycle.presume_dead(cluster, cluster.ranks[rank]) for rank in cluster.runtime.expired(now)]
     there = [job for job in cluster.jobs.values() if job.phase is JobPhase.RUNNING]
     decisions += [_job(cluster, job, now) for job in there if not cluster.runs.of_job(job.name)]
     decisions.append(_ended_jobs(cluster))
     for operation in cluster.runtime.operations.by_request.values():
         order = operation.id in cluster.ledger.orders
         decisions.append(
-            orders.tend(cluster, operation, now) if order else two_phase_commit.tend(cluster, operation, now)
+            orders.poll(cluster, operation, now) if order else two_phase_commit.poll(cluster, operation, now)
         )
     return merge_decisions(decisions)
 
 
-def fell_silent(cluster: ClusterState, silent: tuple[RankId, ...], now: float) -> Decision:
+def lose_silent(cluster: ClusterState, silent: tuple[RankId, ...], now: float) -> Decision:
     """Those that still are."""
     still = cluster.runtime.silent(silent, now, cluster.beat_seconds())
-    return merge_decisions(lifecycle.silent(cluster, rank, now) for rank in still)
+    return merge_decisions(lifecycle.lose_silent(cluster, rank, now) for rank in still)
 
 
 def _job(cluster: ClusterState, job: Job, now: float) -> Decision:
@@ -75,5 +75,5 @@ def _ended_jobs(cluster: ClusterState) -> Decision:
     oldest = sorted(ended, key=lambda job: (job.ended or 0.0, job.name))[:excess]
     records: list[Record] = []
     for job in oldest:
-        records += (*checkpoint_reports.forgotten(cluster, job.name), JobForgotten(job=job.name))
+        records += (*checkpoint_reports.close_forgotten(cluster, job.name), JobForgotten(job=job.name))
     return Decision(tuple(records))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchloom.core.jobs.placement import waits_for
+from torchloom.core.jobs.placement import explain_wait
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState, Job
 from torchloom.core.state.device import Device
@@ -305,7 +305,7 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
                 resume_step=run.resume_step,
                 reason=render(run.reason),
                 step=max(run.step, cluster.furthest(run)),
-                waiting=render(waits_for(cluster, run, now)) if run.phase in _WAITING else "",
+                waiting=render(explain_wait(cluster, run, now)) if run.phase in _WAITING else "",
                 notes=tuple(replace(note, reason=render(note.reason)) for note in run.notes),
                 goodput=cluster.goodput.of(run.name, now, _step(cluster, run)),
             )

@@ -24,7 +24,7 @@ from nats.aio.client import Client
 
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.tasks import end_all
-from torchloom.core.devices.alert_targets import AlertTargets, blamed_by
+from torchloom.core.devices.alert_targets import AlertTargets, devices_blamed_by
 from torchloom.core.state.cluster import ClusterState
 from torchloom.errors import BadInput, BadState, TorchLoomError
 from torchloom.integrations import alertmanager
@@ -195,7 +195,7 @@ class Ingress:
         decided on, so it is told nevertheless.
         """
         hosts = AlertTargets(self._cluster)
-        had = blamed_by(self._cluster, [alarm.id for alarm in alarms if not alarm.firing])
+        had = devices_blamed_by(self._cluster, [alarm.id for alarm in alarms if not alarm.firing])
         facts: list[Told] = []
         doubts: list[Phrase] = []
         for alarm in alarms:

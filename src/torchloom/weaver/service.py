@@ -24,7 +24,7 @@ from torchloom import __version__
 from torchloom.bus.tasks import end_all
 from torchloom.core.decision import Decision, WantedVerdict
 from torchloom.core.engine import Engine
-from torchloom.core.events import Asked, Event, LinkClosed, LinkOpened, TookOver, VerdictKnown
+from torchloom.core.events import Event, LinkClosed, LinkOpened, RequestReceived, TookOver, VerdictKnown
 from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.codec import (
     decode_ask,
@@ -182,7 +182,7 @@ class Weaver:
             await self.store.append(self.cluster.term, now, records)
         self._ahead = False
         for waiting in self._batch:
-            if isinstance(waiting.event, Asked):
+            if isinstance(waiting.event, RequestReceived):
                 self._in_hand.discard(getattr(waiting.event.ask, "request", ""))
         for waiting, decision in decisions:
             await self._carry_out(waiting, decision)
@@ -348,7 +348,7 @@ class Weaver:
             why = phrase("log_refuses", trouble=first_trouble(self.health.troubles))
             await self.looks.answer(message.reply, No(why=why, hint=phrase("disk_may_be_full")))
             return
-        if self._enqueue(Waiting(Asked(ask, message.reply), reply=message.reply)) and request:
+        if self._enqueue(Waiting(RequestReceived(ask, message.reply), reply=message.reply)) and request:
             self._in_hand.add(request)
 
     def on_link(self, event: LinkOpened | LinkClosed) -> None:

@@ -20,7 +20,7 @@ from torchloom.protocol.job import EventKind
 from torchloom.protocol.phrase import Prose, phrase
 
 
-def with_responses(cluster: ClusterState, told: Decision, device: str, now: float) -> Decision:
+def respond_to_failure(cluster: ClusterState, told: Decision, device: str, now: float) -> Decision:
     """A decision that opens an incident about a device, and what the policy of each job on it says."""
     opened = next((record for record in told.records if isinstance(record, IncidentOpened)), None)
     if opened is None:

@@ -35,7 +35,7 @@ WARNING = "device_warning"
 
 
 def fail(cluster: ClusterState, device: str, source: str, blame: Blame) -> Decision:
-    known, cause = find(cluster, device), blame.cause
+    known, cause = find_device(cluster, device), blame.cause
     if known is None:
         return _unknown(cluster, device, guess=blame.by == HAND)
     replicas = cluster.drmap.replicas_on(device)
@@ -74,9 +74,9 @@ def fail(cluster: ClusterState, device: str, source: str, blame: Blame) -> Decis
     )
 
 
-def take_back(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
+def withdraw(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
     """Whoever said that a device failed does not say so any more; others may."""
-    known, by = find(cluster, fact.device), fact.alert or fact.source
+    known, by = find_device(cluster, fact.device), fact.alert or fact.source
     if known is None:
         return _unknown(cluster, fact.device)
     mine = next((blame for blame in known.blames if blame.by == by), None)
@@ -93,7 +93,7 @@ def take_back(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
 
 
 def recover(cluster: ClusterState, device: str, source: str) -> Decision:
-    known = find(cluster, device)
+    known = find_device(cluster, device)
     if known is None:
         return _unknown(cluster, device, guess=True)
     if not known.failed:
@@ -108,7 +108,7 @@ def recover(cluster: ClusterState, device: str, source: str) -> Decision:
 
 def warn(cluster: ClusterState, fact: DeviceWarned) -> Decision:
     """A device is not well: one incident for each condition, from its beginning to its end."""
-    known = find(cluster, fact.device)
+    known = find_device(cluster, fact.device)
     if known is None:
         return _unknown(cluster, fact.device)
     about = About(device=fact.device, part=fact.what)
@@ -157,7 +157,7 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
     return Decision((record,), answer=Done(text=text, replicas=(replica,)))
 
 
-def find(cluster: ClusterState, device: str) -> Device | None:
+def find_device(cluster: ClusterState, device: str) -> Device | None:
     """A device that a rank has had, or that an agent says its node has."""
     known = cluster.devices.get(device)
     if known is None:

@@ -10,7 +10,7 @@ from itertools import chain, islice
 
 from torchloom.core.detect.hang import HangDiagnosis, RankProgress, is_suspect
 from torchloom.core.detect.hang_tracker import NEWS
-from torchloom.core.events import Event, FellSilent, Found, JobDue
+from torchloom.core.events import Event, FindingsMade, JobDue, RanksSilent
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
@@ -91,7 +91,7 @@ def look_around(cluster: ClusterState, now: float) -> Iterator[tuple[Event, ...]
         events: list[Event] = []
         silent = cluster.runtime.silent(ranks, now, cluster.beat_seconds())
         if silent:
-            events.append(FellSilent(tuple(silent)))
+            events.append(RanksSilent(tuple(silent)))
         for rank in ranks:
             if job is None or job.name != rank.job:
                 events += job.conclude() if job is not None else ()
@@ -144,12 +144,12 @@ class _SideBySide:
             return
         own = {rank: rank_runtime.detectors.own for rank, rank_runtime in live.items()}
         for rank, finding in cluster.runtime.race(self.name).look(own, cluster.settings):
-            yield Found(rank, (finding,))
+            yield FindingsMade(rank, (finding,))
         moves = any(rank_runtime.beat is not None and not rank_runtime.beat.paused for rank_runtime in live.values())
         trains = moves and (not self._runs or any(run.phase is RunPhase.RUNNING for run in self._runs))
         late = cluster.runtime.saves(self.name).look(now, cluster.settings, trains=trains)
         if late is not None:
-            yield Found(min(live), (late,))
+            yield FindingsMade(min(live), (late,))
         if self._case is not None:
             one = len({rank.replica for rank in live}) == 1  # ranks of several replicas have the same numbers
             found = self._case.judge(self._stands, cluster.settings, now, cluster.beat_seconds(), self._suspect)

@@ -124,7 +124,7 @@ def _do(
             return Decision(tasks=inspecting(cluster, run, response.incident))
         case "pause":
             ask = Steer(request=_request(run, since, what), verb="pause", job=run.replica_id.job, operator="policy")
-            return _without_answer(requests.act(cluster, ask, ""))
+            return _without_answer(requests.request_change(cluster, ask, ""))
         case "checkpoint":
             return _checkpoint_over(cluster, run, response, since, now)
         case "drain":
@@ -153,7 +153,7 @@ def _ask_for_checkpoint(cluster: ClusterState, run: Run, since: float) -> Decisi
     if request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None:
         return NOTHING
     ask = Steer(request=request, verb="checkpoint", job=run.replica_id.job, operator="policy")
-    return _without_answer(requests.act(cluster, ask, ""))
+    return _without_answer(requests.request_change(cluster, ask, ""))
 
 
 def _drained(cluster: ClusterState, run: Run, response: ResponseBegan) -> tuple[Record, ...]:

@@ -19,7 +19,7 @@ from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import Record
 
 
-def lost_node(cluster: ClusterState, run: Run, now: float) -> Prose:
+def explain_lost_node(cluster: ClusterState, run: Run, now: float) -> Prose:
     """A node that has to be given up. Ranks may outlive their agent: as long as they are heard, all is well."""
     for node in run.nodes:
         if cluster.runtime.node_speaks(node, now) or _alive(cluster, run, node):
@@ -29,10 +29,10 @@ def lost_node(cluster: ClusterState, run: Run, now: float) -> Prose:
     return ""
 
 
-def silent_agents(cluster: ClusterState, run: Run, now: float) -> list[Record]:
+def report_silent_agents(cluster: ClusterState, run: Run, now: float) -> list[Record]:
     """Agents that are missed while their ranks go on."""
     away = [node for node in run.nodes if not cluster.runtime.node_speaks(node, now) and _alive(cluster, run, node)]
-    untold = [node for node in away if missed(cluster, node) is None]
+    untold = [node for node in away if silence_incident(cluster, node) is None]
     return [
         IncidentOpened(
             id=provisional("agent", node),
@@ -45,7 +45,7 @@ def silent_agents(cluster: ClusterState, run: Run, now: float) -> list[Record]:
     ]
 
 
-def missed(cluster: ClusterState, node: str) -> Incident | None:
+def silence_incident(cluster: ClusterState, node: str) -> Incident | None:
     """The open incident that tells of its silence."""
     about = _about(node)
     return next((i for i in cluster.incidents.values() if i.closed is None and i.about == about), None)
@@ -55,7 +55,7 @@ def _about(node: str) -> About:
     return About(node=node, part="agent")
 
 
-def deserted(cluster: ClusterState, run: Run, now: float) -> bool:
+def launcher_gone(cluster: ClusterState, run: Run, now: float) -> bool:
     """Its launcher has been away for too long to come back."""
     seen = cluster.runtime.nodes.get(run.task.node or "")
     if seen is None:
@@ -63,16 +63,16 @@ def deserted(cluster: ClusterState, run: Run, now: float) -> bool:
     return seen.beat.leaving or now - seen.heard > cluster.settings.node_patience_seconds
 
 
-def given_up(cluster: ClusterState, run: Run, node: str, now: float) -> bool:
+def node_abandoned(cluster: ClusterState, run: Run, node: str, now: float) -> bool:
     """Nobody answers there, and if a rank still runs, it has been waited for long enough."""
     if cluster.runtime.node_speaks(node, now):
         return False
     return _patience_over(cluster, run, node, now) or not _alive(cluster, run, node)
 
 
-def as_ranks_say(cluster: ClusterState, run: Run, told: tuple[RankStatus, ...]) -> tuple[RankStatus, ...]:
+def merge_rank_reports(cluster: ClusterState, run: Run, told: tuple[RankStatus, ...]) -> tuple[RankStatus, ...]:
     """What an agent said before it fell silent, with what its ranks have said since."""
-    ended = {rank.rank for rank in told if finished(cluster, run, rank.rank)}
+    ended = {rank.rank for rank in told if has_finished(cluster, run, rank.rank)}
     return tuple(replace(rank, state="ended", code=0, signal="") if rank.rank in ended else rank for rank in told)
 
 
@@ -96,12 +96,12 @@ def _alive(cluster: ClusterState, run: Run, node: str) -> bool:
     for at in run.places:
         known = cluster.ranks.get(run.rank(at.rank))
         lives = known is not None and known.incarnation == at.incarnation and known.presence is Presence.LIVE
-        if at.node == node and not lives and not finished(cluster, run, at.rank):
+        if at.node == node and not lives and not has_finished(cluster, run, at.rank):
             return False
     return True
 
 
-def finished(cluster: ClusterState, run: Run, number: int) -> bool:
+def has_finished(cluster: ClusterState, run: Run, number: int) -> bool:
     """Whether a rank of the attempt has said so itself."""
     known = cluster.ranks.get(run.rank(number))
     this = any(at.rank == number and known is not None and at.incarnation == known.incarnation for at in run.places)

@@ -61,12 +61,12 @@ def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
     step = cluster.furthest(run)
     next_action, reason = cause.next_action, cause.reason
     if next_action == "restart" and cause.uses_restart:
-        next_action, reason = _what_then(run, now, cause, step)
+        next_action, reason = _choose_next_action(run, now, cause, step)
     told: list[Record] = []
     incident = cause.incident
     if next_action not in {"cancel", "done"} and not cause.expected:
         again = cause.decision or (AGAIN if run.task.torchft is None else ALONE)
-        told, incident = _tell(cluster, run, cause, reason, GIVEN_UP if next_action == "fail" else again)
+        told, incident = _record_incident(cluster, run, cause, reason, GIVEN_UP if next_action == "fail" else again)
     stopping = AttemptStopping(
         job=run.name,
         attempt=run.attempt,
@@ -81,15 +81,15 @@ def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
         rollback=cause.rollback,
         incident=incident,
     )
-    halt = halting(cluster, run, cause.kill_now)
+    halt = halt_command(cluster, run, cause.kill_now)
     return Decision((*told, stopping), tasks=tuple((node, halt) for node in run.nodes))
 
 
-def halting(cluster: ClusterState, run: Run, kill_now: tuple[int, ...]) -> Halt:
+def halt_command(cluster: ClusterState, run: Run, kill_now: tuple[int, ...]) -> Halt:
     return Halt(term=cluster.term, job=run.name, attempt=run.attempt, grace_seconds=run.task.grace, kill=kill_now)
 
 
-def _what_then(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Prose]:
+def _choose_next_action(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Prose]:
     """Another try, or none: not wanted, the budget is used up, or the same again without a step forward."""
     if cause.kind is not None and not ENDING.intersection(rule_for(run.task, cause.kind).do):
         return "fail", phrase("policy_no_restart", reason=cause.reason)
@@ -103,7 +103,9 @@ def _what_then(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Pro
     return "restart", cause.reason
 
 
-def _tell(cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision: Prose) -> tuple[list[Record], str]:
+def _record_incident(
+    cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision: Prose
+) -> tuple[list[Record], str]:
     """One incident for one failure, and its id; that of the rank itself, if there is one already."""
     known = cluster.ranks.get(cause.rank) if cause.rank is not None else None
     records: list[Record] = []
@@ -132,7 +134,7 @@ def _tell(cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision
     return [*records, opened], opened.id
 
 
-def of_the_attempt(cluster: ClusterState, run: Run) -> list[Incident]:
+def incidents_of_attempt(cluster: ClusterState, run: Run) -> list[Incident]:
     """Open incidents that are over with the attempt they arose in: those about its ranks, and its own."""
     return [
         i

@@ -8,11 +8,11 @@ import math
 from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision
-from torchloom.core.jobs.node_checks import examining, fit, is_known, unfit
+from torchloom.core.jobs.node_checks import is_checked, request_checks, select_fit, unfit_reasons
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
 from torchloom.core.state.runtime import NODE_SILENCE
-from torchloom.core.torchft.replica_groups import heals, waits
+from torchloom.core.torchft.replica_groups import heals, waits_for_lighthouse
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import NodeBeat, Place, Prepare
 from torchloom.protocol.phrase import Phrase, Prose, phrase
@@ -28,11 +28,11 @@ LAST_CALL = 30.0
 
 def place(cluster: ClusterState, run: Run, now: float) -> Decision:
     """Begin an attempt where there is room. The nodes with most of it come first, so that few have to be used."""
-    if waits(cluster, run) or run.drained:
+    if waits_for_lighthouse(cluster, run) or run.drained:
         return NOTHING
     chosen = _chosen(cluster, run, now)
     if not chosen:
-        return Decision(tasks=examining(cluster, run, list(_free(cluster, run, now)), now))
+        return Decision(tasks=request_checks(cluster, run, list(_free(cluster, run, now)), now))
     attempt = run.attempt + 1
     places: list[Place] = []
     for node, ranks in chosen.items():
@@ -66,13 +66,13 @@ def _prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
     )
 
 
-def waits_for(cluster: ClusterState, run: Run, now: float) -> Prose:
+def explain_wait(cluster: ClusterState, run: Run, now: float) -> Prose:
     """Why a run is not started, if it is not."""
     if run.attempt > run.before and now < run.wait_until:
         return phrase("waits_longer", seconds=math.ceil(run.wait_until - now))
     if run.drained:
         return phrase("waits_for_undrain", replica=run.replica_id)
-    if waits(cluster, run):
+    if waits_for_lighthouse(cluster, run):
         return phrase("waits_for_lighthouse")
     if _chosen(cluster, run, now):
         return ""
@@ -108,15 +108,15 @@ def _room(cluster: ClusterState, run: Run, node: str, now: float) -> Phrase:
         return phrase("room_leaving")
     if processor_failed(cluster, node):
         return phrase("room_processor_failed")
-    if run.task.check and not is_known(cluster, run, node, now):
+    if run.task.check and not is_checked(cluster, run, node, now):
         return phrase("room_being_checked")
-    if run.task.check and (why := unfit(cluster, node)):
+    if run.task.check and (why := unfit_reasons(cluster, node)):
         return phrase("room_not_fit", why=why[0])
     free = max(0, room(cluster, node, beat, run.name))
     return phrase("room_free", free=free, count=capacity(beat), failed=len(_broken(cluster, beat)) or None)
 
 
-def too_large(cluster: ClusterState, task: Task) -> Phrase | None:
+def explain_too_large(cluster: ClusterState, task: Task) -> Phrase | None:
     """Why no node that is known could ever take this, if none could."""
     there = {node: seen for node, seen in cluster.runtime.nodes.items() if task.node in {None, node}}
     sizes = {node: capacity(seen.beat) for node, seen in there.items() if not seen.beat.tied}
@@ -130,7 +130,7 @@ def too_large(cluster: ClusterState, task: Task) -> Phrase | None:
 def _chosen(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
     """How many ranks each node gets: all that are wanted, or fewer where that is all there is; nothing if too few."""
     task, free = run.task, _free(cluster, run, now)
-    order = sorted(fit(cluster, run, list(free), now), key=lambda node: (-free[node], node))
+    order = sorted(select_fit(cluster, run, list(free), now), key=lambda node: (-free[node], node))
     chosen = [node for node in order if free[node] >= task.per_node][: task.nodes]
     if len(chosen) < task.nodes:
         chosen = order[: task.nodes]

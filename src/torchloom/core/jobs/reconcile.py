@@ -15,21 +15,27 @@ from torchloom.core.incidents.policy import HANGS
 from torchloom.core.incidents.responses import go_on
 from torchloom.core.jobs import node_checks
 from torchloom.core.jobs.agent_liveness import (
-    as_ranks_say,
-    deserted,
-    finished,
-    given_up,
-    lost_node,
-    missed,
-    silent_agents,
+    explain_lost_node,
+    has_finished,
+    launcher_gone,
+    merge_rank_reports,
+    node_abandoned,
+    report_silent_agents,
+    silence_incident,
 )
-from torchloom.core.jobs.attempt_stop import ELSEWHERE, Cause, halting, of_the_attempt, stop
+from torchloom.core.jobs.attempt_stop import ELSEWHERE, Cause, halt_command, incidents_of_attempt, stop
 from torchloom.core.jobs.placement import place, prepare
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT, JobPhase
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft import drain_request
-from torchloom.core.torchft.replica_groups import heals, left_alone, served, whole_job, with_lighthouse
+from torchloom.core.torchft.replica_groups import (
+    heals,
+    is_left_alone,
+    is_unused_lighthouse,
+    job_outcome,
+    with_lighthouse,
+)
 from torchloom.protocol.incident_records import IncidentAmended
 from torchloom.protocol.node import AttemptStatus, Dismiss, Halt, Launch, NodeCommand, RankStatus
 from torchloom.protocol.phrase import Prose, phrase
@@ -57,7 +63,7 @@ LONGEST_WAIT = 30.0
 # ── time and beats ──
 
 
-def heard(cluster: ClusterState, node: str) -> Decision:
+def handle_node_beat(cluster: ClusterState, node: str) -> Decision:
     """An agent spoke. What it holds of attempts that are over, it may forget; if it was missed, it is there again."""
     beat = cluster.runtime.nodes[node].beat
     tasks: list[tuple[str, NodeCommand]] = []
@@ -70,14 +76,14 @@ def heard(cluster: ClusterState, node: str) -> Decision:
             tasks.append((node, Dismiss(term=cluster.term, job=status.job, attempt=status.attempt, last=last)))
         else:  # of an attempt that nobody counts on any more
             tasks.append((node, Halt(term=cluster.term, job=status.job, attempt=status.attempt)))
-    known = missed(cluster, node)
+    known = silence_incident(cluster, node)
     records = (
         (IncidentAmended(id=known.id, outcome=phrase("agent_speaks_again"), closed=True),) if known is not None else ()
     )
-    return Decision((*records, *node_checks.told(cluster, node)), tasks=tuple(tasks))
+    return Decision((*records, *node_checks.record_fitness(cluster, node)), tasks=tuple(tasks))
 
 
-def due(cluster: ClusterState, job: str, hang: HangDiagnosis | None, now: float) -> Decision:
+def reconcile_run(cluster: ClusterState, job: str, hang: HangDiagnosis | None, now: float) -> Decision:
     run = cluster.runs.active(job)
     return NOTHING if run is None else advance(cluster, run, hang, now)
 
@@ -86,14 +92,14 @@ def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: fl
     leaving = next((node for node in run.nodes if cluster.runtime.leaves(node)), None)
     if leaving is not None and run.phase in UNDER_WAY:
         return stop(cluster, run, now, Cause(phrase("node_is_leaving", node=leaving), uses_restart=False))
-    if served(cluster, run) and run.phase is not RunPhase.STOPPING:
+    if is_unused_lighthouse(cluster, run) and run.phase is not RunPhase.STOPPING:
         if run.phase in UNDER_WAY:
             return stop(cluster, run, now, Cause(phrase("its_replicas_over"), next_action="done"))
         return end(cluster, run, "cancelled", phrase("its_replicas_over"))
     match run.phase:
-        case RunPhase.SUBMITTED | RunPhase.RESTARTING if run.task.attended and deserted(cluster, run, now):
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING if run.task.attended and launcher_gone(cluster, run, now):
             return end(cluster, run, "failed", phrase("launcher_gone"))
-        case RunPhase.SUBMITTED | RunPhase.RESTARTING if left_alone(cluster, run):
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING if is_left_alone(cluster, run):
             return end(cluster, run, "cancelled", phrase("other_replicas_over"))
         case RunPhase.SUBMITTED:
             return place(cluster, run, now)
@@ -102,7 +108,7 @@ def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: fl
         case RunPhase.PLACING:
             return _prepare(cluster, run, now)
         case RunPhase.STARTING | RunPhase.RUNNING | RunPhase.PAUSED:
-            return _watch(cluster, run, hang, now)
+            return _supervise(cluster, run, hang, now)
         case RunPhase.STOPPING:
             return _finish(cluster, run, now)
     return NOTHING
@@ -114,7 +120,7 @@ def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: fl
 def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
     """The agent of the first rank says where ranks meet and what they go on from; then all are told to start."""
     first = run.places[0].node
-    if lost := lost_node(cluster, run, now):
+    if lost := explain_lost_node(cluster, run, now):
         return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
     status = _status(cluster, run, first)
     if status is None or (not status.port and not status.trouble):
@@ -156,8 +162,8 @@ def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launc
 # ── running ──
 
 
-def _watch(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: float) -> Decision:
-    if lost := lost_node(cluster, run, now):
+def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: float) -> Decision:
+    if lost := explain_lost_node(cluster, run, now):
         return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
     ranks: dict[int, RankStatus] = {}
     tasks: list[tuple[str, NodeCommand]] = []
@@ -175,14 +181,14 @@ def _watch(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: flo
         else:
             told = status.ranks
             if not cluster.runtime.node_speaks(node, now):  # then they speak for themselves
-                told = as_ranks_say(cluster, run, told)
+                told = merge_rank_reports(cluster, run, told)
             ranks |= {rank.rank: rank for rank in told}
     bad = [rank for rank in ranks.values() if rank.state == "ended" and (rank.code != 0 or rank.signal)]
     # A process that was done may still be aborted by what its libraries leave running.
-    failed = [rank for rank in bad if not (rank.signal in AT_EXIT and finished(cluster, run, rank.rank))]
+    failed = [rank for rank in bad if not (rank.signal in AT_EXIT and has_finished(cluster, run, rank.rank))]
     if failed:
-        return _failed(cluster, run, failed, now)
-    records: list[Record] = [*_left(cluster, run, ranks), *silent_agents(cluster, run, now)]
+        return _stop_failed(cluster, run, failed, now)
+    records: list[Record] = [*_record_left(cluster, run, ranks), *report_silent_agents(cluster, run, now)]
     if len(ranks) == run.world_size and all(rank.state == "ended" for rank in ranks.values()):
         if run.drained or drain_request.was_asked(cluster, run):
             gone = stop(cluster, run, now, Cause(phrase("it_is_drained"), uses_restart=False, expected=True))
@@ -197,8 +203,8 @@ def _watch(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: flo
         warm = sum(rank.warm for rank in ranks.values())
         cold = next((rank.why_cold for rank in ranks.values() if rank.why_cold), "")
         records.append(AttemptRunning(job=run.name, attempt=run.attempt, warm=warm, why_cold=cold))
-        records += _recovered(cluster, run)
-    records += _held(cluster, run)
+        records += _close_incidents(cluster, run)
+    records += _record_pause(cluster, run)
     seen = Decision(tuple(records), tasks=tuple(tasks))
     if run.phase is not RunPhase.RUNNING or records:
         return seen
@@ -211,10 +217,10 @@ def _watch(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: flo
 def _begins_alone(cluster: ClusterState, run: Run) -> bool:
     """A replica that was started again too late to heal from the others: it would do all of it once more."""
     counted = len(run.notes) > 1 and run.notes[-2].step > 0  # then its steps are seen
-    return counted and not cluster.furthest(run) and left_alone(cluster, run)
+    return counted and not cluster.furthest(run) and is_left_alone(cluster, run)
 
 
-def _failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: float) -> Decision:
+def _stop_failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: float) -> Decision:
     """Who failed first is the culprit: a rank that lost a peer says so itself, or was killed, a moment later."""
     first = min(failed, key=lambda rank: (not rank.signal, rank.rank))  # a kill comes before what it led to
     rank = run.rank(first.rank)
@@ -240,7 +246,7 @@ def _failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: floa
     return stop(cluster, run, now, cause)
 
 
-def _left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) -> list[Record]:
+def _record_left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) -> list[Record]:
     """Ranks whose agent saw them end well, and that have not said goodbye themselves."""
     found: list[Record] = []
     for number, status in ranks.items():
@@ -254,7 +260,7 @@ def _left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) -> list
     return found
 
 
-def _held(cluster: ClusterState, run: Run) -> list[Record]:
+def _record_pause(cluster: ClusterState, run: Run) -> list[Record]:
     """Whether all ranks are paused, if that has changed."""
     beats = []
     for at in run.places:
@@ -284,22 +290,22 @@ def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
         status = _status(cluster, run, node)
         unknown = node not in cluster.runtime.nodes
         busy = status is not None and any(rank.state != "ended" for rank in status.ranks)
-        if (unknown or busy) and not given_up(cluster, run, node, now):
+        if (unknown or busy) and not node_abandoned(cluster, run, node, now):
             left.append(node)
     if left:
-        halt = halting(cluster, run, run.kill_now)
+        halt = halt_command(cluster, run, run.kill_now)
         return Decision(tasks=tuple((node, halt) for node in left))
     if run.next_action == "restart":
-        wait = _wait(run)
+        wait = _backoff(run)
         record = AttemptEnded(job=run.name, attempt=run.attempt, wait_seconds=wait)
-        ended = Decision((*_gone(cluster, run), record))
+        ended = Decision((*_end_ranks(cluster, run), record))
         # Without a wait the next one begins in the same breath: the tick that would see to it is far away.
         return ended if wait else merge_decisions([ended, place(cluster, run, now)])
     ways: dict[str, Literal["done", "failed", "cancelled"]] = {"cancel": "cancelled", "done": "done"}
     return end(cluster, run, ways.get(run.next_action, "failed"), run.reason)
 
 
-def _wait(run: Run) -> float:
+def _backoff(run: Run) -> float:
     """None after a step forward; then more each time."""
     idle = 0
     for before, after in zip(reversed(run.notes[:-1]), reversed(run.notes), strict=False):
@@ -309,7 +315,7 @@ def _wait(run: Run) -> float:
     return FIRST_WAIT if idle == 0 else min(LONGEST_WAIT, 0.5 * 2.0 ** (idle - 1))
 
 
-def _gone(cluster: ClusterState, run: Run) -> list[Record]:
+def _end_ranks(cluster: ClusterState, run: Run) -> list[Record]:
     """Ranks that were ended with the attempt: nobody waits for them to come back."""
     records: list[Record] = []
     for rank in cluster.ranks_of(run):
@@ -321,7 +327,7 @@ def _gone(cluster: ClusterState, run: Run) -> list[Record]:
     return records
 
 
-def _recovered(cluster: ClusterState, run: Run) -> list[Record]:
+def _close_incidents(cluster: ClusterState, run: Run) -> list[Record]:
     """The incidents that led to this attempt are over."""
     before = run.notes[-2] if len(run.notes) > 1 else None
     if before is None or before.stopping is None:
@@ -334,18 +340,18 @@ def _recovered(cluster: ClusterState, run: Run) -> list[Record]:
         outcome = phrase("started_again_from_beginning", attempt=run.ordinal)
     if run.world_size < (wanted := run.task.per_node * run.task.nodes):
         outcome = phrase("with_fewer_ranks", outcome=outcome, count=run.world_size, wanted=wanted)
-    return [IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in of_the_attempt(cluster, run)]
+    return [IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in incidents_of_attempt(cluster, run)]
 
 
 def end(cluster: ClusterState, run: Run, phase: Literal["done", "failed", "cancelled"], reason: Prose) -> Decision:
-    records: list[Record] = _gone(cluster, run)
+    records: list[Record] = _end_ranks(cluster, run)
     over = [i for i in cluster.incidents_of(run) if not i.about.node]
     records += [IncidentAmended(id=i.id, outcome=phrase("job_is_over", phase=phase), closed=True) for i in over]
     records.append(RunEnded(job=run.name, phase=phase, reason=reason, step=cluster.furthest(run)))
     job = cluster.jobs.get(run.replica_id.job)
     last = cluster.runs.of_job(run.replica_id.job) == [run]
     if job is not None and job.phase is JobPhase.RUNNING and last:
-        whole, why = whole_job(cluster, run, phase, reason)
+        whole, why = job_outcome(cluster, run, phase, reason)
         outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[whole]
         records.append(JobEnded(job=run.replica_id.job, outcome=outcome, reason=why))
     dismiss = Dismiss(term=cluster.term, job=run.name, attempt=run.attempt, last=True)

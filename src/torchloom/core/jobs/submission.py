@@ -8,11 +8,11 @@ from dataclasses import replace
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
-from torchloom.core.jobs.placement import too_large
+from torchloom.core.jobs.placement import explain_too_large
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT, JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
-from torchloom.core.torchft.replica_groups import parts
+from torchloom.core.torchft.replica_groups import split_job
 from torchloom.protocol.job import Task
 from torchloom.protocol.operator import Cancel, Done, Drain, No, Submit
 from torchloom.protocol.phrase import Phrase, Prose, phrase
@@ -21,7 +21,7 @@ from torchloom.protocol.run_records import NodeDrained, RunSubmitted
 
 
 def submit(cluster: ClusterState, ask: Submit) -> Decision:
-    runs = parts(ask.job, ask.task)
+    runs = split_job(ask.job, ask.task)
     there = [run for name, _ in (*runs, (ask.job, None)) if (run := cluster.runs.by_name.get(name)) is not None]
     if any(run.request == ask.request for run in there):
         return Decision(answer=Done(text=phrase("submitted_before", job=ask.job)))
@@ -34,7 +34,7 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
         lost = not any(rank.presence is Presence.LIVE for rank in members)
         hint = phrase("wait_or_rename" if lost else "choose_other_name")
         return _no(phrase("foreign_job_runs", job=ask.job), hint)
-    if wrong := _wrong(ask.task):
+    if wrong := _find_error(ask.task):
         return _no(wrong, phrase("correct_and_resubmit"))
     if ask.task.node is not None:
         seen = cluster.runtime.nodes.get(ask.task.node)
@@ -42,7 +42,7 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
             return Decision(answer=_no_agent(cluster, ask.task.node))
         if seen.beat.tied and not ask.task.attended:
             return _no(phrase("node_serves_one_job", node=ask.task.node), phrase("name_other_node"))
-    if not ask.task.attended and (why := too_large(cluster, ask.task)):
+    if not ask.task.attended and (why := explain_too_large(cluster, ask.task)):
         return _no(why, phrase("use_more_nodes"))
     records: list[Record] = [
         RunSubmitted(job=name, task=task, request=ask.request, operator=ask.operator) for name, task in runs
@@ -84,7 +84,7 @@ def drain(cluster: ClusterState, ask: Drain) -> Decision:
     return Decision((record,), answer=Done(text=text))
 
 
-def _wrong(task: Task) -> Phrase | None:
+def _find_error(task: Task) -> Phrase | None:
     """What no process could be started with, or None."""
     words = (*task.argv, task.python, task.cwd, task.log_dir, task.checkpoint_dir, *task.env, *task.env.values())
     if any("\0" in word for word in words):

@@ -20,7 +20,7 @@ SHOWN = 20
 """Damaged checkpoints that the evidence tells of."""
 
 
-def saved(cluster: ClusterState, rank: RankId, said: Saved) -> Decision:
+def record_saved(cluster: ClusterState, rank: RankId, said: Saved) -> Decision:
     known = _speaker(cluster, rank, said.incarnation)
     if known is None:
         return NOTHING
@@ -35,15 +35,15 @@ def saved(cluster: ClusterState, rank: RankId, said: Saved) -> Decision:
     )
     late = [i for i in cluster.incidents.open_of(rank.job) if i.kind == "overdue"]
     came = [IncidentAmended(id=i.id, outcome=phrase("checkpoint_written", step=said.step), closed=True) for i in late]
-    return Decision((record, *came, *_closing(cluster, rank.job, phrase("later_checkpoint_written"))))
+    return Decision((record, *came, *_close(cluster, rank.job, phrase("later_checkpoint_written"))))
 
 
-def failed(cluster: ClusterState, rank: RankId, said: SaveFailed) -> Decision:
+def record_failed(cluster: ClusterState, rank: RankId, said: SaveFailed) -> Decision:
     if _speaker(cluster, rank, said.incarnation) is None:
         return NOTHING
     records: list[Record] = [CheckpointFailed(rank=rank, step=said.step, folder=said.folder, why=said.why)]
     evidence = (said.why, phrase("at_step_in", step=said.step, folder=said.folder))
-    known = _trouble(cluster, rank.job)
+    known = _find_incident(cluster, rank.job)
     if known is None:
         records.append(
             IncidentOpened(
@@ -62,18 +62,18 @@ def failed(cluster: ClusterState, rank: RankId, said: SaveFailed) -> Decision:
     return Decision(tuple(records))
 
 
-def resumed(cluster: ClusterState, rank: RankId, said: Resumed) -> Decision:
+def record_resumed(cluster: ClusterState, rank: RankId, said: Resumed) -> Decision:
     if _speaker(cluster, rank, said.incarnation) is None:
         return NOTHING
     records: list[Record] = [JobResumed(rank=rank, step=said.step, path=said.path, rejected=said.rejected)]
     if said.rejected:
-        records += _damaged(cluster, rank.job, said)
+        records += _report_damaged(cluster, rank.job, said)
     return Decision(tuple(records))
 
 
-def forgotten(cluster: ClusterState, job: str) -> tuple[Record, ...]:
+def close_forgotten(cluster: ClusterState, job: str) -> tuple[Record, ...]:
     """No one will write another one, so that nothing stays open for ever."""
-    return _closing(cluster, job, phrase("job_forgotten"))
+    return _close(cluster, job, phrase("job_forgotten"))
 
 
 def _speaker(cluster: ClusterState, rank: RankId, incarnation: str) -> Rank | None:
@@ -86,17 +86,17 @@ def _about(job: str) -> About:
     return About(job=job, part="checkpoint")
 
 
-def _trouble(cluster: ClusterState, job: str) -> Incident | None:
+def _find_incident(cluster: ClusterState, job: str) -> Incident | None:
     """The open incident about the checkpoints of a job; there is one at most."""
     return next((i for i in cluster.incidents.values() if i.closed is None and i.about == _about(job)), None)
 
 
-def _closing(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...]:
-    known = _trouble(cluster, job)
+def _close(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...]:
+    known = _find_incident(cluster, job)
     return () if known is None else (IncidentAmended(id=known.id, outcome=outcome, closed=True),)
 
 
-def _damaged(cluster: ClusterState, job: str, said: Resumed) -> list[Record]:
+def _report_damaged(cluster: ClusterState, job: str, said: Resumed) -> list[Record]:
     """Told by every rank that looked, and one incident for all of them."""
     names = tuple(said.rejected)
     shown = list(said.rejected.items())[:SHOWN]

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from torchloom.core.state.change_ledger import Change, ChangePhase, Ledger, LedgerState
 from torchloom.core.state.checkpoint_index import CheckpointIndex
-from torchloom.core.state.device import Device
-from torchloom.core.state.device import fold as fold_device
+from torchloom.core.state.device import Device, fold_device
 from torchloom.core.state.drmap import DRMap
 from torchloom.core.state.goodput import Account, Accounts
 from torchloom.core.state.incidents import Incident, Incidents, cause_of

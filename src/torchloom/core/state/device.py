@@ -35,7 +35,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """All who say that it is broken, also those whom a person has overruled."""
 
 
-def fold(
+def fold_device(
     device: Device, record: DeviceBlamed | DeviceCleared | DeviceMarkedFailed | DeviceMarkedRecovered, at: float
 ) -> Device:
     match record:

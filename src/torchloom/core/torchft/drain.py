@@ -102,7 +102,7 @@ def ask_to_leave(cluster: ClusterState, run: Run) -> Decision:
     if request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None:
         return NOTHING
     ask = Steer(request=request, verb="stop", job=run.replica_id.job, replica=run.replica_id.replica, operator="drain")
-    asked = requests.act(cluster, ask, "")
+    asked = requests.request_change(cluster, ask, "")
     return Decision(asked.records, asked.commands)
 
 

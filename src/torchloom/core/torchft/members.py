@@ -33,7 +33,7 @@ from torchloom.protocol.records import (
 from torchloom.protocol.run_records import AttemptStopping, RunEnded
 
 
-def reported(cluster: ClusterState, rank: RankId, said: Joined | Regrouped | Healed | Discarded) -> Decision:
+def handle_report(cluster: ClusterState, rank: RankId, said: Joined | Regrouped | Healed | Discarded) -> Decision:
     """What a life says that is over, or that nobody knows of, is not listened to."""
     known = cluster.ranks.get(rank)
     if known is None or known.incarnation != said.incarnation:
@@ -89,9 +89,9 @@ class Gone(NamedTuple):
     why: Prose
 
 
-def with_evictions(cluster: ClusterState, decision: Decision) -> Decision:
+def add_evictions(cluster: ClusterState, decision: Decision) -> Decision:
     """A decision by which ranks are gone, and what follows from it for the lighthouses of their jobs."""
-    gone = [lost for record in decision.stored for lost in _gone(cluster, record)]
+    gone = [lost for record in decision.stored for lost in _find_departed(cluster, record)]
     return (
         replace(merge_decisions([decision, *_evictions(cluster, gone)]), answer=decision.answer) if gone else decision
     )
@@ -103,40 +103,40 @@ def _evictions(cluster: ClusterState, gone: list[Gone]) -> list[Decision]:
     return [evict(cluster, lost.job, (lost.member,), lost.why) for lost in once.values()]
 
 
-def _gone(cluster: ClusterState, record: Record) -> list[Gone]:
+def _find_departed(cluster: ClusterState, record: Record) -> list[Gone]:
     """Whose life is over, and why."""
     match record:
         case RankDied(rank=rank, reason=reason, confirmed=True):
-            return _lives(cluster, [rank], reason)
+            return _departed_members(cluster, [rank], reason)
         case RankLeft(rank=rank, how=how):
-            return _lives(cluster, [rank], life_over(how))
+            return _departed_members(cluster, [rank], life_over(how))
         case AttemptStopping(job=job, reason=reason):  # a replica goes whole
             run = cluster.runs.by_name[job]
-            met = [Gone(run.replica_id.job, member, reason) for member in _met_at(cluster, run)]
-            return [*_lives(cluster, cluster.ranks_of(run), reason), *met]
+            met = [Gone(run.replica_id.job, member, reason) for member in _members_at(cluster, run)]
+            return [*_departed_members(cluster, cluster.ranks_of(run), reason), *met]
         case RunEnded(job=job, reason=reason):
             run = cluster.runs.by_name[job]
-            return [Gone(run.replica_id.job, member, reason) for member in _met_at(cluster, run)]
+            return [Gone(run.replica_id.job, member, reason) for member in _members_at(cluster, run)]
         case RankJoined(rank=rank):
             before = cluster.ranks.get(rank)
             again = before is not None and before.presence is not Presence.LIVE
-            return _lives(cluster, [rank], phrase("life_replaced")) if again else []
+            return _departed_members(cluster, [rank], phrase("life_replaced")) if again else []
     return []
 
 
-def _lives(cluster: ClusterState, ranks: Iterable[RankId], why: Prose) -> list[Gone]:
+def _departed_members(cluster: ClusterState, ranks: Iterable[RankId], why: Prose) -> list[Gone]:
     known = [cluster.ranks[rank] for rank in ranks if rank in cluster.ranks]
     return [Gone(rank.id.job, rank.member, why) for rank in known if rank.member]
 
 
-def _met_at(cluster: ClusterState, run: Run) -> list[str]:
+def _members_at(cluster: ClusterState, run: Run) -> list[str]:
     """Who met where the ranks of this attempt were told to: so a script that says nothing is known, too."""
     beat = cluster.runtime.lighthouses.get(run.replica_id.job)
     where = f"{run.host}:{run.port}"
     return [member for member, store in beat.stores.items() if store == where] if beat is not None and run.port else []
 
 
-def lighthouse_heard(cluster: ClusterState, job: str) -> Decision:
+def handle_lighthouse_beat(cluster: ClusterState, job: str) -> Decision:
     """It is told again what it does not know, and of those it counts on who is gone."""
     beat = cluster.runtime.lighthouses[job]
     missing = tuple(member for member in cluster.evicted.get(job, ()) if member not in beat.evicted)

@@ -25,7 +25,7 @@ QUORUM_RETRIES = 299
 """Of a replica whose lighthouse does not answer: it is being started again."""
 
 
-def parts(job: str, task: Task) -> list[tuple[str, Task]]:
+def split_job(job: str, task: Task) -> list[tuple[str, Task]]:
     """The runs that a job is made of: itself, or its replicas and what they need."""
     if task.torchft is None:
         return [(job, task)]
@@ -102,7 +102,7 @@ def lighthouse(cluster: ClusterState, run: Run) -> Run | None:
     return found if found is not None and found.request == run.request else None
 
 
-def waits(cluster: ClusterState, run: Run) -> bool:
+def waits_for_lighthouse(cluster: ClusterState, run: Run) -> bool:
     """A replica, for its lighthouse."""
     if run.task.torchft is None or run.is_lighthouse or run.task.torchft.lighthouse not in {OURS, STOCK}:
         return False
@@ -147,12 +147,12 @@ def can_heal(cluster: ClusterState, run: Run) -> bool:
     return run.task.torchft is not None and any(trains(cluster, other) for other in siblings(cluster, run))
 
 
-def served(cluster: ClusterState, run: Run) -> bool:
+def is_unused_lighthouse(cluster: ClusterState, run: Run) -> bool:
     """Of a lighthouse: nobody is left who needs it."""
     return run.is_lighthouse and all(other.phase in OVER for other in siblings(cluster, run))
 
 
-def left_alone(cluster: ClusterState, run: Run) -> bool:
+def is_left_alone(cluster: ClusterState, run: Run) -> bool:
     """Of a replica that is away: the others have ended well, or are over while it may not be started."""
     if run.task.torchft is None or run.is_lighthouse:
         return False
@@ -166,7 +166,7 @@ def left_alone(cluster: ClusterState, run: Run) -> bool:
     return done >= run.task.torchft.min_replicas or (run.drained and len(waiting) < len(others))
 
 
-def whole_job(cluster: ClusterState, last: Run, phase: str, reason: Prose) -> tuple[str, Prose]:
+def job_outcome(cluster: ClusterState, last: Run, phase: str, reason: Prose) -> tuple[str, Prose]:
     """How a job ends with the last of its runs, and why: well, if enough of its replicas did."""
     if last.task.torchft is None:
         return phase, reason
