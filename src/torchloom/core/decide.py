@@ -12,7 +12,6 @@ from typing import Any
 from torchloom.core import timers
 from torchloom.core.changes import orders, requests, two_phase_commit
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
-from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.devices import device_reports
 from torchloom.core.devices.device_failures import respond_to_failure
 from torchloom.core.events import (
@@ -153,7 +152,7 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
         case NodeBeatReceived(node=node):
             return reconcile.handle_node_beat(cluster, node)
         case RunDue(job=job, hang=hang):
-            return _due(cluster, job, hang, now)
+            return reconcile.reconcile_run(cluster, job, hang, now)
         case JobDue(job=job, hang=hang):
             return hangs.look_at_job(cluster, job, hang, now)
         case FindingsMade(rank=rank, found=found):
@@ -173,9 +172,3 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
             term = cluster.term + 1
             return Decision((TermBegan(term=term, weaver=weaver),))
     raise AssertionError(f"no rule for {event!r}")
-
-
-def _due(cluster: ClusterState, job: str, hang: HangDiagnosis | None, now: float) -> Decision:
-    run = cluster.runs.active(job)
-    decision = reconcile.reconcile_run(cluster, job, hang, now)
-    return decision if decision or run is None or not run.drained else drain.ask_to_leave(cluster, run)

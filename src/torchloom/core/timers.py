@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torchloom.core.changes import orders, two_phase_commit
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
+from torchloom.core.incident_ids import close_incident
 from torchloom.core.ranks import checkpoint_reports, lifecycle
 from torchloom.core.state.cluster import ClusterState, Job, life_over
 from torchloom.core.state.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence
 from torchloom.core.state.ranks import Rank
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import IncidentAmended
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import JobEnded, JobForgotten, RankForgotten, Record
 
@@ -44,7 +44,7 @@ def _job(cluster: ClusterState, job: Job, now: float) -> Decision:
             return Decision()
         over = _job_over(job, gone)
         troubles = [i for i in cluster.incidents.open_of(job.name) if i.kind]
-        closed = [IncidentAmended(id=i.id, outcome=phrase("its_job_ended"), closed=True) for i in troubles]
+        closed = [close_incident(i.id, phrase("its_job_ended")) for i in troubles]
         return Decision((*closed, *over.records))
     excess = len(gone) - cluster.settings.keep_gone_ranks
     if excess > 0:

@@ -97,8 +97,7 @@ def handle_step_report(cluster: ClusterState, operation: PendingOperation) -> De
         lives=tuple(operation.lives.items()),
         request=operation.request,
         operator=ask.operator,
-        before=_read_values(cluster, operation, ask, change)
-        | (ahead.change.values if ahead is not None else {}),
+        before=_read_values(cluster, operation, ask, change) | (ahead.change.values if ahead is not None else {}),
         replica=ask.replica,
         rank=ask.rank,
         reverts=change_request.reverts,

@@ -9,7 +9,6 @@ import msgspec
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.incidents.circuit_breaker import braked
 from torchloom.core.incidents.responses import Trouble, respond
-from torchloom.core.jobs.reconcile import UNDER_WAY
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT
 from torchloom.core.state.runs import Run
@@ -30,7 +29,7 @@ def respond_to_failure(cluster: ClusterState, told: Decision, device: str, now: 
     theirs: dict[ReplicaId, Decision] = {}
     for replica in cluster.drmap.replicas_on(device):
         run = cluster.runs.of(replica) or cluster.runs.active(replica.job)
-        if run is not None and run.phase in UNDER_WAY and run.name not in responses:
+        if run is not None and run.under_way and run.name not in responses:
             trouble = Trouble(kind, opened.id, opened.what, _on(cluster, run, device), cluster.furthest(run))
             responses[run.name] = respond(cluster, run, trouble, now)
         elif run is None and kind == "device":

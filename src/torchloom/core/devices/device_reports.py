@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Collection
 
 from torchloom.core.decision import Decision
-from torchloom.core.incident_ids import provisional
+from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device import Blame, Device
 from torchloom.protocol.facts import ALL_OVER, DeviceRecovered, DeviceWarned
@@ -101,7 +101,7 @@ def recover(cluster: ClusterState, device: str, source: str) -> Decision:
     records: list[Record] = []
     if known.incident:
         outcome = phrase("source_says_works", source=_who(source))
-        records.append(IncidentAmended(id=known.incident, outcome=outcome, closed=True))
+        records.append(close_incident(known.incident, outcome))
     records.append(DeviceMarkedRecovered(device=device, source=source))
     return Decision(tuple(records), answer=Done(text=phrase("device_works_again", device=device)))
 
@@ -119,7 +119,7 @@ def warn(cluster: ClusterState, fact: DeviceWarned) -> Decision:
         else:
             mine = [i for i in open_ones if i.about == about]
         outcome = fact.detail or phrase("device_agent_restarted" if fact.what == ALL_OVER else "device_well_again")
-        records = tuple(IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in mine)
+        records = tuple(close_incident(i.id, outcome) for i in mine)
         return Decision(records)
     evidence = _says(fact.source, fact.detail or fact.what)
     told = next((i for i in open_ones if i.about == about), None)

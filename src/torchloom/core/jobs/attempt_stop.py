@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchloom.core.decision import Decision
-from torchloom.core.incident_ids import provisional
+from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.incidents.policy import ENDING, HANGS, planned, rule_for
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import Incident
@@ -118,9 +118,7 @@ def _record_incident(
     about = About(run=run.name) if cause.rank is None else About(rank=cause.rank)
     for earlier in cluster.incidents_of(run):  # an attempt that failed before all of its ranks ran
         if earlier.about == about:
-            records.append(
-                IncidentAmended(id=earlier.id, outcome=phrase("next_attempt_failed", reason=reason), closed=True)
-            )
+            records.append(close_incident(earlier.id, phrase("next_attempt_failed", reason=reason)))
     opened = IncidentOpened(
         id=provisional("stopped", run.name),
         what=phrase("of_job", job=run.name, text=reason),

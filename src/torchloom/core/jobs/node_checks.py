@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-from torchloom.core.incident_ids import provisional
+from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.node import Examine, NodeCommand
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import Record
@@ -94,7 +94,7 @@ def record_fitness(cluster: ClusterState, node: str) -> tuple[Record, ...]:
     if fitness is None or fitness.running:
         return ()
     about, why = About(node=node, part="fitness"), unfit_reasons(cluster, node)
-    known = next((i for i in cluster.incidents.open_of("") if i.about == about), None)
+    known = cluster.incidents.find_open("", about)
     if known is None and why:
         opened = IncidentOpened(
             id=provisional("fitness", node),
@@ -107,5 +107,5 @@ def record_fitness(cluster: ClusterState, node: str) -> tuple[Record, ...]:
         )
         return (opened,)
     if known is not None and not why:
-        return (IncidentAmended(id=known.id, outcome=phrase("node_fit_again"), closed=True),)
+        return (close_incident(known.id, phrase("node_fit_again")),)
     return ()

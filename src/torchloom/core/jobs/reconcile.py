@@ -10,13 +10,14 @@ from typing import Literal
 
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.hang import HangDiagnosis
+from torchloom.core.incident_ids import close_incident
 from torchloom.core.incidents.hangs import look_at_run
 from torchloom.core.incidents.policy import HANGS
 from torchloom.core.incidents.responses import go_on
 from torchloom.core.jobs import node_checks
 from torchloom.core.jobs.agent_liveness import (
     explain_lost_node,
-    has_finished,
+    finished_ranks,
     launcher_gone,
     merge_rank_reports,
     node_abandoned,
@@ -28,7 +29,7 @@ from torchloom.core.jobs.placement import place, prepare
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT, JobPhase
 from torchloom.core.state.runs import Run, RunPhase
-from torchloom.core.torchft import drain_request
+from torchloom.core.torchft import drain
 from torchloom.core.torchft.replica_groups import (
     heals,
     is_left_alone,
@@ -36,8 +37,7 @@ from torchloom.core.torchft.replica_groups import (
     job_outcome,
     with_lighthouse,
 )
-from torchloom.protocol.incident_records import IncidentAmended
-from torchloom.protocol.node import AttemptStatus, Dismiss, Halt, Launch, NodeCommand, RankStatus
+from torchloom.protocol.node import Dismiss, Halt, Launch, NodeCommand, RankStatus
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import JobEnded, RankLeft, Record
 from torchloom.protocol.run_records import (
@@ -53,8 +53,6 @@ SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGABRT": 6, "SIGKILL": 9, "
 """A shell says 128 and this number of a process that such a signal ended."""
 AT_EXIT = frozenset({"SIGABRT", "SIGSEGV"})
 """With which a process may end that has done all it had to."""
-UNDER_WAY = frozenset({RunPhase.PLACING, RunPhase.STARTING, RunPhase.RUNNING, RunPhase.PAUSED})
-"""Phases in which an attempt counts on its nodes."""
 FIRST_WAIT = 0.0
 LONGEST_WAIT = 30.0
 """Seconds before the next attempt: none at first, then more while there is no step forward."""
@@ -77,23 +75,24 @@ def handle_node_beat(cluster: ClusterState, node: str) -> Decision:
         else:  # of an attempt that nobody counts on any more
             tasks.append((node, Halt(term=cluster.term, job=status.job, attempt=status.attempt)))
     known = silence_incident(cluster, node)
-    records = (
-        (IncidentAmended(id=known.id, outcome=phrase("agent_speaks_again"), closed=True),) if known is not None else ()
-    )
+    records = (close_incident(known.id, phrase("agent_speaks_again")),) if known is not None else ()
     return Decision((*records, *node_checks.record_fitness(cluster, node)), tasks=tuple(tasks))
 
 
-def reconcile_run(cluster: ClusterState, job: str, hang: HangDiagnosis | None, now: float) -> Decision:
-    run = cluster.runs.active(job)
-    return NOTHING if run is None else advance(cluster, run, hang, now)
+def reconcile_run(cluster: ClusterState, name: str, hang: HangDiagnosis | None, now: float) -> Decision:
+    run = cluster.runs.active(name)
+    if run is None:
+        return NOTHING
+    decision = advance(cluster, run, hang, now)
+    return drain.ask_to_leave(cluster, run) if run.drained and not decision else decision
 
 
 def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: float) -> Decision:
     leaving = next((node for node in run.nodes if cluster.runtime.leaves(node)), None)
-    if leaving is not None and run.phase in UNDER_WAY:
+    if leaving is not None and run.under_way:
         return stop(cluster, run, now, Cause(phrase("node_is_leaving", node=leaving), uses_restart=False))
     if is_unused_lighthouse(cluster, run) and run.phase is not RunPhase.STOPPING:
-        if run.phase in UNDER_WAY:
+        if run.under_way:
             return stop(cluster, run, now, Cause(phrase("its_replicas_over"), next_action="done"))
         return end(cluster, run, "cancelled", phrase("its_replicas_over"))
     match run.phase:
@@ -122,7 +121,7 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
     first = run.places[0].node
     if lost := explain_lost_node(cluster, run, now):
         return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
-    status = _status(cluster, run, first)
+    status = cluster.runtime.attempt_status(first, run)
     if status is None or (not status.port and not status.trouble):
         return Decision(tasks=((first, prepare(cluster, run)),))
     if status.trouble:
@@ -170,7 +169,7 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
     for node in run.nodes:
         if node not in cluster.runtime.nodes:
             return NOTHING  # this weaver has not heard from it yet
-        status = _status(cluster, run, node)
+        status = cluster.runtime.attempt_status(node, run)
         if status is not None and status.trouble:
             why = phrase("agent_has_trouble", node=node, trouble=status.trouble)
             return stop(cluster, run, now, Cause(why, next_action="fail"))
@@ -185,12 +184,12 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
             ranks |= {rank.rank: rank for rank in told}
     bad = [rank for rank in ranks.values() if rank.state == "ended" and (rank.code != 0 or rank.signal)]
     # A process that was done may still be aborted by what its libraries leave running.
-    failed = [rank for rank in bad if not (rank.signal in AT_EXIT and has_finished(cluster, run, rank.rank))]
+    failed = [rank for rank in bad if not (rank.signal in AT_EXIT and rank.rank in finished_ranks(cluster, run))]
     if failed:
         return _stop_failed(cluster, run, failed, now)
     records: list[Record] = [*_record_left(cluster, run, ranks), *report_silent_agents(cluster, run, now)]
     if len(ranks) == run.world_size and all(rank.state == "ended" for rank in ranks.values()):
-        if run.drained or drain_request.was_asked(cluster, run):
+        if run.drained or drain.was_asked_to_leave(cluster, run):
             gone = stop(cluster, run, now, Cause(phrase("it_is_drained"), uses_restart=False, expected=True))
             return Decision((*records, *gone.records), tasks=gone.tasks)
         well = phrase("all_ranks_ended_well" if run.world_size > 1 else "it_ended_well", count=run.world_size)
@@ -256,28 +255,17 @@ def _record_left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) 
         if status.state == "ended":
             found.append(RankLeft(rank=known.id, incarnation=known.incarnation, how="finished"))
             if known.incident:
-                found.append(IncidentAmended(id=known.incident, outcome=phrase("it_had_ended_well"), closed=True))
+                found.append(close_incident(known.incident, phrase("it_had_ended_well")))
     return found
 
 
 def _record_pause(cluster: ClusterState, run: Run) -> list[Record]:
     """Whether all ranks are paused, if that has changed."""
-    beats = []
-    for at in run.places:
-        rank_runtime = cluster.runtime.ranks.get(run.rank(at.rank))
-        if rank_runtime is not None and rank_runtime.beat is not None and rank_runtime.incarnation == at.incarnation:
-            beats.append(rank_runtime.beat)
-    held = len(beats) == len(run.places) and all(beat.paused for beat in beats)
+    beats = [cluster.runtime.last_beat(run.rank(at.rank), at.incarnation) for at in run.places]
+    held = all(beat is not None and beat.paused for beat in beats)
     if held == (run.phase is RunPhase.PAUSED) or run.phase is RunPhase.STARTING:
         return []
     return [AttemptPaused(job=run.name, attempt=run.attempt, held=held)]
-
-
-def _status(cluster: ClusterState, run: Run, node: str) -> AttemptStatus | None:
-    known = cluster.runtime.nodes.get(node)
-    if known is None:
-        return None
-    return next((s for s in known.beat.attempts if s.job == run.name and s.attempt == run.attempt), None)
 
 
 # ── stopping ──
@@ -287,7 +275,7 @@ def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
     """Once nothing of the attempt is left: what was decided when it was stopped."""
     left: list[str] = []
     for node in run.nodes:
-        status = _status(cluster, run, node)
+        status = cluster.runtime.attempt_status(node, run)
         unknown = node not in cluster.runtime.nodes
         busy = status is not None and any(rank.state != "ended" for rank in status.ranks)
         if (unknown or busy) and not node_abandoned(cluster, run, node, now):
@@ -323,7 +311,7 @@ def _end_ranks(cluster: ClusterState, run: Run) -> list[Record]:
         if known.presence in PRESENT:
             records.append(RankLeft(rank=rank, incarnation=known.incarnation, how="interrupted"))
             if known.incident:
-                records.append(IncidentAmended(id=known.incident, outcome=phrase("ended_with_its_peers"), closed=True))
+                records.append(close_incident(known.incident, phrase("ended_with_its_peers")))
     return records
 
 
@@ -340,13 +328,13 @@ def _close_incidents(cluster: ClusterState, run: Run) -> list[Record]:
         outcome = phrase("started_again_from_beginning", attempt=run.ordinal)
     if run.world_size < (wanted := run.task.per_node * run.task.nodes):
         outcome = phrase("with_fewer_ranks", outcome=outcome, count=run.world_size, wanted=wanted)
-    return [IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in incidents_of_attempt(cluster, run)]
+    return [close_incident(i.id, outcome) for i in incidents_of_attempt(cluster, run)]
 
 
 def end(cluster: ClusterState, run: Run, phase: Literal["done", "failed", "cancelled"], reason: Prose) -> Decision:
     records: list[Record] = _end_ranks(cluster, run)
     over = [i for i in cluster.incidents_of(run) if not i.about.node]
-    records += [IncidentAmended(id=i.id, outcome=phrase("job_is_over", phase=phase), closed=True) for i in over]
+    records += [close_incident(i.id, phrase("job_is_over", phase=phase)) for i in over]
     records.append(RunEnded(job=run.name, phase=phase, reason=reason, step=cluster.furthest(run)))
     job = cluster.jobs.get(run.replica_id.job)
     last = cluster.runs.of_job(run.replica_id.job) == [run]

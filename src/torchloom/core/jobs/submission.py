@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from torchloom.core.decision import NOTHING, Decision, merge_decisions
+from torchloom.core.decision import NOTHING, Decision, merge_decisions, refuse
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.placement import explain_too_large
@@ -15,7 +15,7 @@ from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import split_job
 from torchloom.protocol.job import Task
 from torchloom.protocol.operator import Cancel, Done, Drain, No, Submit
-from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.records import JobBegan, Record
 from torchloom.protocol.run_records import NodeDrained, RunSubmitted
 
@@ -27,23 +27,23 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
         return Decision(answer=Done(text=phrase("submitted_before", job=ask.job)))
     if busy := next((run for run in (*there, *cluster.runs.of_job(ask.job)) if not run.over), None):
         exists = phrase("run_exists", job=busy.name, phase=str(busy.phase))
-        return _no(exists, phrase("rename_or_cancel", job=busy.replica_id.job))
+        return refuse(exists, phrase("rename_or_cancel", job=busy.replica_id.job))
     job = cluster.jobs.get(ask.job)
     members = cluster.ranks.of_job(ask.job)
     if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
         lost = not any(rank.presence is Presence.LIVE for rank in members)
         hint = phrase("wait_or_rename" if lost else "choose_other_name")
-        return _no(phrase("foreign_job_runs", job=ask.job), hint)
+        return refuse(phrase("foreign_job_runs", job=ask.job), hint)
     if wrong := _find_error(ask.task):
-        return _no(wrong, phrase("correct_and_resubmit"))
+        return refuse(wrong, phrase("correct_and_resubmit"))
     if ask.task.node is not None:
         seen = cluster.runtime.nodes.get(ask.task.node)
         if seen is None:
             return Decision(answer=_no_agent(cluster, ask.task.node))
         if seen.beat.tied and not ask.task.attended:
-            return _no(phrase("node_serves_one_job", node=ask.task.node), phrase("name_other_node"))
+            return refuse(phrase("node_serves_one_job", node=ask.task.node), phrase("name_other_node"))
     if not ask.task.attended and (why := explain_too_large(cluster, ask.task)):
-        return _no(why, phrase("use_more_nodes"))
+        return refuse(why, phrase("use_more_nodes"))
     records: list[Record] = [
         RunSubmitted(job=name, task=task, request=ask.request, operator=ask.operator) for name, task in runs
     ]
@@ -59,7 +59,7 @@ def cancel(cluster: ClusterState, ask: Cancel, now: float) -> Decision:
         return replace(merge_decisions(ends), answer=Done(text=phrase("being_cancelled", job=ask.job)))
     run = cluster.runs.by_name.get(ask.job)
     if run is None:
-        return _no(phrase("foreign_job", job=ask.job), phrase("stop_foreign_job", job=ask.job))
+        return refuse(phrase("foreign_job", job=ask.job), phrase("stop_foreign_job", job=ask.job))
     if run.over:
         return Decision(answer=Done(text=phrase("run_is", job=ask.job, phase=str(run.phase))))
     return replace(_cancel(cluster, run, ask.why, now), answer=Done(text=phrase("being_cancelled", job=ask.job)))
@@ -108,7 +108,3 @@ def _no_agent(cluster: ClusterState, node: str) -> No:
     there = sorted(cluster.runtime.nodes)
     hint = phrase("agents_are_on" if there else "no_agents", nodes=there)
     return No(why=phrase("no_agent_on_node", node=node), hint=hint)
-
-
-def _no(why: Prose, hint: Phrase) -> Decision:
-    return Decision(answer=No(why=why, hint=hint))

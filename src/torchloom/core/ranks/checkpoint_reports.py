@@ -6,10 +6,10 @@ The weaver writes none and reads none. It remembers what ranks tell, and sees to
 from __future__ import annotations
 
 from torchloom.core.decision import NOTHING, Decision
-from torchloom.core.incident_ids import provisional
+from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
+from torchloom.core.state.fields import copy_fields
 from torchloom.core.state.incidents import Incident
-from torchloom.core.state.ranks import Rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import Prose, phrase
@@ -21,27 +21,19 @@ SHOWN = 20
 
 
 def record_saved(cluster: ClusterState, rank: RankId, said: Saved) -> Decision:
-    known = _speaker(cluster, rank, said.incarnation)
+    known = cluster.ranks.find(rank, said.incarnation)
     if known is None:
         return NOTHING
-    record = CheckpointSaved(
-        rank=rank,
-        step=said.step,
-        folder=said.folder,
-        node=known.node,
-        size=said.size,
-        seconds=said.seconds,
-        stall=said.stall,
-    )
+    record = copy_fields(CheckpointSaved, said, rank=rank, node=known.node)
     late = [i for i in cluster.incidents.open_of(rank.job) if i.kind == "overdue"]
-    came = [IncidentAmended(id=i.id, outcome=phrase("checkpoint_written", step=said.step), closed=True) for i in late]
+    came = [close_incident(i.id, phrase("checkpoint_written", step=said.step)) for i in late]
     return Decision((record, *came, *_close(cluster, rank.job, phrase("later_checkpoint_written"))))
 
 
 def record_failed(cluster: ClusterState, rank: RankId, said: SaveFailed) -> Decision:
-    if _speaker(cluster, rank, said.incarnation) is None:
+    if cluster.ranks.find(rank, said.incarnation) is None:
         return NOTHING
-    records: list[Record] = [CheckpointFailed(rank=rank, step=said.step, folder=said.folder, why=said.why)]
+    records: list[Record] = [copy_fields(CheckpointFailed, said, rank=rank)]
     evidence = (said.why, phrase("at_step_in", step=said.step, folder=said.folder))
     known = _find_incident(cluster, rank.job)
     if known is None:
@@ -63,9 +55,9 @@ def record_failed(cluster: ClusterState, rank: RankId, said: SaveFailed) -> Deci
 
 
 def record_resumed(cluster: ClusterState, rank: RankId, said: Resumed) -> Decision:
-    if _speaker(cluster, rank, said.incarnation) is None:
+    if cluster.ranks.find(rank, said.incarnation) is None:
         return NOTHING
-    records: list[Record] = [JobResumed(rank=rank, step=said.step, path=said.path, rejected=said.rejected)]
+    records: list[Record] = [copy_fields(JobResumed, said, rank=rank)]
     if said.rejected:
         records += _report_damaged(cluster, rank.job, said)
     return Decision(tuple(records))
@@ -74,12 +66,6 @@ def record_resumed(cluster: ClusterState, rank: RankId, said: Resumed) -> Decisi
 def close_forgotten(cluster: ClusterState, job: str) -> tuple[Record, ...]:
     """No one will write another one, so that nothing stays open for ever."""
     return _close(cluster, job, phrase("job_forgotten"))
-
-
-def _speaker(cluster: ClusterState, rank: RankId, incarnation: str) -> Rank | None:
-    """Who says so, if that is the current life of a rank we know."""
-    known = cluster.ranks.get(rank)
-    return known if known is not None and known.incarnation == incarnation else None
 
 
 def _about(job: str) -> About:
@@ -93,7 +79,7 @@ def _find_incident(cluster: ClusterState, job: str) -> Incident | None:
 
 def _close(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...]:
     known = _find_incident(cluster, job)
-    return () if known is None else (IncidentAmended(id=known.id, outcome=outcome, closed=True),)
+    return () if known is None else (close_incident(known.id, outcome),)
 
 
 def _report_damaged(cluster: ClusterState, job: str, said: Resumed) -> list[Record]:
@@ -116,4 +102,4 @@ def _report_damaged(cluster: ClusterState, job: str, said: Resumed) -> list[Reco
         decision=decision,
         reason=phrase("newest_whole"),
     )
-    return [opened, IncidentAmended(id=incident, outcome=decision, closed=True)]
+    return [opened, close_incident(incident, decision)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
-from torchloom.core.incident_ids import provisional
+from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.incidents.policy import HANGS
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import JobPhase, Presence
@@ -65,7 +65,7 @@ def handle_hello(cluster: ClusterState, rank: RankId, said: Hello) -> Decision:
     if not same_run:
         records.append(JobBegan(job=rank.job))
     if known is not None and known.incident:
-        records.append(IncidentAmended(id=known.incident, outcome=phrase("rank_joined_again"), closed=True))
+        records.append(close_incident(known.incident, phrase("rank_joined_again")))
     if known is not None and known.presence is Presence.LIVE and cluster.runtime.linked((rank, known.incarnation)):
         records += _report_duplicate(rank, known, said)
         commands.append((rank, _mute(cluster, known.incarnation, said)))
@@ -94,14 +94,14 @@ def _report_duplicate(rank: RankId, known: Rank, said: Hello) -> list[Record]:
             decision=phrase("twice_decided"),
             reason=phrase("twice_reason"),
         ),
-        IncidentAmended(id=incident, outcome=phrase("twice_muted"), closed=True),
+        close_incident(incident, phrase("twice_muted")),
     ]
 
 
 def handle_goodbye(cluster: ClusterState, rank: RankId, said: Goodbye) -> Decision:
     farewell = (rank, Farewell(term=cluster.term, incarnation=said.incarnation))
-    known = cluster.ranks.get(rank)
-    if known is None or known.incarnation != said.incarnation:
+    known = cluster.ranks.find(rank, said.incarnation)
+    if known is None:
         return Decision(commands=(farewell,))
     if said.how == "failed":
         ended = _fail(cluster, known, said.error or phrase("rank_said_failed"))
@@ -111,8 +111,8 @@ def handle_goodbye(cluster: ClusterState, rank: RankId, said: Goodbye) -> Decisi
 
 
 def handle_exit(cluster: ClusterState, fact: RankExited) -> Decision:
-    known = cluster.ranks.get(RankId(fact.job, fact.replica, fact.rank))
-    if known is None or known.incarnation != fact.incarnation:
+    known = cluster.ranks.find(RankId(fact.job, fact.replica, fact.rank), fact.incarnation)
+    if known is None:
         return NOTHING
     if fact.exit_code == 0 and not fact.signal:
         return _leave(known, "finished")
@@ -132,7 +132,7 @@ def _leave(known: Rank, how: str) -> Decision:
         )
     ]
     if known.incident:
-        records.append(IncidentAmended(id=known.incident, outcome=phrase("rank_had_left"), closed=True))
+        records.append(close_incident(known.incident, phrase("rank_had_left")))
     return Decision(tuple(records))
 
 
@@ -168,13 +168,13 @@ def _fail(cluster: ClusterState, known: Rank, why: Prose, evidence: str = "") ->
     if run is not None:
         return Decision((died, opened))  # its run decides what follows
     return Decision(
-        (died, opened, IncidentAmended(id=incident, outcome=dead, closed=True)),
+        (died, opened, close_incident(incident, dead)),
     )
 
 
 def handle_link_closed(cluster: ClusterState, rank: RankId, incarnation: str, reason: str) -> Decision:
-    known = cluster.ranks.get(rank)
-    if known is None or known.incarnation != incarnation or known.presence is not Presence.LIVE:
+    known = cluster.ranks.find(rank, incarnation)
+    if known is None or known.presence is not Presence.LIVE:
         return NOTHING
     if cluster.runtime.linked((rank, incarnation)):
         return NOTHING  # it has another link: it had reconnected before the server noticed the old one
@@ -249,8 +249,8 @@ def _describe_place(known: Rank) -> Phrase:
 
 
 def handle_link_opened(cluster: ClusterState, rank: RankId, incarnation: str, now: float) -> Decision:
-    known = cluster.ranks.get(rank)
-    if known is None or known.incarnation != incarnation:
+    known = cluster.ranks.find(rank, incarnation)
+    if known is None:
         return NOTHING
     return _find_again(cluster, known, phrase("link_open_again"), now)
 
@@ -299,13 +299,13 @@ def _close_disagreements(cluster: ClusterState, known: Rank) -> Decision:
     mine = [i for i in cluster.incidents.open_of(known.id.job) if i.about.rank == known.id and i.about.part]
     open_ones = [i for i in mine if not i.kind]  # the others are about something else
     agrees = phrase("rank_agrees_again")
-    return Decision(tuple(IncidentAmended(id=i.id, outcome=agrees, closed=True) for i in open_ones))
+    return Decision(tuple(close_incident(i.id, agrees) for i in open_ones))
 
 
 def record_knobs(cluster: ClusterState, rank: RankId, said: Knobs) -> Decision:
     """A rank says what may be changed; recorded if that is more than, or other than, its job has offered so far."""
-    known = cluster.ranks.get(rank)
-    if known is None or known.incarnation != said.incarnation:
+    known = cluster.ranks.find(rank, said.incarnation)
+    if known is None:
         return NOTHING
     offered = cluster.ledger.knobs.get(rank.job, {})
     news = tuple(spec for spec in said.knobs if spec.name not in offered or _differs(offered[spec.name].spec, spec))
@@ -327,7 +327,7 @@ def _find_again(cluster: ClusterState, known: Rank, why: Prose, now: float) -> D
     records: list[Record] = [RankFound(rank=known.id, incarnation=known.incarnation, reason=why)]
     if known.incident:
         outcome = phrase("rank_came_back", seconds=now - known.since, why=why)
-        records.append(IncidentAmended(id=known.incident, outcome=outcome, closed=True))
+        records.append(close_incident(known.incident, outcome))
     # What was changed while it was missing did not ask for it.
     return Decision(tuple(records), ((known.id, _welcome(cluster, known)),))
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from torchloom.core.state.fields import copy_fields
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.phrase import Phrase, Prose, phrase
@@ -188,18 +189,7 @@ class Ledger:
 
     def propose(self, record: ChangeProposed, at: float) -> None:
         self.change_count = max(self.change_count, record.change.number)
-        self.changes[record.change.id] = Change(
-            change=record.change,
-            job=record.job,
-            lives=record.lives,
-            request=record.request,
-            operator=record.operator,
-            before=record.before,
-            replica=record.replica,
-            rank=record.rank,
-            reverts=record.reverts,
-            asked=at,
-        )
+        self.changes[record.change.id] = copy_fields(Change, record, asked=at)
 
     def decide(self, record: ChangeDecided) -> None:
         change = self.changes[record.id]
@@ -231,16 +221,7 @@ class Ledger:
 
     def give(self, record: OrderGiven, at: float) -> None:
         self.order_count = max(self.order_count, int(record.id[1:]))
-        self.orders[record.id] = GivenOrder(
-            id=record.id,
-            request=record.request,
-            verb=record.verb,
-            job=record.job,
-            lives=record.lives,
-            operator=record.operator,
-            asked=at,
-            incident=record.incident,
-        )
+        self.orders[record.id] = copy_fields(GivenOrder, record, asked=at)
 
     def end(self, record: OrderEnded) -> None:
         order = self.orders[record.id]

@@ -19,6 +19,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from torchloom.core.state.fields import copy_fields
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.incident_records import About, ResponseBegan, ResponseWent
 from torchloom.protocol.job import Task
@@ -100,6 +101,8 @@ RUN_NEXT: Mapping[tuple[RunPhase, RunSign], RunPhase] = {
     (P.RESTARTING, S.GIVEN_UP): P.FAILED,
 }
 OVER = frozenset({P.DONE, P.FAILED, P.CANCELLED})
+UNDER_WAY = frozenset({P.PLACING, P.STARTING, P.RUNNING, P.PAUSED})
+"""Phases in which an attempt needs its nodes."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +150,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def over(self) -> bool:
         return self.phase in OVER
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an attempt is, and is not being stopped."""
+        return self.phase in UNDER_WAY
 
     @property
     def replica_id(self) -> ReplicaId:
@@ -242,24 +250,22 @@ class Runs:
 
     def fold(self, record: Record, at: float) -> None:
         match record:
-            case RunSubmitted(job=job, task=task, request=request, operator=operator):
+            case RunSubmitted(job=job):
                 last = self.by_name[job].attempt if job in self.by_name else 0
-                run = Run(name=job, task=task, request=request, operator=operator, since=at, submitted=at)
-                self.by_name[job] = replace(run, attempt=last, before=last)
+                run = copy_fields(Run, record, name=job, since=at, submitted=at, attempt=last, before=last)
+                self.by_name[job] = run
                 self._names[run.replica_id] = job
             case AttemptBegan(job=job, attempt=attempt, places=places):
                 run = self._turn(job, S.PLACED, at)
                 notes = (*run.notes, AttemptNote(number=attempt - run.before, began=at))[-KEEP_NOTES:]
                 # A lighthouse stays where it was: replicas know no other.
                 host, port = (run.host, run.port) if run.is_lighthouse else ("", 0)
-                self.by_name[job] = replace(
-                    run, attempt=attempt, places=places, notes=notes, host=host, port=port, resume="", resume_step=None
+                self._modify(
+                    job, attempt=attempt, places=places, notes=notes, host=host, port=port, resume="", resume_step=None
                 )
             case AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=resume_step):
                 run = self._turn(job, S.LAUNCHED, at)
-                self.by_name[job] = replace(
-                    run, host=host, port=port, resume=resume, resume_step=resume_step, rollback=None
-                )
+                self._modify(job, host=host, port=port, resume=resume, resume_step=resume_step, rollback=None)
                 self._note(job, resume_step=resume_step, heals=record.heals)
             case AttemptRunning(job=job, warm=warm, why_cold=why_cold):
                 self._turn(job, S.ALL_RUNNING, at)
@@ -273,8 +279,8 @@ class Runs:
                 stops = (*run.stops, at)[-KEEP_STOPS:] if next_action == "restart" and counts else run.stops
                 back = record.rollback
                 skip = back.skip if back is not None and back.skip is not None else run.skip
-                self.by_name[job] = replace(
-                    run,
+                self._modify(
+                    job,
                     next_action=next_action,
                     reason=reason,
                     stops=stops,
@@ -296,23 +302,23 @@ class Runs:
             case ResponseBegan(job=job, kind=kind):
                 run = self.by_name[job]
                 responses = (*run.responses, (kind, at))[-KEEP_STOPS:]
-                self.by_name[job] = replace(run, response=record, responding=at, responses=responses)
+                self._modify(job, response=record, responding=at, responses=responses)
             case ResponseWent(job=job, left=left):
                 run = self.by_name[job]
                 rest = replace(run.response, do=left) if run.response is not None and left else None
-                self.by_name[job] = replace(run, response=rest)
+                self._modify(job, response=rest)
             case AttemptEnded(job=job, wait_seconds=wait_seconds):
                 run = self._turn(job, S.ALL_GONE, at)
-                self.by_name[job] = replace(run, wait_until=at + wait_seconds)
+                self._modify(job, wait_until=at + wait_seconds)
                 self._note(job, ended=at)
             case RunEnded(job=job, phase=phase, reason=reason, step=step):
                 sign = {"done": S.ALL_SUCCEEDED, "failed": S.GIVEN_UP, "cancelled": S.CANCELLED}[phase]
                 run = self._turn(job, sign, at)
-                self.by_name[job] = replace(run, reason=reason, step=step)
+                self._modify(job, reason=reason, step=step)
                 if run.notes:
                     self._note(job, ended=at)
             case ReplicaDrained(job=job, drained=drained):
-                self.by_name[job] = replace(self.by_name[job], drained=drained)
+                self._modify(job, drained=drained)
             case NodeDrained(node=node, drained=drained):
                 (self.drained.add if drained else self.drained.discard)(node)
 
@@ -321,6 +327,10 @@ class Runs:
         self.by_name[job] = run = replace(run, phase=RUN_NEXT[(run.phase, sign)], since=at)
         return run
 
-    def _note(self, job: str, **known: object) -> None:
+    def _modify(self, job: str, **fields: object) -> None:
+        self.by_name[job] = replace(self.by_name[job], **fields)
+
+    def _note(self, job: str, **fields: object) -> None:
+        """Add to the note of the latest attempt."""
         run = self.by_name[job]
-        self.by_name[job] = replace(run, notes=(*run.notes[:-1], replace(run.note, **known)))
+        self._modify(job, notes=(*run.notes[:-1], replace(run.note, **fields)))

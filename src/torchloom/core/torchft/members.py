@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.state.cluster import ClusterState, life_over
+from torchloom.core.state.fields import copy_fields
 from torchloom.core.state.presence import PRESENT, Presence
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
@@ -35,37 +36,26 @@ from torchloom.protocol.run_records import AttemptStopping, RunEnded
 
 def handle_report(cluster: ClusterState, rank: RankId, said: Joined | Regrouped | Healed | Discarded) -> Decision:
     """What a life says that is over, or that nobody knows of, is not listened to."""
-    known = cluster.ranks.get(rank)
-    if known is None or known.incarnation != said.incarnation:
+    known = cluster.ranks.find(rank, said.incarnation)
+    if known is None:
         return NOTHING
     match said:
         case Joined(member=member):
             if known.member == member:
                 return NOTHING
-            joined = MemberJoined(
-                rank=rank,
-                incarnation=said.incarnation,
-                member=member,
-                lighthouse=said.lighthouse,
-                version=said.version,
-                devices=known.devices,
-            )
-            first = Decision((joined,))
+            first = Decision((copy_fields(MemberJoined, said, rank=rank, devices=known.devices),))
             late = known.presence not in PRESENT  # it told who it is, and was gone before that was heard
             return (
                 merge_decisions([first, evict(cluster, rank.job, (member,), phrase("life_has_ended"))])
                 if late
                 else first
             )
-        case Regrouped(quorum=quorum, step=step, participants=participants):
-            record: Record = MemberRegrouped(rank=rank, quorum=quorum, step=step, participants=participants)
-            return Decision((record,))
-        case Healed(step=step, source=source, seconds=seconds):
-            record = MemberHealed(rank=rank, step=step, source=source, seconds=seconds)
-            return Decision((record,))
-        case Discarded(step=step, count=count, quorum=quorum, why=why):
-            record = MemberDiscarded(rank=rank, step=step, count=count, quorum=quorum, why=why)
-            return Decision((record,))
+        case Regrouped():
+            return Decision((copy_fields(MemberRegrouped, said, rank=rank),))
+        case Healed():
+            return Decision((copy_fields(MemberHealed, said, rank=rank),))
+        case Discarded():
+            return Decision((copy_fields(MemberDiscarded, said, rank=rank),))
 
 
 # ── evicting ──

@@ -128,16 +128,11 @@ def trains(cluster: ClusterState, run: Run) -> bool:
     """Whether it has parameters that others can take over, as far as its ranks have said."""
     if run.phase is not RunPhase.RUNNING:
         return False
-    lives = {run.rank(place.rank): place.incarnation for place in run.places}
-    known = [cluster.ranks[rank] for rank in lives if rank in cluster.ranks]
-    joined = [rank for rank in known if rank.incarnation == lives[rank.id]]
+    ranks = [cluster.ranks.find(run.rank(place.rank), place.incarnation) for place in run.places]
+    joined = [rank for rank in ranks if rank is not None]
     if not joined:
         return run.ordinal == 1  # a later one has nothing before it has healed
-    beats = [
-        rank_runtime.beat
-        for rank in joined
-        if (rank_runtime := cluster.runtime.ranks.get(rank.id)) and rank_runtime.beat is not None
-    ]
+    beats = [beat for rank in joined if (beat := cluster.runtime.last_beat(rank.id, rank.incarnation)) is not None]
     unknown = not beats or any(rank.counted for rank in joined)
     return unknown or any(beat.step > 0 for beat in beats)
 
