@@ -1,7 +1,7 @@
-"""What follows from an event: records for the log, commands for ranks, an answer for who asked, and the reason.
+"""What follows from an event: records for the log, commands for ranks, an answer for the operator, and the reason.
 
-`decide` looks and judges and changes nothing. The engine (engine.py) folds what it returns; the weaver sends nothing of
-it before the log has it.
+`decide` reads the state and changes nothing. The engine (engine.py) folds the records that it returns; the weaver sends
+nothing of a decision before the log has stored it.
 """
 
 from __future__ import annotations

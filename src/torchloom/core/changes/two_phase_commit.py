@@ -1,14 +1,14 @@
 """Changes: all ranks of a job take one at the same step, or none does.
 
-    asked     everyone is asked how far he is                               WhereAreYou → Standing
+    asked     every rank reports its step                                   QueryStep → StepReport
     proposed  for a step a little ahead of the foremost; each rank promises
               not to pass that step without a verdict                       Propose → Ready
     verdict   commit if all promised, abort if one refused or is missing.
-              The server lets one verdict be written; a rank that reaches
-              the step without one writes abort, and obeys what stands
-    settled   each has taken it, or died before it could say so             Verdict → Applied
+              The server stores the first verdict only; a rank that reaches
+              the step without one writes abort, and obeys the stored one
+    settled   each rank has applied it, or died before it could report      Verdict → Applied
 
-Everything is asked again until it is answered, here and after a restart of the weaver, and done once.
+Every question is repeated until it is answered, also after a restart of the weaver, and every change is made once.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from torchloom.protocol.rank import ChangeSpec, Command, Propose, QueryStep, Ste
 from torchloom.protocol.records import Abort, ChangeDecided, ChangeProposed, ChangeSettled, Record
 
 AGAIN_SECONDS = 0.25
-"""Between two askings of a rank that has not answered."""
+"""Between two questions to a rank that has not answered."""
 ANSWER_SECONDS = 5.0
-"""A rank that has not answered for so long ends the change."""
+"""A rank that has not answered after this time ends the change."""
 REPLY_SECONDS = 10.0
-"""Whoever waits for a change to take effect is told after this long that it is certain, if he said nothing else."""
+"""Default of `patience`: after this time an operator who waits for the effect learns that the change is certain."""
 ATTEMPTS = 4
-"""A change whose step had passed before a rank heard of it is proposed anew, further ahead."""
+"""A change whose step had passed before it reached a rank is proposed again, for a later step."""
 
 
 # ── asked ──
@@ -64,7 +64,7 @@ def query_steps(cluster: ClusterState, request: str, lives: Lives) -> tuple[tupl
 
 
 def handle_step_report(cluster: ClusterState, operation: PendingOperation) -> Decision:
-    """Someone said how far he is; once all have, the step is chosen."""
+    """A rank reported its step; once all have, the step of the change is chosen."""
     change_request = operation.change_request
     if operation.id or change_request is None or len(operation.step_reports) < len(operation.lives):
         return NOTHING

@@ -1,4 +1,4 @@
-"""A device has failed, or is not well: what that means for the jobs whose ranks are on it."""
+"""Responses to a failed or ailing device, for the jobs whose ranks use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchloom.protocol.phrase import Prose, phrase
 
 
 def respond_to_failure(cluster: ClusterState, told: Decision, device: str, now: float) -> Decision:
-    """A decision that opens an incident about a device, and what the policy of each job on it says."""
+    """Add to a decision that opens an incident about a device what the policy of each job on it responds."""
     opened = next((record for record in told.records if isinstance(record, IncidentOpened)), None)
     if opened is None:
         return told
@@ -44,7 +44,7 @@ def respond_to_failure(cluster: ClusterState, told: Decision, device: str, now: 
 
 
 def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now: float) -> Decision:
-    """A replica that others started: all that can be done is that the rest of its job does not wait for it."""
+    """Of a replica that torchLoom did not start: it can only make the rest of its job not wait for it."""
     if replica.job not in cluster.runtime.lighthouses or braked(cluster, now):
         return NOTHING
     ranks = cluster.ranks.of_replica(replica)
@@ -52,13 +52,13 @@ def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now
 
 
 def _said(decision: Decision, incident: str) -> Prose:
-    """What was decided for one job."""
+    """The decision for one job."""
     mine = [r.decision for r in decision.records if isinstance(r, IncidentAmended) and r.id == incident]
     return next((text for text in reversed(mine) if text), "")
 
 
 def _without(decision: Decision, incident: str) -> Decision:
-    """Without the words about it: one sentence for all jobs follows."""
+    """Remove the decisions for single jobs: one decision for all jobs follows."""
     records = tuple(
         msgspec.structs.replace(record, decision="")
         if isinstance(record, IncidentAmended) and record.id == incident
@@ -69,7 +69,7 @@ def _without(decision: Decision, incident: str) -> Decision:
 
 
 def _on(cluster: ClusterState, run: Run, device: str) -> tuple[int, ...]:
-    """The ranks of a run that compute on it."""
+    """The ranks of a run that use a device."""
     placed = {at.rank for at in run.places if at.device == device}
     told = {rank.rank for rank in cluster.ranks_of(run) if device in cluster.ranks[rank].devices}
     return tuple(sorted(placed | told))

@@ -1,8 +1,8 @@
-"""Devices: someone says that one failed or works again, or registers one by hand.
+"""Reports that a device has failed or works again, and devices that operators register.
 
-Several may say that a device is broken, each for a reason of his own: alerts, an agent, a person. Each can take back
-only what he said himself, and the device works again when nobody is left. A person overrules them all; an alert that he
-overruled goes on being told and is not listened to until it begins anew.
+Several sources may report a device failed: alerts, an agent, an operator. Each can withdraw only its own report; the
+device works again when none is left. An operator overrules all of them: an overruled alert may still be repeated by its
+source, and is ignored until it fires again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torchloom.protocol.records import (
 from torchloom.protocol.views import Assignment
 
 HAND = "hand"
-"""A person says so, with `loom fail`."""
+"""The source of what operators report with `loom fail`."""
 WARNING = "device_warning"
 
 
@@ -75,7 +75,7 @@ def fail(cluster: ClusterState, device: str, source: str, blame: Blame) -> Decis
 
 
 def withdraw(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
-    """Whoever said that a device failed does not say so any more; others may."""
+    """A source withdraws its report that a device failed; other sources may still report it."""
     known, by = find_device(cluster, fact.device), fact.alert or fact.source
     if known is None:
         return _unknown(cluster, fact.device)
@@ -107,7 +107,7 @@ def recover(cluster: ClusterState, device: str, source: str) -> Decision:
 
 
 def warn(cluster: ClusterState, fact: DeviceWarned) -> Decision:
-    """A device is not well: one incident for each condition, from its beginning to its end."""
+    """A device has a problem but works: one incident for each condition, from its beginning to its end."""
     known = find_device(cluster, fact.device)
     if known is None:
         return _unknown(cluster, fact.device)
@@ -158,7 +158,7 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
 
 
 def find_device(cluster: ClusterState, device: str) -> Device | None:
-    """A device that a rank has had, or that an agent says its node has."""
+    """A device that a rank has used, or that an agent has listed."""
     known = cluster.devices.get(device)
     if known is None:
         nodes = cluster.runtime.nodes.items()
@@ -188,7 +188,7 @@ def _evidence(device: Device, text: Prose) -> tuple[Record, ...]:
 
 
 def _unknown(cluster: ClusterState, device: str, *, guess: bool = False) -> Decision:
-    """Only a person mistypes, and to guess what he meant takes a while among thousands."""
+    """Only people mistype names, and finding a close match among thousands of devices takes a while."""
     known = [name for seen in cluster.runtime.nodes.values() for name in seen.beat.devices] if guess else []
     near = difflib.get_close_matches(device, [*cluster.devices, *known][:10_000], n=1) if guess else []
     hint = phrase("did_you_mean", name=near[0]) if near else phrase("devices_listed")

@@ -1,4 +1,4 @@
-"""Ending an attempt: for what cause, whether another try follows, and which incident tells of it."""
+"""Stopping an attempt: the cause, whether another attempt follows, and the incident that reports it."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ from torchloom.protocol.run_records import AttemptStopping, Failure
 
 Then = Literal["restart", "fail", "cancel", "done"]
 LOOP = 2
-"""Attempts that fail in the same way without a step forward, after which a further one would be no other."""
+"""Attempts that fail in the same way without progress before the run is given up as a crash loop."""
 AGAIN = planned("restart")
 ALONE = phrase("replica_restarts")
 ELSEWHERE = phrase("restarts_elsewhere")
 GIVEN_UP = phrase("job_given_up")
-"""What an incident says was decided."""
+"""Decisions of an incident."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why all ranks of an attempt are ended."""
+    """Why all ranks of an attempt are stopped."""
 
     reason: Prose
     failure: Failure | None = None
-    """How it failed, to tell a crash loop; absent if it may well not happen again."""
+    """How it failed, to recognise a crash loop; None if it may well not happen again."""
     next_action: Then = "restart"
     evidence: tuple[Prose, ...] = ()
     rank: RankId | None = None
-    """The one it began with."""
+    """The rank that failed first."""
     code: int = 1
     uses_restart: bool = True
-    """A restart is used up."""
+    """It counts against `max_restarts`."""
     decision: Prose = ""
-    """What the incident says was decided, if not that all ranks are started again."""
+    """The decision of the incident, if not that all ranks are restarted."""
     kind: EventKind | None = None
     incident: str = ""
-    """That tells of it already."""
+    """The incident that reports it already."""
     kill_now: tuple[int, ...] = ()
-    """Ranks that would not hear that they are to end."""
+    """Ranks that are killed at once, because they would not react to a signal."""
     rollback: Rollback | None = None
     expected: bool = False
-    """It is as somebody wanted it, and no incident."""
+    """An operator requested it: no incident is opened."""
 
 
 def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
-    """End what is left of the attempt; and tell of it, unless it was wanted."""
+    """Stop what is left of the attempt, and report it as an incident, unless it was requested."""
     step = cluster.furthest(run)
     next_action, reason = cause.next_action, cause.reason
     if next_action == "restart" and cause.uses_restart:
         next_action, reason = _choose_next_action(run, now, cause, step)
-    told: list[Record] = []
+    records: list[Record] = []
     incident = cause.incident
     if next_action not in {"cancel", "done"} and not cause.expected:
         again = cause.decision or (AGAIN if run.task.torchft is None else ALONE)
-        told, incident = _record_incident(cluster, run, cause, reason, GIVEN_UP if next_action == "fail" else again)
+        records, incident = _record_incident(cluster, run, cause, reason, GIVEN_UP if next_action == "fail" else again)
     stopping = AttemptStopping(
         job=run.name,
         attempt=run.attempt,
@@ -82,7 +82,7 @@ def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
         incident=incident,
     )
     halt = halt_command(cluster, run, cause.kill_now)
-    return Decision((*told, stopping), tasks=tuple((node, halt) for node in run.nodes))
+    return Decision((*records, stopping), tasks=tuple((node, halt) for node in run.nodes))
 
 
 def halt_command(cluster: ClusterState, run: Run, kill_now: tuple[int, ...]) -> Halt:
@@ -90,7 +90,7 @@ def halt_command(cluster: ClusterState, run: Run, kill_now: tuple[int, ...]) -> 
 
 
 def _choose_next_action(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Prose]:
-    """Another try, or none: not wanted, the budget is used up, or the same again without a step forward."""
+    """Restart, or give up: by policy, because the restarts are used up, or because of a crash loop."""
     if cause.kind is not None and not ENDING.intersection(rule_for(run.task, cause.kind).do):
         return "fail", phrase("policy_no_restart", reason=cause.reason)
     since = now - run.task.restart_window
@@ -106,7 +106,7 @@ def _choose_next_action(run: Run, now: float, cause: Cause, step: int) -> tuple[
 def _record_incident(
     cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision: Prose
 ) -> tuple[list[Record], str]:
-    """One incident for one failure, and its id; that of the rank itself, if there is one already."""
+    """One incident for one failure, and its id. The open incident about the rank is used, if there is one."""
     known = cluster.ranks.get(cause.rank) if cause.rank is not None else None
     records: list[Record] = []
     if known is not None and known.presence in PRESENT:
@@ -133,7 +133,7 @@ def _record_incident(
 
 
 def incidents_of_attempt(cluster: ClusterState, run: Run) -> list[Incident]:
-    """Open incidents that are over with the attempt they arose in: those about its ranks, and its own."""
+    """Open incidents that end with the attempt: those about its ranks, and its own."""
     return [
         i
         for i in cluster.incidents_of(run)

@@ -19,15 +19,15 @@ from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.run_records import AttemptBegan
 
 CPU = "CPU-"
-"""How the id of a device begins that is the processor of a machine."""
+"""Prefix of the id of a processor."""
 NODES_SHOWN = 8
-"""Of those that a job waits for; the rest is counted."""
+"""Nodes named in the reason why a job waits; the rest is counted."""
 LAST_CALL = 30.0
 """Seconds in which a job that may be smaller waits for all of its nodes at first. A next attempt does not wait."""
 
 
 def place(cluster: ClusterState, run: Run, now: float) -> Decision:
-    """Begin an attempt where there is room. The nodes with most of it come first, so that few have to be used."""
+    """Begin an attempt where there is room: on the nodes with the most room, so that few are used."""
     if waits_for_lighthouse(cluster, run) or run.drained:
         return NOTHING
     chosen = _chosen(cluster, run, now)
@@ -117,7 +117,7 @@ def _room(cluster: ClusterState, run: Run, node: str, now: float) -> Phrase:
 
 
 def explain_too_large(cluster: ClusterState, task: Task) -> Phrase | None:
-    """Why no node that is known could ever take this, if none could."""
+    """Why none of the nodes could ever take this task, if none could."""
     there = {node: seen for node, seen in cluster.runtime.nodes.items() if task.node in {None, node}}
     sizes = {node: capacity(seen.beat) for node, seen in there.items() if not seen.beat.tied}
     least = task.least or task.per_node
@@ -128,7 +128,7 @@ def explain_too_large(cluster: ClusterState, task: Task) -> Phrase | None:
 
 
 def _chosen(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
-    """How many ranks each node gets: all that are wanted, or fewer where that is all there is; nothing if too few."""
+    """The number of ranks for each node: all, or fewer if the task allows it; nothing if there is too little room."""
     task, free = run.task, _free(cluster, run, now)
     order = sorted(select_fit(cluster, run, list(free), now), key=lambda node: (-free[node], node))
     chosen = [node for node in order if free[node] >= task.per_node][: task.nodes]
@@ -140,7 +140,7 @@ def _chosen(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
 
 
 def _free(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
-    """Nodes that could take as many ranks of a run as it needs on each, with how many they could take."""
+    """Nodes that could take enough ranks of a run, with the number that they could take."""
     task, nodes = run.task, cluster.runtime.nodes
     there = [node for node in nodes if not nodes[node].beat.tied] if task.node is None else [task.node]
     if run.is_lighthouse and run.places:
@@ -150,18 +150,18 @@ def _free(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
 
 
 def _takes(cluster: ClusterState, run: Run, node: str) -> int:
-    """How many ranks of a run a node could take."""
+    """The number of ranks of a run that a node could take."""
     beat, wanted = cluster.runtime.nodes[node].beat, run.task.per_node
     if run.is_lighthouse:
         return wanted
     if not beat.tied:
         return room(cluster, node, beat, run.name)
-    # It serves the one who started it, and takes what he asks for.
+    # It serves the one job that it was started for, and takes all of its ranks.
     return wanted if _spared(cluster, beat, wanted) else len(beat.devices) - len(_broken(cluster, beat))
 
 
 def _may_be_smaller(cluster: ClusterState, run: Run, now: float) -> bool:
-    """Whether to begin with what is there: nobody is on his way who would have to be left out for good."""
+    """Whether to start with the nodes that are there: others have had time to report."""
     if now < cluster.runtime.blind_until + NODE_SILENCE:  # agents still have to find this weaver
         return False
     return run.attempt > run.before or now >= run.submitted + LAST_CALL
@@ -174,14 +174,14 @@ def _usable(cluster: ClusterState, node: str, now: float) -> bool:
 
 
 def processor_failed(cluster: ClusterState, node: str) -> bool:
-    """Whether the processor of a node was said to have failed, and there is nothing else to compute on."""
+    """Whether the processor of a node was reported failed, and the node has no other device."""
     failed = {device.id for device in cluster.devices.values() if device.failed and device.id.startswith(CPU)}
     seen = cluster.runtime.nodes.get(node)
     if not failed or seen is None or seen.beat.devices:
         return False
     if any(cluster.devices[device].node == node for device in failed):
         return True
-    # An agent that serves one job has a name of its own: its ranks tell what they computed on.
+    # An agent that serves one job has its own node name: the ranks report which devices they used.
     here = [
         run.rank(place.rank)
         for run in cluster.runs.by_name.values()
@@ -192,12 +192,12 @@ def processor_failed(cluster: ClusterState, node: str) -> bool:
 
 
 def capacity(beat: NodeBeat) -> int:
-    """How many ranks a node takes: one for each device, or, without any, for each core."""
+    """The number of ranks that a node takes: one for each device, or, without devices, for each core."""
     return len(beat.devices) or beat.cores
 
 
 def room(cluster: ClusterState, node: str, beat: NodeBeat, job: str) -> int:
-    """How many more, beside the other jobs, on devices that work."""
+    """The number of further ranks that a node takes on working devices, beside the other jobs."""
     broken = _broken(cluster, beat)
     return capacity(beat) - len(broken) - sum(place.device not in broken for place in _others(cluster, node, job))
 
@@ -216,13 +216,13 @@ def free_devices(cluster: ClusterState, node: str, run: Run) -> list[str]:
 
 
 def _broken(cluster: ClusterState, beat: NodeBeat) -> set[str]:
-    """The devices of a node that have failed: nothing is started there until they work again."""
+    """The failed devices of a node: nothing is started on them until they work again."""
     known = (cluster.devices.get(device) for device in beat.devices)
     return {device.id for device in known if device is not None and device.failed}
 
 
 def _spared(cluster: ClusterState, beat: NodeBeat, ranks: int) -> bool:
-    """Whether so many ranks need no failed device. More ranks than devices share those that work."""
+    """Whether this number of ranks needs no failed device. More ranks than devices share those that work."""
     broken, all_of_them = len(_broken(cluster, beat)), len(beat.devices)
     working = all_of_them - broken
     return not broken or ranks <= working or (ranks > all_of_them and working > 0)

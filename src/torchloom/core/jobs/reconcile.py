@@ -1,7 +1,7 @@
-"""What to do with a run: place it, start it, stop all ranks when one fails, start again from the last checkpoint.
+"""Reconciling a run: place it, start it, stop all ranks when one fails, restart from the last checkpoint.
 
-Every function looks at what is durable of a run and at the latest beat of each agent, and says what comes next. Agents
-are told again until their beats show that it is so.
+Every function compares the durable state of a run with the latest beat of each agent, and decides what comes next.
+Commands to agents are repeated until their beats show the desired state.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from torchloom.protocol.run_records import (
 )
 
 SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGABRT": 6, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15}
-"""A shell says 128 and this number of a process that such a signal ended."""
+"""Numbers of signals: a shell reports 128 plus this number as the exit code."""
 AT_EXIT = frozenset({"SIGABRT", "SIGSEGV"})
-"""With which a process may end that has done all it had to."""
+"""Signals with which a process may end after it has finished its work."""
 FIRST_WAIT = 0.0
 LONGEST_WAIT = 30.0
-"""Seconds before the next attempt: none at first, then more while there is no step forward."""
+"""Seconds before the next attempt: none at first, then more while there is no progress."""
 
 
 # ── time and beats ──
 
 
 def handle_node_beat(cluster: ClusterState, node: str) -> Decision:
-    """An agent spoke. What it holds of attempts that are over, it may forget; if it was missed, it is there again."""
+    """An agent sent a beat: it may forget attempts that are over, and its silence, if it was reported, is over."""
     beat = cluster.runtime.nodes[node].beat
     tasks: list[tuple[str, NodeCommand]] = []
     for status in beat.attempts:
@@ -72,7 +72,7 @@ def handle_node_beat(cluster: ClusterState, node: str) -> Decision:
             continue
         if all(rank.state == "ended" for rank in status.ranks):
             tasks.append((node, Dismiss(term=cluster.term, job=status.job, attempt=status.attempt, last=last)))
-        else:  # of an attempt that nobody counts on any more
+        else:  # of an attempt that is not needed any more
             tasks.append((node, Halt(term=cluster.term, job=status.job, attempt=status.attempt)))
     known = silence_incident(cluster, node)
     records = (close_incident(known.id, phrase("agent_speaks_again")),) if known is not None else ()
@@ -117,7 +117,7 @@ def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: fl
 
 
 def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
-    """The agent of the first rank says where ranks meet and what they go on from; then all are told to start."""
+    """The agent of the first rank reports where ranks meet and which checkpoint they resume from; then all start."""
     first = run.places[0].node
     if lost := explain_lost_node(cluster, run, now):
         return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
@@ -214,18 +214,18 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
 
 
 def _begins_alone(cluster: ClusterState, run: Run) -> bool:
-    """A replica that was started again too late to heal from the others: it would do all of it once more."""
+    """Whether a replica was restarted too late to heal from the others: it would train from the start."""
     counted = len(run.notes) > 1 and run.notes[-2].step > 0  # then its steps are seen
     return counted and not cluster.furthest(run) and is_left_alone(cluster, run)
 
 
 def _stop_failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: float) -> Decision:
-    """Who failed first is the culprit: a rank that lost a peer says so itself, or was killed, a moment later."""
+    """The rank that failed first is the culprit: ranks that lost a peer fail, or are killed, a moment later."""
     first = min(failed, key=lambda rank: (not rank.signal, rank.rank))  # a kill comes before what it led to
     rank = run.rank(first.rank)
     how = phrase("killed_by", signal=first.signal) if first.signal else phrase("exit_code", status=first.code)
     reason = phrase("rank_of_run_failed", rank=first.rank, how=how, error=first.error)
-    # Who kills from outside may not do so again; every other end could be the same each time, on whatever rank.
+    # A kill from outside may not happen again; every other failure could repeat, on any rank.
     outside = first.signal == "SIGKILL" and not first.cause
     error = first.error if first.cause == "exception" else ""
     failure = Failure(kind="crash", signal=first.signal, code=first.code, cause=first.cause, error=error)
@@ -246,7 +246,7 @@ def _stop_failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now:
 
 
 def _record_left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) -> list[Record]:
-    """Ranks whose agent saw them end well, and that have not said goodbye themselves."""
+    """Ranks that ended well, as their agent reports, without a goodbye of their own."""
     found: list[Record] = []
     for number, status in ranks.items():
         known = cluster.ranks.get(run.rank(number))
@@ -272,7 +272,7 @@ def _record_pause(cluster: ClusterState, run: Run) -> list[Record]:
 
 
 def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
-    """Once nothing of the attempt is left: what was decided when it was stopped."""
+    """Once all processes of the attempt are gone: the next action that was decided when it was stopped."""
     left: list[str] = []
     for node in run.nodes:
         status = cluster.runtime.attempt_status(node, run)
@@ -287,14 +287,14 @@ def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
         wait = _backoff(run)
         record = AttemptEnded(job=run.name, attempt=run.attempt, wait_seconds=wait)
         ended = Decision((*_end_ranks(cluster, run), record))
-        # Without a wait the next one begins in the same breath: the tick that would see to it is far away.
+        # Without a wait the next attempt begins at once: the next tick may be a quarter of a second away.
         return ended if wait else merge_decisions([ended, place(cluster, run, now)])
     ways: dict[str, Literal["done", "failed", "cancelled"]] = {"cancel": "cancelled", "done": "done"}
     return end(cluster, run, ways.get(run.next_action, "failed"), run.reason)
 
 
 def _backoff(run: Run) -> float:
-    """None after a step forward; then more each time."""
+    """No wait after progress; then more each time."""
     idle = 0
     for before, after in zip(reversed(run.notes[:-1]), reversed(run.notes), strict=False):
         if after.step > before.step:
@@ -304,7 +304,7 @@ def _backoff(run: Run) -> float:
 
 
 def _end_ranks(cluster: ClusterState, run: Run) -> list[Record]:
-    """Ranks that were ended with the attempt: nobody waits for them to come back."""
+    """Ranks that were stopped with the attempt are not expected back."""
     records: list[Record] = []
     for rank in cluster.ranks_of(run):
         known = cluster.ranks[rank]

@@ -1,6 +1,6 @@
-"""Checkpoints: what follows when one was written, could not be written, or training went on from one.
+"""Reports about checkpoints: one was written, could not be written, or training resumed from one.
 
-The weaver writes none and reads none. It remembers what ranks tell, and sees to it that a failure is not overlooked.
+The weaver neither writes nor reads checkpoints. It records what ranks report, and opens incidents for failures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed, Record
 
 SHOWN = 20
-"""Damaged checkpoints that the evidence tells of."""
+"""Damaged checkpoints that the evidence names."""
 
 
 def record_saved(cluster: ClusterState, rank: RankId, said: Saved) -> Decision:
@@ -64,7 +64,7 @@ def record_resumed(cluster: ClusterState, rank: RankId, said: Resumed) -> Decisi
 
 
 def close_forgotten(cluster: ClusterState, job: str) -> tuple[Record, ...]:
-    """No one will write another one, so that nothing stays open for ever."""
+    """Close the incident about the checkpoints of a forgotten job: no later checkpoint will."""
     return _close(cluster, job, phrase("job_forgotten"))
 
 
@@ -83,7 +83,7 @@ def _close(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...
 
 
 def _report_damaged(cluster: ClusterState, job: str, said: Resumed) -> list[Record]:
-    """Told by every rank that looked, and one incident for all of them."""
+    """One incident, although every rank that searched reports the same."""
     names = tuple(said.rejected)
     shown = list(said.rejected.items())[:SHOWN]
     evidence = tuple(phrase("checkpoint_rejected", name=name, why=why[:500]) for name, why in shown)

@@ -290,7 +290,7 @@ def _report_disagreement(cluster: ClusterState, known: Rank, beat: Beat) -> Deci
         decision=REPORT_ONLY,
         reason=phrase("astray_reason"),
     )
-    again = _welcome(cluster, known)  # in case it never heard of it
+    again = _welcome(cluster, known)  # in case the change never reached it
     return Decision((opened,), ((known.id, again),))
 
 
@@ -342,7 +342,7 @@ def _welcome(cluster: ClusterState, known: Rank) -> Welcome:
 
 
 def compare_connections(cluster: ClusterState, now: float) -> Decision:
-    """Who died while no one could be told of it, and who is back."""
+    """Ranks that were lost, and ranks that came back, while the weaver was away."""
     decisions: list[Decision] = []
     for known in cluster.ranks.values():
         if cluster.runtime.linked((known.id, known.incarnation)):

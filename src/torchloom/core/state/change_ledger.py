@@ -1,4 +1,4 @@
-"""The ledger: what may be changed in each job, every change and order, and what became of it. The durable part.
+"""The ledger: the knobs of each job, every change and order, and its outcome. The durable part.
 
 proposed ──verdict──> committed ──all have answered──> settled
     └────verdict──> aborted
@@ -49,7 +49,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     change: ChangeSpec
     job: str
     lives: tuple[tuple[RankId, str], ...]
-    """The ranks it is for, each in the life it had."""
+    """The ranks it is for, each with its incarnation."""
     request: str
     operator: str = ""
     before: dict[str, Value] = {}
@@ -96,7 +96,7 @@ class GivenOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Empty while answers are awaited."""
     ok: bool = True
     applied: int = 0
-    """How many have said that they obey; who is gone may have done so unheard, or never have heard of it."""
+    """The number of ranks that confirmed; one that is gone may have obeyed without a reply, or never received it."""
 
 
 class KnobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +166,7 @@ class Ledger:
         return next((order for order in reversed(self.orders.values()) if order.request == request), None)
 
     def kills(self, rank: RankId, life: str) -> Iterable[GivenOrder]:
-        """Orders by which this life was to be ended."""
+        """Orders to kill this incarnation."""
         return (order for order in self.orders.values() if order.verb == "kill" and (rank, life) in order.lives)
 
     def in_force(self, rank: RankId) -> tuple[ChangeSpec, ...]:

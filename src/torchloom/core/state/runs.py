@@ -7,8 +7,8 @@
                      │                        v
                   restarting <──────────── stopping ──> failed, cancelled
 
-A run is in one phase; an attempt is one start of all its ranks. Agents are told what should be, and say what is, until
-the two are the same: a weaver that was killed in between goes on from the log and their next beats.
+A run is in one phase; an attempt is one start of all its ranks. Agents receive the desired state and report the actual
+one until both agree. A weaver that was killed in between continues from the log and their next beats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from torchloom.protocol.run_records import (
 )
 
 LIGHTHOUSE = "lighthouse"
-"""What the one among the runs of a torchft job is called in which no rank trains."""
+"""Replica name of the run of a torchft job that starts the lighthouse."""
 KEEP_NOTES = 50
 """Attempts of one run that are remembered."""
 KEEP_STOPS = 1000
@@ -64,7 +64,7 @@ class RunSign(StrEnum):
     """What happens to a run."""
 
     PLACED = "there is room for all ranks"
-    LAUNCHED = "agents were told to start them"
+    LAUNCHED = "agents start them"
     ALL_RUNNING = "all ranks run"
     HELD = "all ranks are paused"
     GOES_ON = "a rank is paused no longer"
@@ -107,7 +107,7 @@ UNDER_WAY = frozenset({P.PLACING, P.STARTING, P.RUNNING, P.PAUSED})
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """What it is called: as its job; one of several replicas as `JOB:NUMBER`."""
+    """The name of the job; of one of several replicas `JOB:NUMBER`."""
     task: Task
     request: str
     phase: RunPhase = RunPhase.SUBMITTED
@@ -115,7 +115,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     submitted: float = 0.0
     operator: str = ""
     attempt: int = 0
-    """Counts on over all runs of a job, so that what is left of an older one is not taken for this one's."""
+    """Counted over all runs of a job, so that processes of an older run are not taken for this one's."""
     before: int = 0
     """Attempts of the runs before this one."""
     places: tuple[Place, ...] = ()
@@ -124,28 +124,28 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     resume: str = ""
     resume_step: int | None = None
     next_action: str = "restart"
-    """What follows when all is stopped."""
+    """What follows when all ranks have stopped."""
     wait_until: float = 0.0
     reason: Prose = ""
     notes: tuple[AttemptNote, ...] = ()
     step: int = 0
-    """The furthest that was heard of, once it is over."""
+    """The furthest step that was reported, once it is over."""
     stops: tuple[float, ...] = ()
-    """When attempts were stopped to be started again: what the budget of restarts is counted by."""
+    """When attempts were stopped to be restarted: `max_restarts` counts these."""
     kill_now: tuple[int, ...] = ()
-    """Ranks that are killed rather than asked to end."""
+    """Ranks that are killed at once."""
     rollback: Rollback | None = None
-    """What the next attempt goes back to."""
+    """The checkpoint that the next attempt goes back to."""
     skip: tuple[int, int] | None = None
-    """Steps whose batches are left out from now on."""
+    """Steps whose batches are skipped from now on."""
     response: ResponseBegan | None = None
-    """What is being done about an incident; its `do` is what is left."""
+    """The response under way; its `do` has the remaining actions."""
     responding: float = 0.0
-    """Since when."""
+    """Since when, if there is one."""
     responses: tuple[tuple[str, float], ...] = ()
-    """What was responded to, and when: what the limit of a rule is counted by."""
+    """Kinds of incidents and when a response began: the limits of rules count these."""
     drained: bool = False
-    """It is to leave at the end of a step, and to stay away."""
+    """It leaves at the end of a step, and is not restarted until the drain is undone."""
 
     @property
     def over(self) -> bool:
@@ -158,12 +158,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replica_id(self) -> ReplicaId:
-        """The job and the replica of it whose ranks it starts."""
+        """The replica whose ranks it starts."""
         return ReplicaId(self.task.part_of or self.name, self.task.replica)
 
     @property
     def is_lighthouse(self) -> bool:
-        """It is no replica but what the replicas of its job need."""
+        """It starts the lighthouse of its job, and no replica."""
         return self.task.replica == LIGHTHOUSE
 
     def rank(self, number: int) -> RankId:
@@ -171,12 +171,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world_size(self) -> int:
-        """Once it is placed, what there was room for."""
+        """The number of ranks; once it is placed, those that there was room for."""
         return len(self.places) or self.task.per_node * self.task.nodes
 
     @property
     def ordinal(self) -> int:
-        """The how-manieth attempt of this run is under way."""
+        """The number of the attempt within this run."""
         return self.attempt - self.before
 
     @property
@@ -185,7 +185,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def note(self) -> AttemptNote:
-        """Of the attempt under way, or the last."""
+        """The note of the attempt under way, or of the last one."""
         return self.notes[-1]
 
 
@@ -217,7 +217,7 @@ class Runs:
         return None if name is None else self.active(name)
 
     def of_job(self, job: str) -> list[Run]:
-        """Those of its runs that are under way: one, or one for each replica and for what they need."""
+        """Its runs that are not over: one, or one for each replica and for the lighthouse."""
         return [run for run in self.by_name.values() if run.replica_id.job == job and not run.over]
 
     def named(self, name: str) -> list[Run]:
@@ -229,17 +229,17 @@ class Runs:
         return sorted((run for run in mine if run.request == last), key=lambda run: run.name)
 
     def concerned(self, job: str, about: About) -> Run | None:
-        """The run that an incident is about, over or not; none if it is about all of a job with several."""
+        """The run that an incident is about, over or not; None if it is about a job with several runs."""
         name = self._names.get(about.rank.replica_id, "") if about.rank is not None else about.run or about.job
         return self.by_name.get(name) or self.by_name.get(job)
 
     def due(self, node: str | None = None) -> list[str]:
-        """Jobs whose run may go on, the oldest first: all of them, or those that the word of a node may concern."""
+        """Names of runs that may advance, the oldest first: all of them, or those that a beat of a node may concern."""
         runs = sorted((run for run in self.by_name.values() if not run.over), key=lambda run: run.submitted)
         return [run.name for run in runs if node is None or not run.places or node in run.nodes]
 
     def forget(self, job: str) -> list[str]:
-        """A job, with all its replicas; what their runs were called."""
+        """Forget all runs of a job; returns their names."""
         gone = [run for run in self.by_name.values() if run.replica_id.job == job]
         for run in gone:
             del self.by_name[run.name]

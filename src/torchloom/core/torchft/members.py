@@ -1,8 +1,8 @@
-"""Replicas under torchft: what they say of themselves, and whom their lighthouse must not count on any more.
+"""Replicas under torchft: what they report, and which members their lighthouse must not count on any more.
 
-A lighthouse alone waits for a dead replica until heartbeats have been missing for long enough. Here its end is known
-at once, so it is evicted: by the id that torchft made for that one life of it, which is never used again. What was
-evicted is in the log, and the lighthouse is told until its own beats show that it knows.
+A lighthouse alone waits for a dead replica until its heartbeats have been missing for long enough. The weaver learns of
+its end at once and evicts it, by the id that torchft made for that incarnation and never uses again. Evictions are in
+the log, and are repeated to the lighthouse until its own beats confirm them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torchloom.protocol.run_records import AttemptStopping, RunEnded
 
 
 def handle_report(cluster: ClusterState, rank: RankId, said: Joined | Regrouped | Healed | Discarded) -> Decision:
-    """What a life says that is over, or that nobody knows of, is not listened to."""
+    """Reports of superseded or unknown incarnations are ignored."""
     known = cluster.ranks.find(rank, said.incarnation)
     if known is None:
         return NOTHING
@@ -44,7 +44,7 @@ def handle_report(cluster: ClusterState, rank: RankId, said: Joined | Regrouped 
             if known.member == member:
                 return NOTHING
             first = Decision((copy_fields(MemberJoined, said, rank=rank, devices=known.devices),))
-            late = known.presence not in PRESENT  # it told who it is, and was gone before that was heard
+            late = known.presence not in PRESENT  # it was gone before its report was read
             return (
                 merge_decisions([first, evict(cluster, rank.job, (member,), phrase("life_has_ended"))])
                 if late
@@ -62,7 +62,7 @@ def handle_report(cluster: ClusterState, rank: RankId, said: Joined | Regrouped 
 
 
 def evict(cluster: ClusterState, job: str, members: Iterable[str], reason: Prose) -> Decision:
-    """Those among them that were not evicted before."""
+    """Evict the members that were not evicted before."""
     known = cluster.evicted.get(job, ())
     new = tuple(dict.fromkeys(member for member in members if member and member not in known))
     if not new:
@@ -80,7 +80,7 @@ class Gone(NamedTuple):
 
 
 def add_evictions(cluster: ClusterState, decision: Decision) -> Decision:
-    """A decision by which ranks are gone, and what follows from it for the lighthouses of their jobs."""
+    """Add to a decision the evictions of the members whose incarnation it ends."""
     gone = [lost for record in decision.stored for lost in _find_departed(cluster, record)]
     return (
         replace(merge_decisions([decision, *_evictions(cluster, gone)]), answer=decision.answer) if gone else decision
@@ -88,13 +88,13 @@ def add_evictions(cluster: ClusterState, decision: Decision) -> Decision:
 
 
 def _evictions(cluster: ClusterState, gone: list[Gone]) -> list[Decision]:
-    """All ranks of a replica go under one id."""
+    """All ranks of a replica have one id."""
     once = {lost.member: lost for lost in reversed(gone)}
     return [evict(cluster, lost.job, (lost.member,), lost.why) for lost in once.values()]
 
 
 def _find_departed(cluster: ClusterState, record: Record) -> list[Gone]:
-    """Whose life is over, and why."""
+    """The members whose incarnation ends with a record, and why."""
     match record:
         case RankDied(rank=rank, reason=reason, confirmed=True):
             return _departed_members(cluster, [rank], reason)
@@ -120,14 +120,14 @@ def _departed_members(cluster: ClusterState, ranks: Iterable[RankId], why: Prose
 
 
 def _members_at(cluster: ClusterState, run: Run) -> list[str]:
-    """Who met where the ranks of this attempt were told to: so a script that says nothing is known, too."""
+    """Members that met at the address of this attempt: so also those whose script reports nothing are found."""
     beat = cluster.runtime.lighthouses.get(run.replica_id.job)
     where = f"{run.host}:{run.port}"
     return [member for member, store in beat.stores.items() if store == where] if beat is not None and run.port else []
 
 
 def handle_lighthouse_beat(cluster: ClusterState, job: str) -> Decision:
-    """It is told again what it does not know, and of those it counts on who is gone."""
+    """Repeat evictions that the lighthouse has not confirmed, and evict members it counts on that are gone."""
     beat = cluster.runtime.lighthouses[job]
     missing = tuple(member for member in cluster.evicted.get(job, ()) if member not in beat.evicted)
     counted = {*beat.members, *beat.waiting}
