@@ -40,7 +40,7 @@ from torchloom.core.detect.hang_tracker import HangTracker
 from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.core.engine import Engine
-from torchloom.core.events import Reported
+from torchloom.core.events import ReportReceived
 from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.rank import Beat, Hello, StepTimes
@@ -79,7 +79,7 @@ def rate(ranks: int, rounds: int, seed: int) -> dict[str, object]:
     names = [RankId(f"job{n // 64}", "r", n % 64) for n in range(ranks)]
     for name in names:
         hello = Hello(incarnation=LIFE, node="node", pid=1, devices=("GPU-1",))
-        engine.handle(Reported(name, hello), 0.0)
+        engine.handle(ReportReceived(name, hello), 0.0)
     chance = random.Random(seed)
     beats = [[_usual(chance, n) for n in range(STRETCHES * rounds)] for _ in range(16)]
     rates, by_cpu, news = [], [], 0
@@ -184,7 +184,7 @@ def _stand(rank: int, heard: tuple[Beat, RankDetectors]) -> RankProgress:
     said, detectors = heard
     pace = detectors.pace
     return RankProgress(
-        rank, said.step, said.still, phase=said.phase, collectives=said.collectives,
+        rank, said.step, said.idle_seconds, phase=said.phase, collectives=said.collectives,
         limit=pace.limit(SETTINGS), started=pace.started, pause=pace.pause,
     )  # fmt: skip
 

@@ -49,7 +49,7 @@ class Commit(NamedTuple):
     at: float
 
 
-class Found(NamedTuple):
+class FindingsMade(NamedTuple):
     survived: list[float]
     rejoined: list[float]
     steps: list[float]
@@ -63,7 +63,7 @@ def main() -> None:
     args = parser.parse_args()
     kills = 1 if args.quick else args.kills
     chance = random.Random(args.seed)
-    found: dict[str, Found] = {}
+    found: dict[str, FindingsMade] = {}
     with plane() as settings:
         for name, start, replicas in (
             ("loom", ours, 2), ("stock", stock, 2), ("tuned", tuned, 2), ("loom3", ours, 3),
@@ -152,8 +152,8 @@ def measure(
     replicas: int,
     kills: int,
     chance: random.Random,
-) -> Found:
-    found = Found([], [], [])
+) -> FindingsMade:
+    found = FindingsMade([], [], [])
     with (
         tempfile.TemporaryDirectory(prefix=f"bench-{name}-".replace("_", "-")) as made,
         contextlib.ExitStack() as stack,

@@ -143,8 +143,11 @@ class Trace:
                     next_pause = int(until) + 30 if self.kind == "evaluation" else sys.maxsize
                 if self.kind == "collections" and self.chance.random() < 0.001:
                     until += self.chance.uniform(0.3, 1.6)
-            still, stands = now - ended, now < stands_until
-            yield float(now), [self._beat(rank, now, step, durations[rank], still, stands) for rank in range(RANKS)]
+            idle_seconds, stands = now - ended, now < stands_until
+            yield (
+                float(now),
+                [self._beat(rank, now, step, durations[rank], idle_seconds, stands) for rank in range(RANKS)],
+            )
             for of_rank in durations:
                 of_rank.clear()
 
@@ -166,7 +169,7 @@ class Trace:
         return ranks
 
     def _beat(
-        self, rank: int, now: int, step: int, durations: list[tuple[float, Step]], still: float, stands: bool
+        self, rank: int, now: int, step: int, durations: list[tuple[float, Step]], idle_seconds: float, stands: bool
     ) -> Beat:
         here, since = rank == self.rank, now - self.at
         loss = 2.0 * 0.999**now * self.chance.lognormvariate(0.0, self.noise)
@@ -191,7 +194,7 @@ class Trace:
             not_finite=not_finite,
             rss_mb=memory,
             free_mb=LIMIT_MB - memory,
-            still=still,
+            idle_seconds=idle_seconds,
             phase="eval" if stands and here and self.kind == "announced evaluation" else "",
             collectives=2 * step + (1 if stands and not here else 0),
         )

@@ -19,7 +19,7 @@ MOST_MODULES = 20
 MOST_LINES = 400
 
 LARGE_FOLDERS: set[str] = set()
-LONG_MODULES = {"torchloom.core.state.cluster"}
+LONG_MODULES: set[str] = set()
 OUTSIDE_LAYERS: set[str] = set()
 CYCLES: list[set[str]] = [
     {"torchloom.cli.completion", "torchloom.cli.main", "torchloom.cli.parser", "torchloom.cli.shell"},

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.agent.test_telling import a_note
-from torchloom.core.torchft.replica_groups import ADDRESS, FOLDER, parts
+from torchloom.core.torchft.replica_groups import ADDRESS, FOLDER, split_job
 from torchloom.launcher.rank_output import Output
 from torchloom.launcher.run_progress import RunProgress
 from torchloom.launcher.status_line import how_far
@@ -94,7 +94,7 @@ def test_how_far_replicas_are_counts_those_that_run() -> None:
 
 
 def test_the_words_of_a_lighthouse_are_those_that_it_understands() -> None:
-    argv = dict(parts("mnist", Task(argv=("a.py",), torchft=Torchft(replicas=2, min_replicas=2))))[
+    argv = dict(split_job("mnist", Task(argv=("a.py",), torchft=Torchft(replicas=2, min_replicas=2))))[
         "mnist:lighthouse"
     ].argv
     known = {ADDRESS: "n1:5000", FOLDER: "/kept"}

@@ -112,10 +112,10 @@ def test_the_step_of_a_rank_is_seen_without_its_help_and_still_when_it_is_dead()
 def test_a_rank_that_makes_no_step_stands_still_and_a_step_ends_that() -> None:
     with held() as rank:
         rank.say("step 1")
-        rank.until(lambda sight: sight.still > 0.5 and sight.held < 0.5)
+        rank.until(lambda sight: sight.idle_seconds > 0.5 and sight.held < 0.5)
         assert rank.sight.frozen == 0
         rank.say("step 2")
-        rank.until(lambda sight: sight.still < 0.5)
+        rank.until(lambda sight: sight.idle_seconds < 0.5)
 
 
 def test_a_stopped_process_is_frozen_and_not_held() -> None:
@@ -184,7 +184,7 @@ def test_another_program_in_the_place_of_a_rank_is_not_held() -> None:
         rank.process.stdin.write("exec\n")
         rank.process.stdin.flush()
         rank.until(lambda sight: sight.page is None)
-        assert (rank.sight.held, rank.sight.still) == (0.0, 0.0)
+        assert (rank.sight.held, rank.sight.idle_seconds) == (0.0, 0.0)
 
 
 def test_one_that_is_traced_is_neither_frozen_nor_held(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_time_in_which_the_watcher_slept_does_not_count() -> None:
         rank.say("step 1")
         rank.until(lambda sight: sight.page is not None)
         rank.sight.look(0.1)
-        before = rank.sight.still
+        before = rank.sight.idle_seconds
         rank.sight.look(3600.0)
-        assert rank.sight.still - before <= 2 * LOOK_SECONDS
+        assert rank.sight.idle_seconds - before <= 2 * LOOK_SECONDS
 
 
 def test_a_process_that_is_not_there_has_no_state() -> None:
@@ -254,7 +254,7 @@ def test_a_process_without_a_page_is_only_seen_to_be_stopped() -> None:
             assert time.monotonic() < end
             time.sleep(0.05)
             sight.look(0.05)
-        assert (sight.step, sight.still, sight.held) == (0, 0.0, 0.0)
+        assert (sight.step, sight.idle_seconds, sight.held) == (0, 0.0, 0.0)
     finally:
         process.kill()
         process.wait()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import GPU, NOW, cluster, device, incident, job, rank, seat
+from tests.views.made import GPU, NOW, assignment, cluster, device, incident, job, rank
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.queries import QueryCluster, QueryCurves
@@ -77,9 +77,9 @@ def test_jobs_and_devices(weaver: Responder, at: Loom) -> None:
 def shared(weaver: Responder) -> Responder:
     weaver.view = cluster(
         ranks=(rank("mnist", "hi", 0), rank("mnist", "hi", 1), rank("bert", "hi", 0), rank("bert", "ho", 0)),
-        seats=(
-            seat("GPU-1", "mnist", "hi", 0), seat("GPU-2", "mnist", "hi", 1, "n2"), seat("GPU-1", "bert", "hi", 0),
-            seat("GPU-3", "bert", "ho", 0),
+        assignments=(
+            assignment("GPU-1", "mnist", "hi", 0), assignment("GPU-2", "mnist", "hi", 1, "n2"),
+            assignment("GPU-1", "bert", "hi", 0), assignment("GPU-3", "bert", "ho", 0),
         ),
         devices=(device("GPU-1"), device("GPU-2", node="n2"), device("GPU-3")),
     )  # fmt: skip

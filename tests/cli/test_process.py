@@ -150,7 +150,7 @@ def test_a_verb_of_two_words_completes(tmp_path: Path) -> None:
 
 def test_names_complete_from_the_live_weaver(weaver: Responder, settings: Settings) -> None:
     weaver.view = cluster(
-        jobs=(job("mnist"), job("bert")), devices=(device("GPU-1"), device("GPU-2")), seats=(),
+        jobs=(job("mnist"), job("bert")), devices=(device("GPU-1"), device("GPU-2")), assignments=(),
         ranks=(rank("mnist", "hi", 0),),
     )  # fmt: skip
     state = {"TORCHLOOM_STATE": settings.state}
@@ -162,7 +162,7 @@ def test_names_complete_from_the_live_weaver(weaver: Responder, settings: Settin
 
 
 def test_targets_knobs_and_changes_complete(weaver: Responder, settings: Settings) -> None:
-    weaver.view = cluster(jobs=(job("mnist"),), ranks=(rank("mnist", "hi", 0),), seats=())
+    weaver.view = cluster(jobs=(job("mnist"),), ranks=(rank("mnist", "hi", 0),), assignments=())
     weaver.knobs = knobs()
     state = {"TORCHLOOM_STATE": settings.state}
     assert complete("loom pause m", **state) == ["mnist", "mnist/hi", "mnist/hi/0"]

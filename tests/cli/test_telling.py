@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import cluster, device, rank, seat
+from tests.views.made import assignment, cluster, device, rank
 from torchloom.protocol.ids import ReplicaId
 from torchloom.protocol.operator import Done, Fail, No, Recover, Register
 
@@ -37,14 +37,14 @@ CPUS = ["CPU-1ffdf8f8", "CPU-1ffe0000", "CPU-1ffe"]
 
 @pytest.mark.parametrize(("typed", "meant"), [("CPU-1ffd", "CPU-1ffdf8f8"), ("CPU-1ffe", "CPU-1ffe"), ("x", "x")])
 def test_the_beginning_of_a_device_s_name_will_do(weaver: Responder, at: Loom, typed: str, meant: str) -> None:
-    weaver.view = cluster(devices=tuple(map(device, CPUS)), seats=())
+    weaver.view = cluster(devices=tuple(map(device, CPUS)), assignments=())
     assert at("fail", typed).code == 0
     assert at("recover", typed).code == 0
     assert [ask.device for ask in weaver.asked if isinstance(ask, Fail | Recover)] == [meant, meant]
 
 
 def test_a_beginning_that_several_devices_share_is_refused(weaver: Responder, at: Loom) -> None:
-    weaver.view = cluster(devices=tuple(map(device, CPUS)), seats=())
+    weaver.view = cluster(devices=tuple(map(device, CPUS)), assignments=())
     ran = at("fail", "CPU-1ff")
     assert ran.code == 4
     assert "3 devices begin with 'CPU-1ff'" in ran.err
@@ -75,7 +75,9 @@ def test_a_no_is_an_error_with_the_weavers_hint(weaver: Responder, at: Loom) -> 
     ],
 )
 def test_register_finds_the_job(weaver: Responder, at: Loom, words: list[str], job: str, replica: str) -> None:
-    weaver.view = cluster(ranks=(rank("mnist", "hi"), rank("bert", "hi")), seats=(seat("GPU-1", "bert", "ho", None),))
+    weaver.view = cluster(
+        ranks=(rank("mnist", "hi"), rank("bert", "hi")), assignments=(assignment("GPU-1", "bert", "ho", None),)
+    )
     assert at("register", "GPU-1", *words).code == 0
     asked = weaver.asked[0]
     assert isinstance(asked, Register)
@@ -83,7 +85,7 @@ def test_register_finds_the_job(weaver: Responder, at: Loom, words: list[str], j
 
 
 def test_register_does_not_choose_between_jobs(weaver: Responder, at: Loom) -> None:
-    weaver.view = cluster(ranks=(rank("mnist", "hi"), rank("bert", "hi")), seats=())
+    weaver.view = cluster(ranks=(rank("mnist", "hi"), rank("bert", "hi")), assignments=())
     ran = at("register", "GPU-1", "hi")
     assert ran.code == 4
     assert "bert/hi or mnist/hi" in ran.err

@@ -28,13 +28,13 @@ from torchloom.core.detect.finding import Finding
 from torchloom.core.detect.kinds import KINDS
 from torchloom.core.engine import Engine
 from torchloom.core.events import (
-    Asked,
     Event,
-    FactReported,
-    Found,
+    FactReceived,
+    FindingsMade,
     LinkClosed,
     LinkOpened,
-    Reported,
+    ReportReceived,
+    RequestReceived,
     TookOver,
     VerdictKnown,
 )
@@ -173,7 +173,7 @@ class Chaos:
         if self.mirror.state() != self.cluster.state():
             self.wrong("the log, folded, is not the state")
         ranks = self.cluster.ranks.values()
-        if self.cluster.present_of_job != Counter(rank.id.job for rank in ranks if rank.presence in PRESENT):
+        if self.cluster.ranks.present != Counter(rank.id.job for rank in ranks if rank.presence in PRESENT):
             self.wrong("ranks that are present were miscounted")
 
     def wrong(self, what: str) -> None:
@@ -196,15 +196,15 @@ class Chaos:
             case ResponseBegan():
                 self.seen[f"response to {record.kind}"] += 1
                 self._look_at_response(record)
-            case AttemptStopping(job=job, deaf=deaf, incident=incident):
-                run = self.mirror.runs.by_job[job]
-                if not set(deaf) <= {place.rank for place in run.places}:
-                    self.wrong(f"ranks {deaf} are to be killed, of which {job} has not all")
+            case AttemptStopping(job=job, kill_now=kill_now, incident=incident):
+                run = self.mirror.runs.by_name[job]
+                if not set(kill_now) <= {place.rank for place in run.places}:
+                    self.wrong(f"ranks {kill_now} are to be killed, of which {job} has not all")
                 if incident and incident not in self.open.values():
                     self.wrong(f"{job} is ended for {incident}, which is not open")
 
     def _look_at_response(self, began: ResponseBegan) -> None:
-        run = self.mirror.runs.by_job[began.job]
+        run = self.mirror.runs.by_name[began.job]
         rule = rule_for(run.task, began.kind)
         if began.incident not in self.open.values():
             self.wrong(f"a response to {began.incident}, which is not open")
@@ -223,20 +223,20 @@ class Chaos:
         """How long what is responded to has been seen, by agents or in beats."""
         seen = [status for node in run.nodes for status in self._statuses(run, node)]
         if began.kind == "hang":
-            ranks = [self.cluster.runtime.ranks.get(RankId(run.job, "main", place.rank)) for place in run.places]
+            ranks = [self.cluster.runtime.ranks.get(RankId(run.name, "main", place.rank)) for place in run.places]
             beats = [
-                rank_runtime.beat.still
+                rank_runtime.beat.idle_seconds
                 for rank_runtime in ranks
                 if rank_runtime is not None and rank_runtime.beat is not None
             ]
-            return max([*beats, *(status.still for status in seen)], default=0.0)
+            return max([*beats, *(status.idle_seconds for status in seen)], default=0.0)
         mine = [status for status in seen if status.rank in began.ranks]
         return min((status.frozen if began.kind == "frozen" else status.held for status in mine), default=0.0)
 
     def _statuses(self, run: Run, node: str) -> Iterable[RankStatus]:
         known = self.cluster.runtime.nodes.get(node)
         for status in known.beat.attempts if known is not None else ():
-            if (status.job, status.attempt) == (run.job, run.attempt):
+            if (status.job, status.attempt) == (run.name, run.attempt):
                 yield from status.ranks
 
     # ── moves: what is seen ──
@@ -246,8 +246,8 @@ class Chaos:
         if body is None or body.condition in {"frozen", "held", "computing"}:
             return
         chance, now = self.chance, self.now
-        still, times = self._still(body), None
-        if not still:
+        idle_seconds, times = self._idle_seconds(body), None
+        if not idle_seconds:
             body.step += chance.randrange(40, 60)
             middle = 0.02 * chance.lognormvariate(0.0, 0.2)
             own = middle * chance.choice((0.3, 0.9))
@@ -256,7 +256,7 @@ class Chaos:
             )
         loss = chance.random() * (1000 if chance.random() < 0.005 else 1)
         beat = Beat(
-            incarnation=body.life, step=body.step, times=times, still=still, loss=loss,
+            incarnation=body.life, step=body.step, times=times, idle_seconds=idle_seconds, loss=loss,
             not_finite=("loss",) if chance.random() < 0.002 else (), rss_mb=1000.0 + now % 500,
             phase="eval" if body.condition == "eval" else "", paused=body.condition == "paused",
             collectives=2 * body.step - (body.condition == "asleep"),
@@ -288,12 +288,13 @@ class Chaos:
             return status
         lasted = round(self.now - body.since, 2)
         return replace(
-            status, step=body.step, still=self._still(body), frozen=lasted if body.condition == "frozen" else 0.0,
+            status, step=body.step, idle_seconds=self._idle_seconds(body),
+            frozen=lasted if body.condition == "frozen" else 0.0,
             held=lasted if body.condition in {"held", "computing"} else 0.0, computes=body.condition == "computing",
             phase="eval" if body.condition == "eval" else "",
         )  # fmt: skip
 
-    def _still(self, body: Body) -> float:
+    def _idle_seconds(self, body: Body) -> float:
         """So long it has made no step: for its own sake, or because a peer makes none."""
         peers = [b for b in self.bodies.values() if b.id.job == body.id.job and b.condition in STANDING]
         return round(self.now - min(peer.since for peer in peers), 2) if peers else 0.0
@@ -306,14 +307,16 @@ class Chaos:
             return
         beat = Beat(
             incarnation=chance.choice((body.life, life(chance.randrange(100)))), step=chance.randrange(10_000),
-            still=chance.random() * 400, phase=chance.choice(("", "", "eval")), paused=chance.random() < 0.1,
+            idle_seconds=chance.random() * 400, phase=chance.choice(("", "", "eval")), paused=chance.random() < 0.1,
             collectives=chance.randrange(100), not_finite=chance.choice(((), ("loss",), ("grad_norm",))),
         )  # fmt: skip
         self._hear(body.id, beat)
         for agent in self.agents.values():
             for key, status in agent.attempts.items():
                 ranks = tuple(
-                    replace(rank, still=chance.random() * 400, frozen=chance.random() * 2, held=chance.random() * 2)
+                    replace(
+                        rank, idle_seconds=chance.random() * 400, frozen=chance.random() * 2, held=chance.random() * 2
+                    )
                     for rank in status.ranks
                 )
                 agent.attempts[key] = replace(status, ranks=ranks)
@@ -347,7 +350,7 @@ class Chaos:
         if body is None or agent is None:
             return
         code, by = self.chance.choice(((None, "SIGKILL"), (1, ""), (0, "")))
-        attempt = self.cluster.runs.by_job[body.id.job].attempt
+        attempt = self.cluster.runs.by_name[body.id.job].attempt
         agent.end(body.id.rank, code=code, signal=by, attempt=attempt, job=body.id.job)
         if self.chance.random() < 0.5:
             self.happen(LinkClosed(body.id, body.life, "link", "Client Closed"))
@@ -355,7 +358,7 @@ class Chaos:
             exited = RankExited(
                 job=body.id.job, replica="main", rank=body.id.rank, incarnation=body.life, exit_code=code, signal=by
             )
-            self.happen(FactReported(exited))
+            self.happen(FactReceived(exited))
         self.bodies.pop(body.id, None)
 
     def link(self) -> None:
@@ -382,7 +385,7 @@ class Chaos:
             finding = Finding(
                 kind, "something", ("seen",), self.chance.random() < 0.5, body.step, max(0, body.step - 9)
             )
-            self.happen(Found(body.id, (finding,)))
+            self.happen(FindingsMade(body.id, (finding,)))
 
     def silence(self) -> None:
         self.silent[self.chance.choice(NODES)] = self.now + self.chance.choice((3.0, 10.0, 60.0))
@@ -407,12 +410,12 @@ class Chaos:
 
     def join(self) -> None:
         """Ranks that were started say so; of those that are gone nothing more is heard."""
-        runs = [run for run in self.cluster.runs.by_job.values() if not run.over]
+        runs = [run for run in self.cluster.runs.by_name.values() if not run.over]
         lives = {place.incarnation for run in runs for place in run.places if self._running(run, place.rank)}
         self.bodies = {id: body for id, body in self.bodies.items() if body.life in lives}
         for run in runs:
             for place in run.places:
-                id = RankId(run.job, "main", place.rank)
+                id = RankId(run.name, "main", place.rank)
                 if place.incarnation not in lives or id in self.bodies:
                     continue
                 self.bodies[id] = Body(id, place.incarnation, run.resume_step or 0)
@@ -421,8 +424,8 @@ class Chaos:
                 hello = Hello(
                     incarnation=place.incarnation, node=place.node, pid=1, devices=devices, world_size=run.world_size
                 )
-                self.happen(Reported(id, hello))
-                self.happen(Reported(id, Knobs(incarnation=place.incarnation, knobs=(), checkpoints=True)))
+                self.happen(ReportReceived(id, hello))
+                self.happen(ReportReceived(id, Knobs(incarnation=place.incarnation, knobs=(), checkpoints=True)))
 
     def report(self) -> None:
         body = self._body()
@@ -437,7 +440,7 @@ class Chaos:
             )
         )
         if not isinstance(said, Goodbye) or self.chance.random() < 0.02:
-            self.happen(Reported(body.id, said))
+            self.happen(ReportReceived(body.id, said))
 
     def fact(self) -> None:
         chance = self.chance
@@ -454,7 +457,7 @@ class Chaos:
             node, order = self.inspects.pop(chance.randrange(len(self.inspects)))
             stacks = (RankStacks(rank=0, how="itself", text='  File "a.py", line 1 in forward'),)
             fact = Inspected(job=order.job, node=node, incident=order.incident, ranks=stacks)
-        self.happen(FactReported(fact))
+        self.happen(FactReceived(fact))
 
     def ask(self) -> None:
         chance = self.chance
@@ -474,7 +477,7 @@ class Chaos:
             ]
         if known is None:
             asks = [Submit(request=self._request(), job=job, task=self._task())]
-        self.happen(Asked(chance.choice(asks), "asker"))
+        self.happen(RequestReceived(chance.choice(asks), "asker"))
 
     def _task(self) -> Task:
         chance = self.chance
@@ -529,7 +532,7 @@ class Chaos:
 
 
 def _ranks(agent: PlayedAgent, run: Run) -> tuple[RankStatus, ...]:
-    status = agent.attempts.get((run.job, run.attempt))
+    status = agent.attempts.get((run.name, run.attempt))
     return status.ranks if status is not None else ()
 
 

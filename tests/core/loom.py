@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from torchloom.core.decision import NOTHING, Decision, WantedVerdict, together
+from torchloom.core.decision import NOTHING, Decision, WantedVerdict, merge_decisions
 from torchloom.core.engine import Engine
 from torchloom.core.events import (
-    Asked,
+    BeatReceived,
     Event,
-    FactReported,
-    Heard,
+    FactReceived,
     LinkClosed,
     LinkOpened,
-    Replied,
-    Reported,
+    ReplyReceived,
+    ReportReceived,
+    RequestReceived,
     Tick,
 )
 from torchloom.core.state.cluster import ClusterState, State
@@ -55,12 +55,12 @@ class Loom:
 
     def happen(self, event: Event) -> Decision:
         if isinstance(event, Tick):
-            return together((self._handle(event), self.look()))
+            return merge_decisions((self._handle(event), self.look()))
         return self._handle(event)
 
     def look(self) -> Decision:
         """At everyone."""
-        return together(self._handle(event) for events in self.engine.look(self.now) for event in events)
+        return merge_decisions(self._handle(event) for events in self.engine.look(self.now) for event in events)
 
     def _handle(self, event: Event) -> Decision:
         heard = self._hear(event)
@@ -71,7 +71,7 @@ class Loom:
             self.log.append((self.now, decision.stored))
         self.sent += decision.commands
         self.replies += decision.replies
-        if isinstance(event, Asked) and decision.answer is not None:
+        if isinstance(event, RequestReceived) and decision.answer is not None:
             self.replies.append((event.reply, decision.answer))
         self.verdicts += decision.verdicts
         return decision
@@ -80,9 +80,9 @@ class Loom:
         match event:
             case LinkOpened() | LinkClosed():
                 self.engine.hear_link(event)
-            case Heard(rank=rank, beat=beat):
+            case BeatReceived(rank=rank, beat=beat):
                 return self.engine.hear(rank, beat, self.now)
-            case Replied(rank=rank, reply=reply):
+            case ReplyReceived(rank=rank, reply=reply):
                 return self.engine.hear_reply(rank, reply)
         return event
 
@@ -99,7 +99,7 @@ class Loom:
 
     def join(self, rank: RankId = HI, number: int = 1, link: str = "", **hello: object) -> Decision:
         self.happen(LinkOpened(rank, life(number), link or f"s:{number}"))
-        return self.happen(Reported(rank, a_hello(number, **hello)))  # type: ignore[arg-type]
+        return self.happen(ReportReceived(rank, a_hello(number, **hello)))  # type: ignore[arg-type]
 
     def close(self, rank: RankId = HI, number: int = 1, reason: str = "Client Closed", link: str = "") -> Decision:
         return self.happen(LinkClosed(rank, life(number), link or f"s:{number}", reason))
@@ -108,16 +108,16 @@ class Loom:
         return self.happen(LinkOpened(rank, life(number), link))
 
     def leave(self, rank: RankId = HI, number: int = 1, how: str = "finished", error: str = "") -> Decision:
-        return self.happen(Reported(rank, Goodbye(incarnation=life(number), how=how, error=error)))  # type: ignore[arg-type]
+        return self.happen(ReportReceived(rank, Goodbye(incarnation=life(number), how=how, error=error)))  # type: ignore[arg-type]
 
     def beat(self, rank: RankId = HI, number: int = 1, step: int = 1, change: int = 0) -> Decision:
-        return self.happen(Heard(rank, Beat(incarnation=life(number), step=step, change=change)))
+        return self.happen(BeatReceived(rank, Beat(incarnation=life(number), step=step, change=change)))
 
     def tell(self, fact: Fact) -> Decision:
-        return self.happen(FactReported(fact))
+        return self.happen(FactReceived(fact))
 
     def ask(self, ask: Ask, reply: str = "") -> Decision:
-        return self.happen(Asked(ask, reply))
+        return self.happen(RequestReceived(ask, reply))
 
     def answers(self, reply: str) -> list[Done | No]:
         return [answer for to, answer in self.replies if to == reply]

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from tests.core.loom import Loom, life
 from torchloom.core.decision import Decision
-from torchloom.core.events import Heard, LinkOpened, NodeHeard, Reported, RunDue, Tick
-from torchloom.core.jobs.placement import waits_for
+from torchloom.core.events import BeatReceived, LinkOpened, NodeBeatReceived, ReportReceived, RunDue, Tick
+from torchloom.core.jobs.placement import explain_wait
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import IncidentOpened
@@ -134,7 +134,7 @@ class Site:
 
     @property
     def run(self) -> Run:
-        return self.loom.cluster.runs.by_job[JOB]
+        return self.loom.cluster.runs.by_name[JOB]
 
     @property
     def phase(self) -> str:
@@ -166,7 +166,7 @@ class Site:
         for node, agent in self.agents.items():
             if node not in self.silent:
                 self.loom.cluster.runtime.hear_node(node, agent.beat(), self.loom.now)
-                followed |= self.tell(self.loom.happen(NodeHeard(node)))
+                followed |= self.tell(self.loom.happen(NodeBeatReceived(node)))
                 followed |= self.tend(node)
         return followed
 
@@ -176,13 +176,15 @@ class Site:
             rank = RankId(JOB, "main", place.rank)
             self.loom.happen(LinkOpened(rank, place.incarnation, "link"))
             self.loom.happen(
-                Reported(rank, Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=(), world_size=2))
+                ReportReceived(
+                    rank, Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=(), world_size=2)
+                )
             )
 
     def beat_all(self, paused: bool = False) -> None:
         for place in self.run.places:
             beat = Beat(incarnation=place.incarnation, step=1, change=0, paused=paused)
-            self.loom.happen(Heard(RankId(JOB, "main", place.rank), beat))
+            self.loom.happen(BeatReceived(RankId(JOB, "main", place.rank), beat))
 
     def settle(self, seconds: float = 0.0, beating: bool = False) -> None:
         end = self.loom.now + seconds
@@ -208,7 +210,7 @@ class Site:
 
 def waiting(site: Site, job: str = JOB) -> Prose:
     """What a run waits for."""
-    return waits_for(site.loom.cluster, site.loom.cluster.runs.by_job[job], site.loom.now)
+    return explain_wait(site.loom.cluster, site.loom.cluster.runs.by_name[job], site.loom.now)
 
 
 def room(node: str, free: int, count: int, failed: int | None = None) -> Phrase:

@@ -11,7 +11,7 @@ import pytest
 from tests.core.loom import Loom, life
 from torchloom.core.changes import orders, two_phase_commit
 from torchloom.core.decision import Decision
-from torchloom.core.events import Replied, Reported, VerdictKnown
+from torchloom.core.events import ReplyReceived, ReportReceived, VerdictKnown
 from torchloom.core.state import change_ledger
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import Presence
@@ -62,7 +62,7 @@ def a_job(*ranks: RankId, saves: bool = True) -> Loom:
     loom = Loom()
     for rank in ranks or (A, B):
         loom.join(rank, world_size=2, link=f"s:{rank.rank}")
-        loom.happen(Reported(rank, Knobs(incarnation=life(1), knobs=KNOBS, checkpoints=saves)))
+        loom.happen(ReportReceived(rank, Knobs(incarnation=life(1), knobs=KNOBS, checkpoints=saves)))
     loom.sent.clear()
     return loom
 
@@ -90,16 +90,16 @@ def only(loom: Loom, kind: type[T]) -> T:
 def stand(loom: Loom, step: int = 10, number: int = 1, ranks: Iterable[RankId] = (A, B), paused: bool = False) -> None:
     for rank in ranks:
         standing = StepReport(incarnation=life(1), id=request(number), step=step, step_seconds=0.02, paused=paused)
-        loom.happen(Replied(rank, standing))
+        loom.happen(ReplyReceived(rank, standing))
 
 
 def promise(loom: Loom, change: str, ranks: Iterable[RankId] = (A, B), number: int = 1) -> None:
     for rank in ranks:
-        loom.happen(Replied(rank, Ready(incarnation=life(number), id=change, ok=True)))
+        loom.happen(ReplyReceived(rank, Ready(incarnation=life(number), id=change, ok=True)))
 
 
 def refuse(loom: Loom, change: str, rank: RankId, why: str = "no such knob", late: bool = False) -> None:
-    loom.happen(Replied(rank, Ready(incarnation=life(1), id=change, ok=False, why=why, late=late)))
+    loom.happen(ReplyReceived(rank, Ready(incarnation=life(1), id=change, ok=False, why=why, late=late)))
 
 
 def judge(loom: Loom, stands: bool | None = None) -> Decision:
@@ -113,7 +113,7 @@ def judge(loom: Loom, stands: bool | None = None) -> Decision:
 def take(loom: Loom, change: str, ranks: Iterable[RankId] = (A, B), ok: bool = True, result: str = "") -> None:
     step = loom.cluster.ledger.changes[change].change.step if change in loom.cluster.ledger.changes else 0
     for rank in ranks:
-        loom.happen(Replied(rank, Applied(incarnation=life(1), id=change, step=step, ok=ok, result=result)))
+        loom.happen(ReplyReceived(rank, Applied(incarnation=life(1), id=change, step=step, ok=ok, result=result)))
 
 
 def make(loom: Loom, number: int = 1, step: int = 10, **about: object) -> Done:
@@ -464,7 +464,7 @@ def test_one_question_asked_twice_is_answered_twice_and_done_once() -> None:
 def test_replies_of_another_life_or_another_change_count_for_nothing() -> None:
     loom = a_job()
     loom.ask(a_set(), "to1")
-    loom.happen(Replied(A, StepReport(incarnation=life(9), id=request(1), step=3)))
+    loom.happen(ReplyReceived(A, StepReport(incarnation=life(9), id=request(1), step=3)))
     stand(loom)
     promise(loom, "c1", (A,))
     promise(loom, "c1", (B,), number=9)
@@ -558,7 +558,7 @@ def test_a_rank_that_dies_before_the_verdict_ends_it() -> None:
     loom.ask(a_set(), "to1")
     stand(loom)
     promise(loom, "c1", (A,))
-    loom.happen(Reported(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
+    loom.happen(ReportReceived(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
     loom.wait(0.5, heartbeat=(A,))
     judge(loom)
     assert told_no(loom, "to1").why == aborted("c1", "gone", B)
@@ -567,7 +567,7 @@ def test_a_rank_that_dies_before_the_verdict_ends_it() -> None:
 def test_a_rank_that_dies_before_it_is_asked_ends_the_question() -> None:
     loom = a_job()
     loom.ask(a_set(), "to1")
-    loom.happen(Reported(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
+    loom.happen(ReportReceived(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
     loom.wait(0.5, heartbeat=(A,))
     assert told_no(loom, "to1").why == phrase("ranks_left_meanwhile", ranks=[B])
 
@@ -579,7 +579,7 @@ def test_a_rank_that_dies_after_the_verdict_is_unknown() -> None:
     promise(loom, "c1")
     judge(loom)
     take(loom, "c1", (A,))
-    loom.happen(Reported(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
+    loom.happen(ReportReceived(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
     loom.wait(0.5, heartbeat=(A,))
     (answer,) = loom.answers("to1")
     assert isinstance(answer, Done)
@@ -595,7 +595,7 @@ def test_a_change_that_nobody_is_known_to_have_taken_is_no_success() -> None:
     stand(loom, ranks=(A,))
     promise(loom, "c1", (A,))
     judge(loom)
-    loom.happen(Reported(A, Goodbye(incarnation=life(1), how="failed", error="boom")))
+    loom.happen(ReportReceived(A, Goodbye(incarnation=life(1), how="failed", error="boom")))
     loom.wait(0.5)
     assert told_no(loom, "to1").why == outcome("c1", phrase("unknown_on", ranks=[A]))
 
@@ -883,7 +883,7 @@ def test_paused_ranks_take_a_change_where_they_stand() -> None:
 
 
 def obey(loom: Loom, rank: RankId, outcome: str = "applied", text: str = "", order: str = "o1") -> None:
-    loom.happen(Replied(rank, Ordered(incarnation=life(1), id=order, outcome=outcome, text=text)))  # type: ignore[arg-type]
+    loom.happen(ReplyReceived(rank, Ordered(incarnation=life(1), id=order, outcome=outcome, text=text)))  # type: ignore[arg-type]
 
 
 def test_an_order_is_logged_sent_to_each_life_and_answered_when_all_have_obeyed() -> None:
@@ -934,7 +934,7 @@ def test_an_order_to_one_that_died_in_between_is_unknown() -> None:
     loom = a_job()
     loom.ask(a_steer("stacks"), "to1")
     obey(loom, A)
-    loom.happen(Reported(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
+    loom.happen(ReportReceived(B, Goodbye(incarnation=life(1), how="failed", error="boom")))
     loom.wait(0.5, heartbeat=(A,))
     (answer,) = loom.answers("to1")
     unknown = phrase("order_unknown", ranks=[B])
@@ -1074,7 +1074,7 @@ def test_a_revert_that_lies_ahead_is_undone_by_setting_the_values_for_those_who_
     assert [change.id for change in only(loom, Welcome).changes] == ["c2"]
     loom.ask(Revert(request=request(3), job="mnist", change="c2"))
     stand(loom, 20, 3, (A,))
-    loom.happen(Replied(B, StepReport(incarnation=life(2), id=request(3), step=15, step_seconds=0.02)))
+    loom.happen(ReplyReceived(B, StepReport(incarnation=life(2), id=request(3), step=15, step_seconds=0.02)))
     undoing = loom.cluster.ledger.changes["c3"]
     assert undoing.change.step == loom.cluster.ledger.changes["c2"].change.step
     assert (undoing.change.values, undoing.change.withdraws) == ({"lr": 0.5}, "")
@@ -1107,7 +1107,7 @@ def test_what_a_change_found_is_what_a_rank_said_it_had() -> None:
     for rank in (A, B):
         said = {"lr": 0.123} if rank == A else {}
         standing = StepReport(incarnation=life(1), id=request(1), step=10, step_seconds=0.1, knobs=said)
-        loom.happen(Replied(rank, standing))
+        loom.happen(ReplyReceived(rank, standing))
     assert loom.cluster.ledger.changes["c1"].before == {"lr": 0.123}
 
 

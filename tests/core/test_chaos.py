@@ -11,7 +11,7 @@ from tests.core.test_hanging import TIMES, Training
 from tests.core.test_responding import Saving, find, rule
 from torchloom.core.decide import decide
 from torchloom.core.detect.finding import Finding
-from torchloom.core.events import Heard, Tick
+from torchloom.core.events import BeatReceived, Tick
 from torchloom.core.incidents.periodic_checks import hang_of_run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentOpened, ResponseBegan
@@ -72,7 +72,7 @@ def test_a_beat_that_shows_two_things_opens_two_incidents() -> None:
     rank_runtime.missed, rank_runtime.astray = ChangeSpec(id="c9", number=9, step=1, values={}, action="set"), 2
     beat = Beat(incarnation=life, step=site.step)
     found = (Finding("not_finite", "loss is NaN"),)
-    decision = decide(site.loom.cluster, Heard(rank, beat, found), site.loom.now)
+    decision = decide(site.loom.cluster, BeatReceived(rank, beat, found), site.loom.now)
     ids = [record.id for record in decision.records if isinstance(record, IncidentOpened)]
     assert len(ids) == len(set(ids)) == 2
 
@@ -82,7 +82,7 @@ def test_agreeing_with_its_peers_again_closes_nothing_else_about_a_rank() -> Non
     find(site, "straggler", "is slow")
     rank, life = RankId(JOB, "main", 1), site.run.places[1].incarnation
     site.loom.cluster.runtime.ranks[rank].mended = True
-    decision = decide(site.loom.cluster, Heard(rank, Beat(incarnation=life, step=site.step)), site.loom.now)
+    decision = decide(site.loom.cluster, BeatReceived(rank, Beat(incarnation=life, step=site.step)), site.loom.now)
     assert decision.records == ()
 
 
@@ -119,8 +119,8 @@ def test_a_new_weaver_does_not_take_what_it_has_not_seen_yet_for_the_end_of_a_ha
     site.restart_weaver()
     site.loom.cluster.runtime.blind_until = -1e9
     for passed in range(11, 17):
-        site.beat_step(site.step, None, still=float(passed))
-        site.seen = {rank: {"still": float(passed)} for rank in (0, 1)}
+        site.beat_step(site.step, None, idle_seconds=float(passed))
+        site.seen = {rank: {"idle_seconds": float(passed)} for rank in (0, 1)}
         site.look()
     site.seen = {}
     assert site.loom.cluster.incidents[known].closed is None
@@ -154,7 +154,7 @@ def test_what_a_rank_said_it_was_doing_is_over_once_its_agent_sees_it_train() ->
     """Its last beat told of a checkpoint, and then it held its interpreter and said no more."""
     site = Training()
     site.beat_step(site.step, None, phase="checkpoint")
-    site.seen = {1: {"held": 1.5, "still": 1.5}}
+    site.seen = {1: {"held": 1.5, "idle_seconds": 1.5}}
     site.look()
     found = hang_of_run(site.loom.cluster, JOB, site.loom.now)
     assert found is not None
@@ -165,9 +165,9 @@ def test_what_a_rank_said_it_was_doing_is_over_once_its_agent_sees_it_train() ->
 def test_a_silent_rank_that_is_presumed_dead_is_alive_if_its_agent_sees_it_run() -> None:
     site = Training()
     for passed in range(1, 50):
-        beat = Beat(incarnation=site.run.places[0].incarnation, step=site.step, still=float(passed))
-        site.loom.happen(Heard(RankId(JOB, "main", 0), beat))
-        site.seen = {1: {"held": float(passed), "still": float(passed), "computes": True}}
+        beat = Beat(incarnation=site.run.places[0].incarnation, step=site.step, idle_seconds=float(passed))
+        site.loom.happen(BeatReceived(RankId(JOB, "main", 0), beat))
+        site.seen = {1: {"held": float(passed), "idle_seconds": float(passed), "computes": True}}
         site.loom.happen(Tick())
         site.look()
     assert site.loom.presence(RankId(JOB, "main", 1)) == "dead"
@@ -184,7 +184,7 @@ def test_memory_that_creeps_up_towards_what_the_machine_has_is_told_of_the_rank_
             mb = 500.0 + 60.0 * second * place.rank
             left = 8_000.0 - 60.0 * second
             beat = Beat(incarnation=place.incarnation, step=site.step, times=TIMES, rss_mb=mb, free_mb=left)
-            site.loom.happen(Heard(RankId(JOB, "main", place.rank), beat))
+            site.loom.happen(BeatReceived(RankId(JOB, "main", place.rank), beat))
         site.loom.look()
         site.look()
     assert [i.about for i in site.loom.cluster.incidents.values()] == [

@@ -63,7 +63,7 @@ def test_a_new_life_on_another_device_leaves_the_old_one() -> None:
     loom = Loom()
     loom.join(number=1, devices=("GPU-1", "GPU-2"))
     loom.join(number=2, devices=("GPU-3",))
-    assert loom.cluster.drmap.devices_of(HI.of) == ("GPU-3",)
+    assert [assignment.device for assignment in loom.cluster.drmap.assignments_of(HI)] == ["GPU-3"]
     assert loom.cluster.drmap.replicas_on("GPU-1") == ()
 
 
@@ -88,7 +88,7 @@ def test_a_condition_of_a_device_is_one_incident_from_its_beginning_to_its_end()
     (incident,) = loom.cluster.incidents.values()
     assert (incident.kind, incident.about) == ("device_warning", About(device="GPU-1", part="hot"))
     assert incident.what == phrase("device_not_well", device="GPU-1", condition="hot", detail="95 °C")
-    assert phrase("replicas_on_it", replicas=[HI.of]) in incident.evidence
+    assert phrase("replicas_on_it", replicas=[HI.replica_id]) in incident.evidence
     assert loom.tell(hot()).records == ()
     assert not loom.cluster.devices["GPU-1"].failed
     loom.tell(hot("", over=True))

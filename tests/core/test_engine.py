@@ -13,7 +13,7 @@ from tests.core.test_changes import A, B, a_job, a_set, a_steer, request, stand
 from tests.core.test_hanging import Training
 from torchloom.core.decide import decide
 from torchloom.core.engine import Engine
-from torchloom.core.events import Asked, Event, FellSilent, Heard, JobDue, LinkClosed, RunDue
+from torchloom.core.events import BeatReceived, Event, JobDue, LinkClosed, RanksSilent, RequestReceived, RunDue
 from torchloom.core.incidents.periodic_checks import SLICE
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runtime import RankRuntime
@@ -50,7 +50,7 @@ def test_an_ordinary_beat_needs_no_decision() -> None:
     loom.join()
     assert loom.engine.hear(HI, Beat(incarnation=life(1), step=1), loom.now) is None
     stranger = Beat(incarnation=life(2), step=1)
-    assert loom.engine.hear(HI, stranger, loom.now) == Heard(HI, stranger)
+    assert loom.engine.hear(HI, stranger, loom.now) == BeatReceived(HI, stranger)
 
 
 def test_a_lighthouse_that_does_not_know_of_an_eviction_is_told_once_a_second() -> None:
@@ -64,14 +64,14 @@ def test_a_lighthouse_that_does_not_know_of_an_eviction_is_told_once_a_second() 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def asked() -> list[tuple[Loom, Asked]]:
+def asked() -> list[tuple[Loom, RequestReceived]]:
     """What begins something that is not stored, and what only joins it."""
     found = []
     for ask in (a_set(), a_steer("pause"), a_steer("stacks")):
-        found.append((a_job(), Asked(ask, "to1")))
+        found.append((a_job(), RequestReceived(ask, "to1")))
         loom = a_job()
         loom.ask(ask, "to1")
-        found.append((loom, Asked(ask, "to2")))
+        found.append((loom, RequestReceived(ask, "to2")))
     return found
 
 
@@ -96,7 +96,7 @@ def test_to_decide_changes_nothing_and_to_fold_does() -> None:
 
 def test_one_decision_folded_twice_gives_two_courses() -> None:
     one, other = a_job(), a_job()
-    decision = decide(one.cluster, Asked(a_set(), "to1"), one.now)
+    decision = decide(one.cluster, RequestReceived(a_set(), "to1"), one.now)
     for loom in (one, other):
         loom.cluster.fold(decision.records, loom.now)
     stand(one, ranks=(A,))
@@ -185,7 +185,7 @@ def test_small_jobs_share_a_slice() -> None:
 
 def places(loom: Loom) -> tuple[RankId, RankId, RankId, RankId]:
     """At both sides of a border between two slices, and at both ends."""
-    order = tuple(loom.cluster.ranks_of_job["large"])
+    order = tuple(loom.cluster.ranks.ids_of("large"))
     return order[0], order[SLICE - 1], order[SLICE], order[-1]
 
 
@@ -207,7 +207,7 @@ def test_a_rank_that_hangs_is_found_in_whichever_slice_it_is() -> None:
             loom.now += 1
             for rank in ranks:
                 step = 450 if rank == culprit else 451
-                loom.engine.hear(rank, Beat(incarnation=life(1), step=step, still=float(second)), loom.now)
+                loom.engine.hear(rank, Beat(incarnation=life(1), step=step, idle_seconds=float(second)), loom.now)
             loom.look()
         (incident,) = loom.cluster.incidents.values()
         assert incident.about == About(rank=culprit, part="hang")
@@ -217,7 +217,7 @@ def test_who_is_heard_before_its_silence_is_handled_is_not_lost() -> None:
     loom, ranks = a_fleet(job=2)
     for step in range(10, 18):
         train(loom, ranks[:1], step)
-    (silent,) = (e for events in loom.engine.look(loom.now) for e in events if isinstance(e, FellSilent))
+    (silent,) = (e for events in loom.engine.look(loom.now) for e in events if isinstance(e, RanksSilent))
     assert silent.ranks == (ranks[1],)
     loom.engine.hear(ranks[1], BEAT, loom.now)
     assert not loom.engine.handle(silent, loom.now)
@@ -241,10 +241,10 @@ def test_a_pass_leaves_the_hangs_of_runs_to_their_agents() -> None:
     going, hanging = (place.incarnation for place in site.run.places)
     for seconds in range(1, 30):
         site.step += 500
-        site.loom.happen(Heard(RankId(JOB, "main", 0), replace(BEAT, incarnation=going, step=site.step)))
-        beat = Beat(incarnation=hanging, step=stuck, still=float(seconds))
-        site.loom.happen(Heard(RankId(JOB, "main", 1), beat))
-        site.seen[1] = {"step": stuck, "still": float(seconds)}
+        site.loom.happen(BeatReceived(RankId(JOB, "main", 0), replace(BEAT, incarnation=going, step=site.step)))
+        beat = Beat(incarnation=hanging, step=stuck, idle_seconds=float(seconds))
+        site.loom.happen(BeatReceived(RankId(JOB, "main", 1), beat))
+        site.seen[1] = {"step": stuck, "idle_seconds": float(seconds)}
         site.loom.look()
         site.look()
     assert [i.about for i in site.loom.cluster.incidents.values()] == [About(rank=RankId(JOB, "main", 1), part="hang")]

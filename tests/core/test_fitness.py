@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.core.site import Site, a_node, incidents, room, waiting
-from torchloom.core.jobs.node_checks import AGAIN_SECONDS, FRESH_SECONDS, PATIENCE_SECONDS, slow
+from torchloom.core.jobs.node_checks import AGAIN_SECONDS, FRESH_SECONDS, PATIENCE_SECONDS, find_slow
 from torchloom.protocol.incident_records import About
 from torchloom.protocol.node import Fitness
 from torchloom.protocol.phrase import phrase
@@ -122,7 +122,7 @@ def test_the_slow_one_among_its_peers_is_left_out() -> None:
     ],
 )
 def test_who_is_slow_beside_others_on_the_same(paces: dict[str, tuple[str, float]], found: list[str]) -> None:
-    assert list(slow(paces)) == found
+    assert list(find_slow(paces)) == found
 
 
 def test_what_was_found_for_the_folder_of_one_job_does_not_keep_another_from_starting() -> None:

@@ -157,7 +157,7 @@ def test_a_pause_and_the_end_that_was_asked_for_are_told() -> None:
         (45, AttemptPaused(job=JOB, attempt=1)), (55, AttemptPaused(job=JOB, attempt=1, held=False)),
     ]  # fmt: skip
     end: list[tuple[float, Record]] = [
-        (115, stopping(9, then="cancel")), (118, RunEnded(job=JOB, phase="cancelled", step=9)),
+        (115, stopping(9, next_action="cancel")), (118, RunEnded(job=JOB, phase="cancelled", step=9)),
     ]  # fmt: skip
     found = told(*START, *held, *end, now=1000)
     assert found == Goodput(elapsed=118, productive=90, lost={"ending": 3, "paused": 10, "starting": 5, "waiting": 10})

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.core.site import JOB, Site, incidents
-from torchloom.core.events import Asked, Heard, LighthouseHeard, LinkOpened, Reported
+from torchloom.core.events import BeatReceived, LighthouseBeatReceived, LinkOpened, ReportReceived, RequestReceived
 from torchloom.core.state.presence import Presence
 from torchloom.core.state.runs import Run
-from torchloom.core.torchft.replica_groups import parts, timeouts
+from torchloom.core.torchft.replica_groups import split_job, timeouts
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job import Task, Torchft
 from torchloom.protocol.lighthouse import Evict, LighthouseBeat
@@ -28,11 +28,11 @@ def group(replicas: int = 2, **more: object) -> Site:
 
 
 def run_of(site: Site, part: object) -> Run:
-    return site.loom.cluster.runs.by_job[f"{JOB}:{part}"]
+    return site.loom.cluster.runs.by_name[f"{JOB}:{part}"]
 
 
 def phases(site: Site) -> dict[str, str]:
-    return {name.rpartition(":")[2]: run.phase.value for name, run in site.loom.cluster.runs.by_job.items()}
+    return {name.rpartition(":")[2]: run.phase.value for name, run in site.loom.cluster.runs.by_name.items()}
 
 
 def member(number: int, life: int = 1) -> str:
@@ -44,8 +44,8 @@ def join(site: Site, number: int, life: int = 1) -> RankId:
     run = run_of(site, number)
     rank, place = run.rank(0), run.places[0]
     site.loom.happen(LinkOpened(rank, place.incarnation, "link"))
-    site.loom.happen(Reported(rank, Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=())))
-    site.loom.happen(Reported(rank, Joined(incarnation=place.incarnation, member=member(number, life))))
+    site.loom.happen(ReportReceived(rank, Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=())))
+    site.loom.happen(ReportReceived(rank, Joined(incarnation=place.incarnation, member=member(number, life))))
     return rank
 
 
@@ -53,7 +53,7 @@ def shine(site: Site, *members: str, evicted: tuple[str, ...] = (), quorum: int 
     """The lighthouse speaks; what it is told."""
     beat = LighthouseBeat(incarnation="0" * 24, address="n1:1", quorum=quorum, members=members, evicted=evicted)
     site.loom.cluster.runtime.hear_lighthouse(JOB, beat)
-    return site.loom.happen(LighthouseHeard(JOB)).evictions
+    return site.loom.happen(LighthouseBeatReceived(JOB)).evictions
 
 
 def records(site: Site, kind: type[Record]) -> list[Record]:
@@ -69,11 +69,11 @@ def evicted(site: Site) -> list[tuple[str, ...]]:
 
 def test_a_job_without_torchft_is_one_run() -> None:
     task = Task(argv=("train.py",))
-    assert parts("a", task) == [("a", task)]
+    assert split_job("a", task) == [("a", task)]
 
 
 def test_a_job_of_replicas_is_a_run_for_each_and_one_for_the_lighthouse() -> None:
-    made = dict(parts("a", Task(argv=("train.py",), env={"X": "1"}, torchft=Torchft(replicas=2, spares=1))))
+    made = dict(split_job("a", Task(argv=("train.py",), env={"X": "1"}, torchft=Torchft(replicas=2, spares=1))))
     assert list(made) == ["a:lighthouse", "a:0", "a:1", "a:2"]
     assert [made[f"a:{n}"].env["REPLICA_GROUP_ID"] for n in range(3)] == ["0", "1", "2"]
     assert {made[f"a:{n}"].env["NUM_REPLICA_GROUPS"] for n in range(3)} == {"3"}
@@ -88,7 +88,7 @@ def test_a_job_of_replicas_is_a_run_for_each_and_one_for_the_lighthouse() -> Non
 )
 def test_the_lighthouse_is_ours_or_torchfts_own(which: str, module: str) -> None:
     task = Task(argv=("train.py",), torchft=Torchft(replicas=1, lighthouse=which))
-    assert dict(parts("a", task))["a:lighthouse"].argv[:2] == ("-m", module)
+    assert dict(split_job("a", task))["a:lighthouse"].argv[:2] == ("-m", module)
 
 
 def test_somebody_elses_lighthouse_is_not_started_and_named_to_the_replicas() -> None:
@@ -105,13 +105,13 @@ def test_every_timeout_is_longer_than_what_it_waits_for() -> None:
 def test_what_a_script_gives_its_manager_is_not_overruled_without_need() -> None:
     for join, told in ((10.0, set()), (100.0, {"TORCHFT_QUORUM_TIMEOUT_SEC"})):
         task = Task(argv=("train.py",), torchft=Torchft(replicas=1, join_timeout=join))
-        env = dict(parts("a", task))["a:0"].env
+        env = dict(split_job("a", task))["a:0"].env
         assert {name for name in env if name.startswith("TORCHFT_")} == {"TORCHFT_QUORUM_RETRIES", *told}
 
 
 def test_what_the_job_says_about_timeouts_counts() -> None:
     task = Task(argv=("train.py",), env={"TORCHFT_TIMEOUT_SEC": "7"}, torchft=Torchft(replicas=1))
-    assert dict(parts("a", task))["a:0"].env["TORCHFT_TIMEOUT_SEC"] == "7"
+    assert dict(split_job("a", task))["a:0"].env["TORCHFT_TIMEOUT_SEC"] == "7"
 
 
 # ── starting ──
@@ -135,7 +135,7 @@ def test_a_name_that_is_in_use_is_refused_and_the_same_question_answered_again()
     assert isinstance(site.submit(2, torchft=Torchft(replicas=2), per_node=1), No)
     assert isinstance(site.submit(1, torchft=Torchft(replicas=2), per_node=1), Done)
     assert isinstance(site.submit(3), No)
-    assert len(site.loom.cluster.runs.by_job) == 3
+    assert len(site.loom.cluster.runs.by_name) == 3
 
 
 def test_a_lighthouse_comes_back_where_it_was() -> None:
@@ -225,7 +225,7 @@ def test_a_job_fails_when_fewer_replicas_ended_well_than_are_needed() -> None:
 def test_cancelling_the_job_ends_all_of_it() -> None:
     site = group()
     ask = Cancel(request=f"{7:032x}", job=JOB, why="enough")
-    site.tell(site.loom.happen(Asked(ask, "me")))
+    site.tell(site.loom.happen(RequestReceived(ask, "me")))
     site.settle(3.0)
     assert phases(site) == {"lighthouse": "done", "0": "cancelled", "1": "cancelled"}
     assert [r.outcome for r in records(site, JobEnded) if isinstance(r, JobEnded)] == ["stopped"]
@@ -248,7 +248,7 @@ def test_one_that_was_stopped_long_before_does_not_stand_for_one_that_is_lost() 
     ranks = [join(site, number) for number in (0, 1)]
     for number, step in ((1, 124), (0, 265)):
         life = run_of(site, number).places[0].incarnation
-        site.loom.happen(Heard(ranks[number], Beat(incarnation=life, step=step)))
+        site.loom.happen(BeatReceived(ranks[number], Beat(incarnation=life, step=step)))
     site.agents["n1"].end(0, code=0, job=f"{JOB}:1")  # as `loom stop JOB/REPLICA` has it
     site.settle(1.0)
     site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:0")
@@ -263,7 +263,7 @@ def test_a_process_that_had_said_that_it_is_done_may_be_aborted_while_it_goes() 
     for number in (0, 1):
         rank = join(site, number)
         life = run_of(site, number).places[0].incarnation
-        site.loom.happen(Reported(rank, Goodbye(incarnation=life, how="finished")))
+        site.loom.happen(ReportReceived(rank, Goodbye(incarnation=life, how="finished")))
         site.agents["n1"].end(0, signal="SIGABRT", job=f"{JOB}:{number}")
     site.settle(2.0)
     assert phases(site) == {"lighthouse": "done", "0": "done", "1": "done"}
@@ -305,11 +305,11 @@ def test_one_whose_id_was_heard_of_too_late_is_evicted_then() -> None:
     site = group()
     run = run_of(site, 1)
     rank, place = run.rank(0), run.places[0]
-    site.loom.happen(Reported(rank, Hello(incarnation=place.incarnation, node="n1", pid=1, devices=())))
+    site.loom.happen(ReportReceived(rank, Hello(incarnation=place.incarnation, node="n1", pid=1, devices=())))
     site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
     site.settle(0.0)
     assert evicted(site) == []
-    site.loom.happen(Reported(rank, Joined(incarnation=place.incarnation, member=member(1))))
+    site.loom.happen(ReportReceived(rank, Joined(incarnation=place.incarnation, member=member(1))))
     assert evicted(site) == [(member(1),)]
 
 
@@ -339,7 +339,7 @@ def test_what_a_replica_did_before_it_was_lost_is_not_lost_with_it() -> None:
     site = group()
     rank = join(site, 1)
     place = run_of(site, 1).places[0]
-    site.loom.happen(Heard(rank, Beat(incarnation=place.incarnation, step=500)))
+    site.loom.happen(BeatReceived(rank, Beat(incarnation=place.incarnation, step=500)))
     site.settle(100.0)
     site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
     site.settle(2.0)

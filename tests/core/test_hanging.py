@@ -11,7 +11,7 @@ from tests.core.site import JOB, Site, incidents
 from torchloom.core.decision import Decision
 from torchloom.core.detect.rank_spans import spans
 from torchloom.core.detect.stack_groups import group, story
-from torchloom.core.events import FactReported, Heard, LinkOpened, Reported, Tick
+from torchloom.core.events import BeatReceived, FactReceived, LinkOpened, ReportReceived, Tick
 from torchloom.core.incidents.policy import planned
 from torchloom.core.state.runs import Run
 from torchloom.protocol.facts import Inspected, RankStacks
@@ -23,7 +23,7 @@ from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import Beat, Hello, Order, StepTimes
 from torchloom.protocol.run_records import AttemptStopping
 
-WELL: dict[str, object] = {"still": 0.0, "frozen": 0.0, "held": 0.0, "computes": False, "phase": ""}
+WELL: dict[str, object] = {"idle_seconds": 0.0, "frozen": 0.0, "held": 0.0, "computes": False, "phase": ""}
 TIMES = StepTimes(count=50, p50=0.02, p99=0.025, longest=0.03)
 
 
@@ -54,10 +54,10 @@ class Training(Site):
             self.beat_step(self.step, TIMES)
             self.look()
 
-    def beat_step(self, step: int, times: StepTimes | None, still: float = 0.0, phase: str = "") -> None:
+    def beat_step(self, step: int, times: StepTimes | None, idle_seconds: float = 0.0, phase: str = "") -> None:
         for place in self.run.places:
-            beat = Beat(incarnation=place.incarnation, step=step, times=times, still=still, phase=phase)
-            self.loom.happen(Heard(RankId(JOB, "main", place.rank), beat))
+            beat = Beat(incarnation=place.incarnation, step=step, times=times, idle_seconds=idle_seconds, phase=phase)
+            self.loom.happen(BeatReceived(RankId(JOB, "main", place.rank), beat))
 
     def look(self) -> None:
         """The agents say what they see; a second passes."""
@@ -76,10 +76,10 @@ class Training(Site):
     def stand(self, seconds: int, rank: int, **seen: float | bool) -> None:
         """Nobody makes a step; of one rank the agent sees this, for longer and longer."""
         for passed in range(1, seconds + 1):
-            self.beat_step(self.step, None, still=float(passed))
+            self.beat_step(self.step, None, idle_seconds=float(passed))
             growing = {name: float(passed) if value is True else value for name, value in seen.items()}
-            self.seen = {r.rank: {"still": float(passed)} for r in self.run.places}
-            self.seen[rank] = {"still": float(passed)} | growing
+            self.seen = {r.rank: {"idle_seconds": float(passed)} for r in self.run.places}
+            self.seen[rank] = {"idle_seconds": float(passed)} | growing
             self.look()
         self.seen = {}
 
@@ -103,7 +103,7 @@ def test_a_frozen_rank_is_told_once_looked_at_and_then_all_start_again() -> None
     site.stand(3, rank=1, frozen=True)
     (stopping,) = site.records(AttemptStopping)
     assert isinstance(stopping, AttemptStopping)
-    assert stopping.deaf == (1,)
+    assert stopping.kill_now == (1,)
     halts = [command for _, command in site.told if isinstance(command, Halt)]
     assert halts[0].kill == (1,)
     assert site.run.attempt == 2
@@ -137,8 +137,8 @@ def test_a_rank_that_stops_for_a_moment_and_goes_on_is_no_reason_to_do_anything(
 def test_an_evaluation_that_says_so_is_no_hang() -> None:
     site = Training()
     for passed in range(1, 300):
-        site.beat_step(site.step, None, still=float(passed), phase="eval")
-        site.seen = {rank: {"still": float(passed), "phase": "eval"} for rank in (0, 1)}
+        site.beat_step(site.step, None, idle_seconds=float(passed), phase="eval")
+        site.seen = {rank: {"idle_seconds": float(passed), "phase": "eval"} for rank in (0, 1)}
         site.look()
     assert incidents(site) == []
 
@@ -173,7 +173,7 @@ def test_a_hang_that_a_restart_has_not_helped_is_given_far_more_time_and_never_t
 def test_an_agent_that_has_just_begun_to_look_does_not_end_an_incident() -> None:
     site = Training(dry_run=True)
     site.stand(5, rank=1, frozen=True)
-    site.beat_step(site.step, None, still=6.0)
+    site.beat_step(site.step, None, idle_seconds=6.0)
     site.look()  # a new agent, whose counters stand at 0
     (incident,) = site.loom.cluster.incidents.values()
     assert incident.closed is None
@@ -210,8 +210,8 @@ def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> Non
         RankStacks(rank=1, how="py-spy", text=SLEEPS, state="stopped", said="oops"),
     )
     said = Inspected(job=JOB, node="n1", incident=incident, ranks=ranks, host="load 1")
-    site.loom.happen(FactReported(said))
-    site.loom.happen(FactReported(said))
+    site.loom.happen(FactReceived(said))
+    site.loom.happen(FactReceived(said))
     evidence = list(site.loom.cluster.incidents[incident].evidence)
     lines = [
         *story(group({0: WAITS, 1: SLEEPS}), culprits=(1,)),
@@ -227,7 +227,7 @@ def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> Non
 
 def test_stacks_for_an_incident_that_nobody_knows_are_left_alone() -> None:
     site = Training()
-    decision = site.loom.happen(FactReported(Inspected(job=JOB, node="n1", incident="i99")))
+    decision = site.loom.happen(FactReceived(Inspected(job=JOB, node="n1", incident="i99")))
     assert not decision
 
 
@@ -235,7 +235,7 @@ def test_an_agent_that_did_not_answer_is_asked_again_and_one_that_did_is_not() -
     site = Training(("n1", "n2"), per_node=1, nodes=2)
     site.stand(1, rank=1, frozen=True)
     (incident,) = site.loom.cluster.incidents
-    site.loom.happen(FactReported(Inspected(job=JOB, node="n1", incident=incident)))
+    site.loom.happen(FactReceived(Inspected(job=JOB, node="n1", incident=incident)))
     site.told.clear()
     site.stand(1, rank=1, frozen=1.5)
     assert {node for node, _ in inspect_orders(site)} == {"n2"}
@@ -324,7 +324,7 @@ def theirs() -> tuple[Loom, list[RankId], int]:
     for _ in range(30):
         step += 50
         for number, rank in enumerate(ranks):
-            loom.happen(Heard(rank, Beat(incarnation=life(number + 1), step=step, times=TIMES)))
+            loom.happen(BeatReceived(rank, Beat(incarnation=life(number + 1), step=step, times=TIMES)))
         loom.now += 1
     return loom, ranks, step
 
@@ -334,8 +334,8 @@ def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_
     sent = len(loom.sent)
     for passed in range(1, 10):
         for number, rank in enumerate(ranks):
-            beat = Beat(incarnation=life(number + 1), step=step, still=float(passed), collectives=100 - number)
-            loom.happen(Heard(rank, beat))
+            beat = Beat(incarnation=life(number + 1), step=step, idle_seconds=float(passed), collectives=100 - number)
+            loom.happen(BeatReceived(rank, beat))
         loom.look()
         loom.now += 1
     (incident,) = loom.cluster.incidents.values()
@@ -349,7 +349,7 @@ def test_a_job_that_torchloom_did_not_start_is_reported_and_its_ranks_are_asked_
 def test_whoever_waits_for_a_rank_that_nobody_hears_is_not_blamed() -> None:
     loom, ranks, step = theirs()
     for passed in range(1, 60):  # rank 1 was stopped: it says nothing, and rank 0 waits for it
-        loom.happen(Heard(ranks[0], Beat(incarnation=life(1), step=step + 1, still=float(passed))))
+        loom.happen(BeatReceived(ranks[0], Beat(incarnation=life(1), step=step + 1, idle_seconds=float(passed))))
         loom.look()
         loom.happen(Tick())
         loom.now += 1
@@ -363,9 +363,11 @@ def test_a_rank_that_is_lost_because_it_is_frozen_is_one_incident() -> None:
     for passed in range(20):
         rank = RankId(JOB, "main", 0)
         site.loom.happen(
-            Heard(rank, Beat(incarnation=site.run.places[0].incarnation, step=site.step, still=3.0 + passed))
+            BeatReceived(
+                rank, Beat(incarnation=site.run.places[0].incarnation, step=site.step, idle_seconds=3.0 + passed)
+            )
         )
-        site.seen = {1: {"frozen": 3.0 + passed, "still": 3.0 + passed}, 0: {"still": 3.0 + passed}}
+        site.seen = {1: {"frozen": 3.0 + passed, "idle_seconds": 3.0 + passed}, 0: {"idle_seconds": 3.0 + passed}}
         site.look()
         site.loom.happen(Tick())
     assert site.loom.presence(RankId(JOB, "main", silent.rank)) == "lost"
@@ -378,7 +380,7 @@ def test_what_was_wrong_with_a_job_that_has_ended_is_over() -> None:
     loom = Site().loom
     rank = RankId("theirs", "r", 0)
     loom.join(rank, 1)
-    loom.happen(Heard(rank, Beat(incarnation=life(1), step=5, times=TIMES, not_finite=("loss",))))
+    loom.happen(BeatReceived(rank, Beat(incarnation=life(1), step=5, times=TIMES, not_finite=("loss",))))
     assert loom.open_incidents()
     loom.leave(rank, 1)
     loom.wait(5)
@@ -399,28 +401,30 @@ class Together(Training):
 
     @property
     def replicas(self) -> list[Run]:
-        return [self.loom.cluster.runs.by_job[f"{JOB}:{number}"] for number in range(3)]
+        return [self.loom.cluster.runs.by_name[f"{JOB}:{number}"] for number in range(3)]
 
     def join(self) -> None:
         for run in self.replicas:
             hello = Hello(incarnation=run.places[0].incarnation, node="n1", pid=1, devices=())
             self.loom.happen(LinkOpened(run.rank(0), hello.incarnation, "link"))
-            self.loom.happen(Reported(run.rank(0), hello))
+            self.loom.happen(ReportReceived(run.rank(0), hello))
 
-    def beat_step(self, step: int, times: StepTimes | None, still: float = 0.0, phase: str = "") -> None:
+    def beat_step(self, step: int, times: StepTimes | None, idle_seconds: float = 0.0, phase: str = "") -> None:
         for number, run in enumerate(self.replicas):
             so_far = 0 if number in self.unhealed else step
-            beat = Beat(incarnation=run.places[0].incarnation, step=so_far, times=times, still=still, phase=phase)
-            self.loom.happen(Heard(run.rank(0), beat))
+            beat = Beat(
+                incarnation=run.places[0].incarnation, step=so_far, times=times, idle_seconds=idle_seconds, phase=phase
+            )
+            self.loom.happen(BeatReceived(run.rank(0), beat))
 
     def wait(self, seconds: int, culprit: int | None, **seen: bool) -> None:
         """Nobody makes a step; of one replica its agent sees more than that."""
         agent = self.agents["n1"]
         for passed in range(1, seconds + 1):
-            self.beat_step(self.step, None, still=float(passed))
+            self.beat_step(self.step, None, idle_seconds=float(passed))
             for (job, attempt), status in list(agent.attempts.items()):
                 mine = {name: float(passed) for name in seen} if job == f"{JOB}:{culprit}" else {}
-                now = WELL | {"step": self.step, "still": float(passed)} | mine
+                now = WELL | {"step": self.step, "idle_seconds": float(passed)} | mine
                 ranks = tuple(replace(rank, **now) if rank.state == "running" else rank for rank in status.ranks)
                 agent.attempts[job, attempt] = replace(status, ranks=ranks)
             self.hear()
@@ -470,7 +474,7 @@ def test_stacks_of_a_replica_are_kept_with_the_incident_of_its_job() -> None:
     site.wait(1, 1, frozen=True)
     (incident,) = site.loom.cluster.incidents
     ranks = (RankStacks(rank=0, how="py-spy", text=SLEEPS, state="stopped"),)
-    site.loom.happen(FactReported(Inspected(job=f"{JOB}:1", node="n1", incident=incident, ranks=ranks)))
+    site.loom.happen(FactReceived(Inspected(job=f"{JOB}:1", node="n1", incident=incident, ranks=ranks)))
     lines = [*story(group({0: SLEEPS})), phrase("stacks_from_outside", rank=0, state="stopped")]
     assert phrase("stacks_on_node", node="n1", lines=lines) in site.loom.cluster.incidents[incident].evidence
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.core.loom import Loom, a_hello, life
 from tests.examples import examples
-from torchloom.core.events import FactReported, LinkClosed, LinkOpened, Reported
+from torchloom.core.events import FactReceived, LinkClosed, LinkOpened, ReportReceived
 from torchloom.core.state.cluster import ClusterState, State
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
@@ -40,8 +40,12 @@ def senders(draw: st.DrawFn) -> list[list[Event]]:
     server: list[Event] = []
     for rank in RANKS:
         for number in range(1, draw(st.integers(1, 3)) + 1):
-            said: list[Event] = [Reported(rank, a_hello(number, devices=(draw(st.sampled_from(["GPU-1", "GPU-2"])),)))]
-            said += [Reported(rank, news) for news in draw(st.lists(st.sampled_from(_news(life(number))), max_size=3))]
+            said: list[Event] = [
+                ReportReceived(rank, a_hello(number, devices=(draw(st.sampled_from(["GPU-1", "GPU-2"])),)))
+            ]
+            said += [
+                ReportReceived(rank, news) for news in draw(st.lists(st.sampled_from(_news(life(number))), max_size=3))
+            ]
             links = draw(st.integers(1, 2))
             for link in range(links):
                 server.append(LinkOpened(rank, life(number), f"{number}:{link}"))
@@ -49,13 +53,13 @@ def senders(draw: st.DrawFn) -> list[list[Event]]:
                     server.append(LinkClosed(rank, life(number), f"{number}:{link}", "Client Closed"))
             how = draw(st.sampled_from([None, "finished", "interrupted", "failed"]))
             if how:
-                said.append(Reported(rank, Goodbye(incarnation=life(number), how=how)))
+                said.append(ReportReceived(rank, Goodbye(incarnation=life(number), how=how)))
             result.append(said)
             if draw(st.booleans()):
                 exited = RankExited(
                     job=rank.job, replica=rank.replica, rank=rank.rank, incarnation=life(number), signal="SIGKILL"
                 )
-                result.append([Reported(rank, a_hello(number)), FactReported(exited)][1:])
+                result.append([ReportReceived(rank, a_hello(number)), FactReceived(exited)][1:])
     result.append(server)
     return result
 
@@ -68,7 +72,9 @@ def shuffled(histories: list[list[Event]], choose: Callable[[int], int]) -> list
         candidates = [queue for queue in queues if queue]
         order.append(candidates[choose(len(candidates))].pop(0))
         again = order[choose(len(order))]
-        if choose(4) == 0 and isinstance(again, Reported):  # a report may be read twice; the server repeats nothing
+        if choose(4) == 0 and isinstance(
+            again, ReportReceived
+        ):  # a report may be read twice; the server repeats nothing
             order.append(again)
     return order
 
@@ -90,7 +96,7 @@ def test_the_order_across_senders_does_not_matter(
         pending = shuffled(histories, chance.randrange)
         late: list[Event] = []
         for event in pending:
-            if isinstance(event, FactReported) and not _joined(loom, event.fact):
+            if isinstance(event, FactReceived) and not _joined(loom, event.fact):
                 late.append(event)
             else:
                 loom.happen(event)

@@ -8,7 +8,7 @@ from tests.core.loom import Loom
 from tests.core.site import JOB, Site
 from torchloom.core.incidents.policy import planned
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import KEPT, MOST, Incident, noted
+from torchloom.core.state.incidents import LONGEST_ENTRY, MOST_ENTRIES, Incident, Incidents
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
 from torchloom.protocol.phrase import Prose, phrase
@@ -160,11 +160,13 @@ def test_a_device_that_failed_tells_of_the_job_that_was_moved() -> None:
 
 
 def test_a_story_is_short_and_does_not_say_the_same_twice() -> None:
-    incident = Incident(id="i1", opened=0, what="w", about=About(job="s"))
-    for number in range(3 * KEPT):
-        incident = noted(noted(incident, number, f"{number}"), number, f"{number}")
-    assert entries(incident) == ["0", *(str(number) for number in range(2 * KEPT + 1, 3 * KEPT))]
-    assert noted(incident, 1, "x" * 1000).history[-1][1] == "x" * (MOST - 1) + "…"
+    incidents = Incidents([Incident(id="i1", opened=0, what="w", about=About(job="s"))])
+    for number in range(3 * MOST_ENTRIES):
+        for _ in range(2):
+            incidents.append("i1", number, f"{number}")
+    assert entries(incidents["i1"]) == ["0", *(str(number) for number in range(2 * MOST_ENTRIES + 1, 3 * MOST_ENTRIES))]
+    incidents.append("i1", 1, "x" * 1000)
+    assert incidents["i1"].history[-1][1] == "x" * (LONGEST_ENTRY - 1) + "…"
 
 
 # ── what of it is in a picture ──

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.loom import Loom, life
-from torchloom.core.devices.alert_targets import AlertTargets, blamed_by
+from torchloom.core.devices.alert_targets import AlertTargets, devices_blamed_by
 from torchloom.protocol.facts import DeviceFailed
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.node import NodeBeat
@@ -54,4 +54,4 @@ def test_a_part_is_meant_only_if_it_is_known_by_that_name(loom: Loom) -> None:
 def test_what_an_alert_has_on_its_conscience(loom: Loom) -> None:
     loom.tell(DeviceFailed(device="GPU-1", alert="a", began=1.0))
     loom.tell(DeviceFailed(device="GPU-2", alert="a", began=1.0))
-    assert blamed_by(loom.cluster, ["a", "b"]) == {"a": ["GPU-1", "GPU-2"], "b": []}
+    assert devices_blamed_by(loom.cluster, ["a", "b"]) == {"a": ["GPU-1", "GPU-2"], "b": []}

@@ -6,10 +6,10 @@ import msgspec
 
 from tests.core.loom import HI, Loom, life
 from torchloom.core.decision import Decision
-from torchloom.core.events import Reported
+from torchloom.core.events import ReportReceived
 from torchloom.core.state.checkpoint_index import KEEP_SAVED
 from torchloom.core.state.cluster import ClusterState, State
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import phrase
@@ -27,17 +27,17 @@ FAILING = phrase("checkpoint_failed", job="mnist")
 
 def save(loom: Loom, step: int, folder: str = "/runs/a", number: int = 1, rank: RankId = HI, size: int = 8) -> Decision:
     said = Saved(incarnation=life(number), step=step, folder=folder, size=size, seconds=2.0, stall=0.5)
-    return loom.happen(Reported(rank, said))
+    return loom.happen(ReportReceived(rank, said))
 
 
 def fail(loom: Loom, step: int, why: str = FULL, number: int = 1, error: str = "OSError ENOSPC") -> Decision:
     failed = SaveFailed(incarnation=life(number), step=step, folder="/runs/a", why=why.format(step=step), error=error)
-    return loom.happen(Reported(HI, failed))
+    return loom.happen(ReportReceived(HI, failed))
 
 
 def resume(loom: Loom, step: int, number: int = 1, rank: RankId = HI, **rejected: str) -> Decision:
     path = f"/runs/a/step-{step}"
-    return loom.happen(Reported(rank, Resumed(incarnation=life(number), step=step, path=path, rejected=rejected)))
+    return loom.happen(ReportReceived(rank, Resumed(incarnation=life(number), step=step, path=path, rejected=rejected)))
 
 
 def joined() -> Loom:
@@ -273,7 +273,7 @@ def test_a_forgotten_job_leaves_nothing_behind() -> None:
     loom.wait(10)
     assert "mnist" not in loom.cluster.jobs
     assert seen(loom) == CheckpointsView(job="mnist")
-    assert loom.cluster.state().keeping.jobs == ()
+    assert loom.cluster.state().checkpoints == ()
     assert only_incident(loom).outcome == phrase("job_forgotten")
     assert loom.restarted().cluster.state() == loom.cluster.state()
 
@@ -284,7 +284,7 @@ def test_all_of_it_survives_a_snapshot_and_is_a_fold_of_the_log() -> None:
     fail(loom, 200)
     resume(loom, 100, step200="torn")
     state = loom.cluster.state()
-    assert len(state.keeping.jobs) == 1
+    assert len(state.checkpoints) == 1
     stored = msgspec.json.decode(msgspec.json.encode(state), type=State)
     assert stored == state
     again = Loom(state=stored)
@@ -298,6 +298,6 @@ def test_all_of_it_survives_a_snapshot_and_is_a_fold_of_the_log() -> None:
 
 def test_a_snapshot_of_an_older_version_knows_of_none() -> None:
     state = msgspec.to_builtins(joined().cluster.state())
-    del state["keeping"]
+    del state["checkpoints"]
     cluster = ClusterState(Settings(), msgspec.convert(state, State))
     assert checkpoints(cluster, QueryCheckpoints(job="mnist")) == CheckpointsView(job="mnist")

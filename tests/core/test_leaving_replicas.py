@@ -7,7 +7,7 @@ import pytest
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site, incidents
 from tests.core.test_grouping import evicted, group, join, member, phases, records, run_of, shine
-from torchloom.core.events import Asked, Heard, Replied, Reported, VerdictKnown
+from torchloom.core.events import BeatReceived, ReplyReceived, ReportReceived, RequestReceived, VerdictKnown
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.node import Halt
@@ -23,12 +23,12 @@ def training(replicas: int = 2, **more: object) -> Site:
     site = group(replicas, **more)
     for number in range(replicas):
         rank = join(site, number)
-        site.loom.happen(Heard(rank, Beat(incarnation=run_of(site, number).places[0].incarnation, step=10)))
+        site.loom.happen(BeatReceived(rank, Beat(incarnation=run_of(site, number).places[0].incarnation, step=10)))
     return site
 
 
 def evict(site: Site, replica: str, job: str = JOB) -> Done | No:
-    decision = site.loom.happen(Asked(EvictReplica(job=job, replica=replica, operator="ann"), "me"))
+    decision = site.loom.happen(RequestReceived(EvictReplica(job=job, replica=replica, operator="ann"), "me"))
     site.tell(decision)
     assert decision.answer is not None
     return decision.answer
@@ -36,7 +36,7 @@ def evict(site: Site, replica: str, job: str = JOB) -> Done | No:
 
 def drain(site: Site, number: int, undo: bool = False) -> Done | No:
     ask = DrainReplica(job=JOB, replica=f"{JOB}_{number}", undo=undo, operator="ann")
-    decision = site.loom.happen(Asked(ask, "me"))
+    decision = site.loom.happen(RequestReceived(ask, "me"))
     site.tell(decision)
     assert decision.answer is not None
     return decision.answer
@@ -68,7 +68,7 @@ class PendingOperation:
                         self.stopped += [rank] if rank not in self.stopped else []
                     case _:
                         continue
-                loom.happen(Replied(rank, reply))
+                loom.happen(ReplyReceived(rank, reply))
             while loom.verdicts:
                 wanted = loom.verdicts.pop(0)
                 loom.happen(VerdictKnown(wanted.change, wanted.commit and self.verdict, wanted.abort))
@@ -79,7 +79,7 @@ class PendingOperation:
 
 def test_a_replica_that_is_evicted_is_killed_and_started_again_while_the_others_go_on() -> None:
     site = training()
-    told = site.loom.happen(Asked(EvictReplica(job=JOB, replica=f"{JOB}_1", operator="ann"), "me"))
+    told = site.loom.happen(RequestReceived(EvictReplica(job=JOB, replica=f"{JOB}_1", operator="ann"), "me"))
     (halt,) = [command for _, command in told.tasks]
     assert isinstance(halt, Halt)
     assert (halt.job, halt.kill) == (f"{JOB}:1", (0,))
@@ -113,7 +113,7 @@ def outside(lighthouse: bool, *members: str) -> Site:
         site.loom.join(rank, number + 1, devices=(f"GPU-{number}",))
         if name:
             life = site.loom.cluster.ranks[rank].incarnation
-            site.loom.happen(Reported(rank, Joined(incarnation=life, member=name)))
+            site.loom.happen(ReportReceived(rank, Joined(incarnation=life, member=name)))
     if lighthouse:
         site.loom.cluster.runtime.hear_lighthouse("theirs", LighthouseBeat(incarnation="0" * 24, address="a:1"))
     return site
@@ -138,9 +138,9 @@ def test_one_is_not_evicted_before_the_others_have_healed() -> None:
     site.settle(1.0)
     rank = join(site, 0, 2)
     place = run_of(site, 0).places[0]
-    site.loom.happen(Heard(rank, Beat(incarnation=place.incarnation, step=0)))
+    site.loom.happen(BeatReceived(rank, Beat(incarnation=place.incarnation, step=0)))
     assert isinstance(evict(site, f"{JOB}_1"), No)
-    site.loom.happen(Heard(rank, Beat(incarnation=place.incarnation, step=11)))
+    site.loom.happen(BeatReceived(rank, Beat(incarnation=place.incarnation, step=11)))
     assert isinstance(evict(site, f"{JOB}_1"), Done)
 
 
@@ -208,7 +208,7 @@ def test_a_lighthouse_is_no_replica() -> None:
     site = training()
     assert isinstance(evict(site, "lighthouse"), No)
     ask = DrainReplica(job=JOB, replica="lighthouse")
-    assert isinstance(site.loom.happen(Asked(ask, "me")).answer, No)
+    assert isinstance(site.loom.happen(RequestReceived(ask, "me")).answer, No)
     assert phases(site)["lighthouse"] == "running"
 
 
@@ -272,7 +272,7 @@ def test_asked_twice_it_says_so() -> None:
 def test_while_another_change_is_under_way_it_is_asked_again_until_it_can_be() -> None:
     site = training()
     other = Steer(request=f"{5:032x}", verb="pause", job=JOB, replica=f"{JOB}_0", operator="bob")
-    site.loom.happen(Asked(other, "bob"))
+    site.loom.happen(RequestReceived(other, "bob"))
     drain(site, 1)
     site.settle(1.0)
     assert {rank for rank, command in site.loom.sent if isinstance(command, QueryStep)} == {RANKS[0]}
@@ -347,7 +347,7 @@ def test_one_that_is_a_step_behind_the_others_ends_by_itself() -> None:
     site.agents["n1"].end(0, signal="SIGKILL", job=f"{JOB}:1")
     site.settle(1.0)
     rank = join(site, 1, 2)
-    site.loom.happen(Heard(rank, Beat(incarnation=run_of(site, 1).places[0].incarnation, step=12)))
+    site.loom.happen(BeatReceived(rank, Beat(incarnation=run_of(site, 1).places[0].incarnation, step=12)))
     site.agents["n1"].end(0, code=0, job=f"{JOB}:0")
     site.settle(2.0)
     assert phases(site)["1"] == "running"
@@ -364,7 +364,7 @@ def test_one_that_is_needed_begins_again_although_the_others_have_ended_well() -
 
 def test_who_drains_one_that_there_is_not_hears_which_there_are() -> None:
     site = training()
-    answer = site.loom.happen(Asked(DrainReplica(job=JOB, replica="nobody"), "me")).answer
+    answer = site.loom.happen(RequestReceived(DrainReplica(job=JOB, replica="nobody"), "me")).answer
     assert isinstance(answer, No)
     assert answer.hint == phrase("replicas_are", job=JOB, replicas=[f"{JOB}/{JOB}_0", f"{JOB}/{JOB}_1"])
 
@@ -372,7 +372,7 @@ def test_who_drains_one_that_there_is_not_hears_which_there_are() -> None:
 def test_what_torchloom_did_not_start_cannot_be_drained() -> None:
     site = outside(True, "r0:a")
     ask = DrainReplica(job="theirs", replica="r0")
-    assert isinstance(site.loom.happen(Asked(ask, "me")).answer, No)
+    assert isinstance(site.loom.happen(RequestReceived(ask, "me")).answer, No)
 
 
 def test_a_weaver_that_is_started_anew_remembers_who_is_drained() -> None:
@@ -380,7 +380,7 @@ def test_a_weaver_that_is_started_anew_remembers_who_is_drained() -> None:
     drain(site, 1)
     again = site.loom.restarted()
     assert again.cluster.state() == site.loom.cluster.state()
-    assert again.cluster.runs.by_job[f"{JOB}:1"].drained
+    assert again.cluster.runs.by_name[f"{JOB}:1"].drained
     site.restart_weaver()
     assert isinstance(site.loom, Loom)
     shine(site, member(0))
@@ -395,6 +395,6 @@ def test_knobs_can_be_set_while_a_replica_is_away() -> None:
     site.agents["n1"].end(0, code=0, job=f"{JOB}:1")
     site.settle(2.0)
     ask = SetKnobs(request=f"{6:032x}", job=JOB, values={"lr": 0.1})
-    answer = site.loom.happen(Asked(ask, "me")).answer
+    answer = site.loom.happen(RequestReceived(ask, "me")).answer
     assert isinstance(answer, No)
     assert answer.why == phrase("knob_unknown", job=JOB, name="lr")  # and not that a rank cannot be reached

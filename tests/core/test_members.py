@@ -7,7 +7,7 @@ import pytest
 from tests.core.site import JOB, Site
 from tests.core.test_grouping import evicted, member, run_of, shine
 from tests.core.test_leaving_replicas import outside
-from torchloom.core.events import Asked, Reported
+from torchloom.core.events import ReportReceived, RequestReceived
 from torchloom.core.incidents.policy import planned
 from torchloom.core.state.presence import Presence
 from torchloom.core.torchft.members import evict
@@ -27,12 +27,12 @@ RANK = RankId("theirs", "r0", 0)
 def living(incarnation: str = NEW) -> Site:
     site = Site()
     hello = Hello(incarnation=incarnation, node="n1", pid=1, devices=("GPU-1",))
-    site.loom.happen(Reported(RANK, hello))
+    site.loom.happen(ReportReceived(RANK, hello))
     return site
 
 
 def say(site: Site, report: Report, rank: RankId = RANK) -> tuple[Record, ...]:
-    return site.loom.happen(Reported(rank, report)).records
+    return site.loom.happen(ReportReceived(rank, report)).records
 
 
 # ── what they say ──
@@ -94,7 +94,7 @@ def test_a_new_life_has_a_new_id_and_the_old_one_is_never_counted_on_again() -> 
     site.loom.cluster.runtime.hear_lighthouse("theirs", LighthouseBeat(incarnation=OLD, address="a:1"))
     site.loom.wait(30)
     hello = Hello(incarnation=NEW, node="n1", pid=2, devices=("GPU-1",))
-    site.loom.happen(Reported(RANK, hello))
+    site.loom.happen(ReportReceived(RANK, hello))
     assert site.loom.cluster.ranks[RANK].member == ""
     assert evicted(site) == [("r0:a",)]
 
@@ -142,8 +142,8 @@ def on_devices(**task: object) -> Site:
         run = run_of(site, number)
         place = run.places[0]
         hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=(place.device,))
-        site.loom.happen(Reported(run.rank(0), hello))
-        site.loom.happen(Reported(run.rank(0), Joined(incarnation=place.incarnation, member=member(number))))
+        site.loom.happen(ReportReceived(run.rank(0), hello))
+        site.loom.happen(ReportReceived(run.rank(0), Joined(incarnation=place.incarnation, member=member(number))))
     shine(site, *(member(n) for n in range(3)))
     return site
 
@@ -205,5 +205,5 @@ def test_one_that_is_gone_already_is_not_evicted_for_its_device() -> None:
     site = outside(True, "r0:a", "r1:b")
     site.loom.leave(RankId("theirs", "r0", 0), 1)
     before = evicted(site)
-    site.loom.happen(Asked(Fail(device="GPU-0", cause="XID 79"), "me"))
+    site.loom.happen(RequestReceived(Fail(device="GPU-0", cause="XID 79"), "me"))
     assert evicted(site) == before == [("r0:a",)]

@@ -90,7 +90,7 @@ def test_of_two_that_wait_for_the_same_room_the_one_that_came_first_gets_it() ->
     site.submit(2, job="later", per_node=4)
     site.tell(site.loom.ask(Cancel(request="c" * 32, job="other"), "to"))
     site.settle(1)
-    assert [(run.job, run.phase) for run in site.loom.cluster.runs.by_job.values()] == [
+    assert [(run.name, run.phase) for run in site.loom.cluster.runs.by_name.values()] == [
         ("other", "cancelled"), ("mnist", "running"), ("later", "submitted"),
     ]  # fmt: skip
 

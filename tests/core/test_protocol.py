@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tests.core.world import CHOICES, JOB, RANKS, Living, Log, Parts, Request, Verdicts, World, storm
 from tests.examples import examples
-from torchloom.core.events import Asked
+from torchloom.core.events import RequestReceived
 from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About
@@ -61,7 +61,7 @@ def test_a_rank_behind_is_told_of_by_the_weaver_that_can_write_and_by_no_other()
     world.usurp(0)
     ask = SetKnobs(request="1", job=JOB, values={"lr": 2.0})
     world.requests["1"] = Request(ask, world.now)
-    world.weavers[-1].happen(Asked(ask, "1"), reply="1")  # the old one does not hear of it
+    world.weavers[-1].happen(RequestReceived(ask, "1"), reply="1")  # the old one does not hear of it
     world.flow(11)
     rank, step = RANKS[0], world.of(RANKS[0]).step
     behind = Beat(incarnation=world.of(rank).incarnation, step=step, change=0)

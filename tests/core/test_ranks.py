@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tests.core.loom import HI, Loom, a_hello, life
-from torchloom.core.events import Reported
+from torchloom.core.events import ReportReceived
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import IncidentOpened
@@ -194,7 +194,7 @@ def test_a_rank_that_died_before_its_hello_was_read_is_lost_at_once() -> None:
     loom = Loom()
     loom.open(link="s:1")
     loom.close()
-    decision = loom.happen(Reported(HI, a_hello()))
+    decision = loom.happen(ReportReceived(HI, a_hello()))
     assert [k for k in kinds(decision.records) if k in {"RankJoined", "RankLost"}] == ["RankJoined", "RankLost"]
     assert loom.presence() == "lost"
 
@@ -346,7 +346,7 @@ def test_repeating_a_hello_changes_nothing() -> None:
     loom = Loom()
     loom.join()
     before = loom.cluster.state()
-    decision = loom.happen(Reported(HI, a_hello()))
+    decision = loom.happen(ReportReceived(HI, a_hello()))
     assert isinstance(decision.commands[0][1], Welcome)
     assert loom.cluster.state() == before
     assert isinstance(loom.log[0][1][1], RankJoined)
@@ -355,10 +355,10 @@ def test_repeating_a_hello_changes_nothing() -> None:
 def test_a_rank_whose_steps_are_counted_is_known_as_such_until_its_script_attaches() -> None:
     loom = Loom()
     counted = replace(a_hello(), counted=True)
-    loom.happen(Reported(HI, counted))
+    loom.happen(ReportReceived(HI, counted))
     assert loom.cluster.ranks[HI].counted
-    assert loom.happen(Reported(HI, counted)).records == ()
-    assert kinds(loom.happen(Reported(HI, a_hello())).records) == ["RankAttached"]
+    assert loom.happen(ReportReceived(HI, counted)).records == ()
+    assert kinds(loom.happen(ReportReceived(HI, a_hello())).records) == ["RankAttached"]
     assert not loom.cluster.ranks[HI].counted
-    assert loom.happen(Reported(HI, a_hello())).records == ()
+    assert loom.happen(ReportReceived(HI, a_hello())).records == ()
     assert loom.sent[-1] == (HI, Welcome(term=0, incarnation=life(1), beat_seconds=1.0))

@@ -6,10 +6,10 @@ from tests.core.loom import Loom
 from tests.core.site import JOB, Site
 from tests.core.test_hanging import TIMES, Training
 from torchloom.core.detect.finding import Finding
-from torchloom.core.events import Found, Heard, Replied, Reported, VerdictKnown
+from torchloom.core.events import BeatReceived, FindingsMade, ReplyReceived, ReportReceived, VerdictKnown
 from torchloom.core.incidents.circuit_breaker import AT_LEAST, braked
 from torchloom.core.incidents.policy import planned
-from torchloom.core.state.incident import DECIDED
+from torchloom.core.state.incidents import DECIDED
 from torchloom.protocol.facts import DeviceWarned
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, ResponseWent
@@ -26,7 +26,7 @@ def find(
     site: Site, kind: str, what: str = "something is wrong", rank: int = 1, step: int = 0, over: bool = False
 ) -> None:
     finding = Finding(kind, what, ("seen",), over, step)  # type: ignore[arg-type]
-    site.tell(site.loom.happen(Found(RankId(JOB, "main", rank), (finding,))))
+    site.tell(site.loom.happen(FindingsMade(RankId(JOB, "main", rank), (finding,))))
 
 
 def rule(on: str, *do: str, **more: object) -> Rule:
@@ -65,7 +65,7 @@ def test_what_all_ranks_of_a_job_have_is_one_incident_that_names_the_first() -> 
 def test_two_conditions_in_one_beat_are_two_incidents() -> None:
     site = Training()
     found = (Finding("memory", "grows"), Finding("starved", "waits"))
-    site.loom.happen(Found(RankId(JOB, "main", 0), found))
+    site.loom.happen(FindingsMade(RankId(JOB, "main", 0), found))
     assert [i.kind for i in site.loom.cluster.incidents.values()] == ["memory", "starved"]
 
 
@@ -113,7 +113,7 @@ class Saving(Training):
         super().__init__(**task)
         for place in self.run.places:
             rank = RankId(JOB, "main", place.rank)
-            self.loom.happen(Reported(rank, Knobs(incarnation=place.incarnation, knobs=(), checkpoints=True)))
+            self.loom.happen(ReportReceived(rank, Knobs(incarnation=place.incarnation, knobs=(), checkpoints=True)))
 
     def answer(self) -> bool:
         """Whatever ranks were sent since; whether it was anything."""
@@ -128,7 +128,7 @@ class Saving(Training):
                     reply = Applied(incarnation=own, id=id, step=self.step + 5, result="/kept/step-5")
                 case _:
                     continue
-            self.tell(self.loom.happen(Replied(rank, reply)))
+            self.tell(self.loom.happen(ReplyReceived(rank, reply)))
         wanted, self.loom.verdicts = self.loom.verdicts, []
         for verdict in wanted:
             self.tell(self.loom.happen(VerdictKnown(verdict.change, verdict.commit, verdict.abort)))
@@ -203,7 +203,7 @@ def on_devices(**task: object) -> Site:
     site.settle()
     for place in site.run.places:
         hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=(place.device,), world_size=2)
-        site.loom.happen(Reported(RankId(JOB, "main", place.rank), hello))
+        site.loom.happen(ReportReceived(RankId(JOB, "main", place.rank), hello))
     site.settle()
     return site
 
@@ -290,7 +290,7 @@ def test_a_beat_with_nan_in_it_is_an_incident_at_once() -> None:
     place = site.run.places[0]
     rank = RankId(JOB, "main", 0)
     beat = Beat(incarnation=place.incarnation, step=site.step + 50, times=TIMES, not_finite=("loss",))
-    site.loom.happen(Heard(rank, beat))
+    site.loom.happen(BeatReceived(rank, beat))
     kinds = [i.kind for i in site.loom.cluster.incidents.values()]
     assert kinds == ["not_finite"]
 
@@ -301,9 +301,9 @@ def test_two_jobs_on_a_device_that_failed_are_each_told_of() -> None:
     site.submit(2, job="two", per_node=1, dry_run=True)
     site.settle()
     for job in ("one", "two"):
-        (place,) = site.loom.cluster.runs.by_job[job].places
+        (place,) = site.loom.cluster.runs.by_name[job].places
         hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=("GPU-x",), world_size=1)
-        site.loom.happen(Reported(RankId(job, "main", 0), hello))
+        site.loom.happen(ReportReceived(RankId(job, "main", 0), hello))
     site.tell(site.loom.ask(Fail(device="GPU-x", cause="XID 79"), "hand"))
     known = next(i for i in site.loom.cluster.incidents.values() if i.kind == "device")
     nothing = phrase("policy_held_back", why=phrase("policy_dry_run"), policy=planned("evict"))
@@ -314,7 +314,7 @@ def test_two_jobs_on_a_device_that_failed_are_each_told_of() -> None:
     assert known.decision == phrase("together", parts=decided)
     assert phrase("response_begins", do=["evict"], job="one") in [entry for _, entry in known.history]
     site.settle()
-    assert [site.loom.cluster.runs.by_job[job].attempt for job in ("one", "two")] == [2, 1]
+    assert [site.loom.cluster.runs.by_name[job].attempt for job in ("one", "two")] == [2, 1]
 
 
 def test_a_node_whose_processor_failed_gets_no_ranks_until_it_is_well_again() -> None:
@@ -323,7 +323,7 @@ def test_a_node_whose_processor_failed_gets_no_ranks_until_it_is_well_again() ->
     site.settle()
     (place,) = site.run.places
     hello = Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=("CPU-1",), world_size=1)
-    site.loom.happen(Reported(RankId(JOB, "main", 0), hello))
+    site.loom.happen(ReportReceived(RankId(JOB, "main", 0), hello))
     site.tell(site.loom.ask(Fail(device="CPU-1", cause="smokes"), "hand"))
     site.settle()
     (moved,) = site.run.places

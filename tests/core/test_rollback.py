@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.core.site import JOB, Site
 from torchloom.core.detect.rank_detectors import RankDetectors
-from torchloom.core.events import Heard, Reported
+from torchloom.core.events import BeatReceived, ReportReceived
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job import Rule
 from torchloom.protocol.node import Rollback
@@ -25,15 +25,15 @@ def started(*policy: Rule) -> Site:
 
 def saves(site: Site, step: int, folder: str = "runs/a") -> None:
     life = site.run.places[0].incarnation
-    site.loom.happen(Reported(RANK, Saved(incarnation=life, step=step, folder=folder, size=1, seconds=1.0)))
+    site.loom.happen(ReportReceived(RANK, Saved(incarnation=life, step=step, folder=folder, size=1, seconds=1.0)))
 
 
 def goes_bad(site: Site, step: int, since: int | None = None) -> None:
     life = site.run.places[0].incarnation
     if since is not None:
         times = StepTimes(count=10, p50=0.1, p99=0.1, longest=0.1)
-        site.tell(site.loom.happen(Heard(RANK, Beat(incarnation=life, step=since - 1, loss=1.0, times=times))))
-    site.tell(site.loom.happen(Heard(RANK, Beat(incarnation=life, step=step, not_finite=("loss",)))))
+        site.tell(site.loom.happen(BeatReceived(RANK, Beat(incarnation=life, step=since - 1, loss=1.0, times=times))))
+    site.tell(site.loom.happen(BeatReceived(RANK, Beat(incarnation=life, step=step, not_finite=("loss",)))))
 
 
 def asked(site: Site) -> list[Rollback | None]:

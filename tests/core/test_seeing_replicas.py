@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.core.site import JOB, Site, waiting
 from tests.core.test_grouping import group, join, member, run_of
 from tests.core.test_leaving_replicas import outside
-from torchloom.core.events import Heard, Reported
+from torchloom.core.events import BeatReceived, ReportReceived
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job import Task, Torchft
 from torchloom.protocol.knob_values import KnobSpec
@@ -77,7 +77,7 @@ def test_one_that_was_evicted_and_lives_is_not_counted() -> None:
     for number, step in ((0, 70), (1, 50)):
         rank = RankId("theirs", f"r{number}", 0)
         incarnation = site.loom.cluster.ranks[rank].incarnation
-        site.loom.happen(Heard(rank, Beat(incarnation=incarnation, step=step)))
+        site.loom.happen(BeatReceived(rank, Beat(incarnation=incarnation, step=step)))
     seen = picture(site.loom.cluster, PLANE, QueryCluster(job="theirs"))
     assert [rank.evicted for rank in seen.ranks] == [False, False]
     assert (seen.jobs[0].live, seen.jobs[0].step) == (2, 50)
@@ -102,8 +102,8 @@ def test_a_value_of_one_replica_alone_is_not_that_of_the_job() -> None:
         rank = RankId("theirs", f"r{number}", 0)
         incarnation = site.loom.cluster.ranks[rank].incarnation
         offered = KnobSpec(name="lr", kind="float", value=0.02)
-        site.loom.happen(Reported(rank, Knobs(incarnation=incarnation, knobs=(offered,))))
-        site.loom.happen(Heard(rank, Beat(incarnation=incarnation, step=5, knobs={"lr": lr})))
+        site.loom.happen(ReportReceived(rank, Knobs(incarnation=incarnation, knobs=(offered,))))
+        site.loom.happen(BeatReceived(rank, Beat(incarnation=incarnation, step=5, knobs={"lr": lr})))
     (seen,) = (k for k in knobs(site.loom.cluster, QueryKnobs(job="theirs")).knobs if k.spec.name == "lr")
     assert (seen.value, seen.elsewhere) == (0.02, {"r1": 0.03})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.site import JOB, Site, incidents
-from torchloom.core.events import Reported
+from torchloom.core.events import ReportReceived
 from torchloom.core.incidents.policy import planned
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import IncidentOpened
@@ -138,7 +138,7 @@ def test_ranks_that_finish_while_their_agent_is_away_are_done_and_not_started_ag
     site.settle(10, beating=True)
     for place in site.run.places:
         goodbye = Goodbye(incarnation=place.incarnation, how="finished")
-        site.loom.happen(Reported(RankId(JOB, "main", place.rank), goodbye))
+        site.loom.happen(ReportReceived(RankId(JOB, "main", place.rank), goodbye))
     site.settle(60)
     assert (site.phase, site.run.ordinal) == ("done", 1)
 

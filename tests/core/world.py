@@ -17,11 +17,11 @@ from tests.core.loom import life as life_name
 from torchloom.core.decision import Decision, WantedVerdict
 from torchloom.core.engine import Engine
 from torchloom.core.events import (
-    Asked,
     Event,
     LinkClosed,
     LinkOpened,
-    Reported,
+    ReportReceived,
+    RequestReceived,
     TookOver,
     VerdictKnown,
 )
@@ -395,7 +395,7 @@ class Weaver:
         while self.alive and self.read < len(self.world.inbox):
             rank, report = self.world.inbox[self.read]
             self.read += 1
-            self.happen(Reported(rank, report), letter=self.read)
+            self.happen(ReportReceived(rank, report), letter=self.read)
         runtime = self.cluster.runtime
         if self.alive and runtime.reunion and self.world.now >= runtime.blind_until:
             linked = {one.life: {f"{one.incarnation}:{one.link}"} for one in self.world.living() if one.link}
@@ -504,7 +504,7 @@ class World:
     def _ask(self, request: str) -> None:
         ask: Ask = self.requests[request].ask
         for weaver in self.weavers:
-            weaver.happen(Asked(ask, request), reply=request)
+            weaver.happen(RequestReceived(ask, request), reply=request)
 
     def ask(self, ask: SetKnobs | Revert | Steer) -> None:
         request = ask.request

@@ -71,7 +71,7 @@ def test_a_stopped_rank_is_frozen_and_the_job_goes_on_from_its_newest_checkpoint
     assert "started_again_from_step" in told.outcome(incident)
     assert run.lives()[-1]["first"] >= LEARNT - 10
     (stopping,) = stoppings(told)
-    assert (stopping.deaf, stopping.incident) == ((1,), incident.id)
+    assert (stopping.kill_now, stopping.incident) == ((1,), incident.id)
 
 
 @pytest.mark.long

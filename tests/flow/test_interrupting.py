@@ -70,7 +70,7 @@ def test_ctrl_c_while_an_attempt_is_being_ended_waits_for_that_and_starts_no_oth
     run.kill(1)
     run.until_phase("stopping", 1)
     run.interrupt()
-    run.until(lambda: any(isinstance(r, AttemptStopping) and r.then == "cancel" for r in of(run, up)))
+    run.until(lambda: any(isinstance(r, AttemptStopping) and r.next_action == "cancel" for r in of(run, up)))
     run.kill(0)  # what was waited for
     assert run.end() == 130, run.text()
     assert up.attempts(run.job) == [1]

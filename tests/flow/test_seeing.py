@@ -42,7 +42,7 @@ async def test_a_rank_that_attaches_is_seen_with_its_device_step_and_loss(tmp_pa
         await up.until(told, what="a beat that tells all")  # one that came early may know less
         view = await up.look()
         assert [(job.job, job.phase, job.live) for job in view.jobs] == [("job", "running", 1)]
-        assert [(seat.device, seat.replica) for seat in view.seats] == [("GPU-1", ("job", "hi"))]
+        assert [(a.device, a.replica) for a in view.assignments] == [("GPU-1", ("job", "hi"))]
 
 
 @pytest.mark.promise(3)

@@ -56,8 +56,8 @@ async def test_a_killed_weaver_is_back_with_the_same_state_while_training_goes_o
         assert after.jobs == before.jobs
         assert after.devices == before.devices
         assert after.incidents == before.incidents
-        assert after.hand_seats == before.hand_seats
-        assert seen_again.seats == seen.seats
+        assert after.registered == before.registered
+        assert seen_again.assignments == seen.assignments
         rank = await up.until_beating("a", after=step)
         assert rank.incarnation == next(r.incarnation for r in seen.ranks if r.rank.replica == "a")
         await asyncio.sleep(up.settings.reunion_seconds + 1)  # the roll-call has passed
@@ -149,7 +149,7 @@ async def test_two_weavers_never_both_act(tmp_path: Path) -> None:
         await up.ask(Register(device="GPU-1", job="manual", replica="r"))  # both hear it; one may append
         assert await asyncio.to_thread(first.wait, 60) == 7  # fenced
         assert third.poll() is None
-        assert len((await durable_state(up)).hand_seats) == 1
+        assert len((await durable_state(up)).registered) == 1
 
 
 async def _term(up: Plane, term: int) -> bool:

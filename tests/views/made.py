@@ -9,6 +9,7 @@ from torchloom.protocol.incident_records import About
 from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.rank import Beat
 from torchloom.protocol.views import (
+    Assignment,
     ChangeView,
     ClusterView,
     DeviceView,
@@ -18,7 +19,6 @@ from torchloom.protocol.views import (
     KnobView,
     PlaneView,
     RankView,
-    SeatView,
 )
 
 NOW = 1_800_000_000.0
@@ -52,8 +52,8 @@ def job(name: str = "mnist", **more: Any) -> JobView:
     return JobView(**known | more)
 
 
-def seat(device: str, job: str, replica: str, number: int | None = 0, node: str = "n1") -> SeatView:
-    return SeatView(device=device, replica=ReplicaId(job, replica), rank=number, node=node)
+def assignment(device: str, job: str, replica: str, number: int | None = 0, node: str = "n1") -> Assignment:
+    return Assignment(device=device, replica=ReplicaId(job, replica), rank=number, node=node)
 
 
 def device(name: str = GPU, **more: Any) -> DeviceView:
@@ -104,7 +104,7 @@ def cluster(**more: Any) -> ClusterView:
     ranks = (rank(number=0), rank(number=1, presence="lost", beat=None))
     known: dict[str, Any] = {
         "plane": plane(), "jobs": (job(),), "ranks": ranks, "devices": (device(),),
-        "seats": (seat(GPU, "mnist", "hi"),), "incidents": (incident(),),
+        "assignments": (assignment(GPU, "mnist", "hi"),), "incidents": (incident(),),
     }  # fmt: skip
     known |= more
     return ClusterView(**{"total_ranks": len(known["ranks"])} | known)

@@ -25,7 +25,7 @@ from torchloom.protocol.records import (
     DeviceCleared,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
-    DeviceSeated,
+    DeviceRegistered,
     Entry,
     InboxRead,
     JobBegan,
@@ -99,7 +99,7 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     (RankLeft(rank=OTHER, incarnation=LIFE, how="finished"), ["Rank other/hi/0 left: finished"]),
     (RankForgotten(rank=OTHER), ["Rank other/hi/0 forgotten: gone for long"]),
     (
-        DeviceSeated(device="GPU-1", replica=ReplicaId("manual", "hi"), operator="ann@box"),
+        DeviceRegistered(device="GPU-1", replica=ReplicaId("manual", "hi"), operator="ann@box"),
         ["Registered device: GPU-1 for replica_id: hi (job manual, by ann@box)"],
     ),
     (
@@ -210,19 +210,19 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     ),
     (
         MemberRegrouped(rank=RANK, quorum=1200, step=40, participants=1),
-        [f"Replica {RANK.of} is in quorum 1,200 of 1 replica, at step 40"],
+        [f"Replica {RANK.replica_id} is in quorum 1,200 of 1 replica, at step 40"],
     ),
     (
         MemberHealed(rank=RANK, step=1200, source="ho:u2", seconds=0.123),
-        [f"Replica {RANK.of} healed from ho:u2 to step 1,200 in 0.12 s"],
+        [f"Replica {RANK.replica_id} healed from ho:u2 to step 1,200 in 0.12 s"],
     ),
     (
         MemberDiscarded(rank=RANK, step=40, count=1, quorum=3, why="a peer is gone"),
-        [f"Replica {RANK.of} did not commit step 40 (quorum 3): a peer is gone"],
+        [f"Replica {RANK.replica_id} did not commit step 40 (quorum 3): a peer is gone"],
     ),
     (
         MemberDiscarded(rank=RANK, step=40, count=7, quorum=3),
-        [f"Replica {RANK.of} did not commit 7 tries up to step 40 (quorum 3)"],
+        [f"Replica {RANK.replica_id} did not commit 7 tries up to step 40 (quorum 3)"],
     ),
     (
         MembersEvicted(job="mnist", members=("hi:u1", "ho:u2"), reason="it has ended"),
@@ -262,7 +262,7 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ["Job mnist is ended, then started again: rank 1 failed: killed by SIGKILL"],
     ),
     (
-        AttemptStopping(job="mnist:lighthouse", attempt=1, reason="its replicas are over", then="done"),
+        AttemptStopping(job="mnist:lighthouse", attempt=1, reason="its replicas are over", next_action="done"),
         ["Job mnist:lighthouse is ended, for there is nothing more to do: its replicas are over"],
     ),
     (
@@ -318,7 +318,7 @@ def test_one_job_only_with_its_incidents_to_the_end() -> None:
                 TermBegan(term=1, weaver="x"),
                 RankForgotten(rank=RANK),
                 RankForgotten(rank=OTHER),
-                DeviceMarkedFailed(device="d", cause="c", source="s", replicas=(RANK.of, OTHER.of)),
+                DeviceMarkedFailed(device="d", cause="c", source="s", replicas=(RANK.replica_id, OTHER.replica_id)),
                 IncidentOpened(id="i1", what="w", about=About(job="s"), job="mnist"),
                 IncidentOpened(id="i2", what="w", about=About(job="s"), job="other"),
             ),
@@ -361,7 +361,7 @@ def test_json_has_every_key_always() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("then", get_args(get_type_hints(AttemptStopping)["then"]))
-def test_whatever_becomes_of_a_run_is_told(then: Any) -> None:
-    (told,) = sentences(AttemptStopping(job="mnist", attempt=1, reason="so it is", then=then))
+@pytest.mark.parametrize("next_action", get_args(get_type_hints(AttemptStopping)["next_action"]))
+def test_whatever_becomes_of_a_run_is_told(next_action: Any) -> None:
+    (told,) = sentences(AttemptStopping(job="mnist", attempt=1, reason="so it is", next_action=next_action))
     assert told.endswith(": so it is")

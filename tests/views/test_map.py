@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tests.views.made import device, seat
+from tests.views.made import assignment, device
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.views.format.tables import Screen
 from torchloom.views.map import by_device, by_replica, chosen, drmap, spans
 
 SEATS = [
-    seat("GPU-1", "mnist", "hi", 0),
-    seat("GPU-1", "mnist", "ho", 0),
-    seat("GPU-2", "mnist", "hi", 1, node="n2"),
-    seat("GPU-1", "mnist", "hi", 3),
-    seat("GPU-3", "other", "hi", None),
+    assignment("GPU-1", "mnist", "hi", 0),
+    assignment("GPU-1", "mnist", "ho", 0),
+    assignment("GPU-2", "mnist", "hi", 1, node="n2"),
+    assignment("GPU-1", "mnist", "hi", 3),
+    assignment("GPU-3", "other", "hi", None),
 ]
 
 

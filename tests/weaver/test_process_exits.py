@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests.core.loom import Loom, life
 from tests.core.site import Site
-from torchloom.core.events import LinkClosed, Reported
+from torchloom.core.events import LinkClosed, ReportReceived
 from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.codec import decode_fact
 from torchloom.protocol.facts import Fact, RankExited
@@ -46,9 +46,9 @@ def dead(child: subprocess.Popen[bytes]) -> str:
 def training(process: str, member: str = "r0:a") -> ClusterState:
     """A replica that torchLoom has not started."""
     loom = Loom()
-    loom.happen(Reported(RANK, Hello(incarnation=LIFE, node="n1", pid=1, devices=("GPU-1",), process=process)))
+    loom.happen(ReportReceived(RANK, Hello(incarnation=LIFE, node="n1", pid=1, devices=("GPU-1",), process=process)))
     if member:
-        loom.happen(Reported(RANK, Joined(incarnation=LIFE, member=member)))
+        loom.happen(ReportReceived(RANK, Joined(incarnation=LIFE, member=member)))
     loom.happen(LinkClosed(RANK, LIFE, "1", "Client Closed"))
     return loom.cluster
 
@@ -104,10 +104,10 @@ async def test_of_what_an_agent_has_started_the_agent_tells(dead: str) -> None:
     site.submit()
     site.settle(1.0)
     cluster = site.loom.cluster
-    (run,) = cluster.runs.by_job.values()
+    (run,) = cluster.runs.by_name.values()
     place = run.places[0]
     rank = run.rank(place.rank)
     hello = Hello(incarnation=place.incarnation, node="n1", pid=1, devices=(), process=dead)
-    site.loom.happen(Reported(rank, hello))
+    site.loom.happen(ReportReceived(rank, hello))
     cluster.ranks[rank] = replace(cluster.ranks[rank], member="r0:a")
     assert await told(cluster, rank) == []

@@ -16,7 +16,7 @@ from torchloom.errors import BadState, Fenced
 from torchloom.protocol.codec import decode_entry, encode
 from torchloom.protocol.ids import ReplicaId
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.records import DeviceSeated, Entry, Record, TermBegan
+from torchloom.protocol.records import DeviceRegistered, Entry, Record, TermBegan
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
 from torchloom.weaver.store import ENTRY_BYTES, Store
@@ -39,7 +39,7 @@ FIRST_SNAPSHOT = (
 
 
 def seated(number: int, padding: str = "") -> Record:
-    return DeviceSeated(device=f"GPU-{number}", replica=ReplicaId("j", "r"), operator=padding)
+    return DeviceRegistered(device=f"GPU-{number}", replica=ReplicaId("j", "r"), operator=padding)
 
 
 async def opened(settings: Settings) -> tuple[Client, Store]:

@@ -180,9 +180,9 @@ class Agent:
                 self._spawn(self._prepare(command, self.hold(command)))  # held now: it may come again at once
             case Launch() if attempt is None or attempt.launch is None:
                 self._launch(command)
-            case Halt(grace_seconds=grace, kill=deaf) if attempt is not None:
+            case Halt(grace_seconds=grace, kill=kill_now) if attempt is not None:
                 if attempt.ranks:
-                    attempt.halt(grace, deaf)
+                    attempt.halt(grace, kill_now)
             case Examine(folder=folder):
                 self.examining.begin(folder)
             case Inspect() if attempt is not None and attempt.ranks:

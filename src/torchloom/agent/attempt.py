@@ -198,9 +198,9 @@ class Attempt:
 
     # ── ending ──
 
-    def halt(self, grace: float, deaf: Collection[int] = ()) -> None:
+    def halt(self, grace: float, kill_now: Collection[int] = ()) -> None:
         """Ask all ranks to end, and kill what is left after the grace, but the deaf at once."""
-        self._signal(signal.SIGKILL, ranks=deaf)
+        self._signal(signal.SIGKILL, ranks=kill_now)
         if self.halting is None and not self.over:  # asked again, nothing more happens
             self.halting = asyncio.get_running_loop().create_task(self._halt(grace))
 

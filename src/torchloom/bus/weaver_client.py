@@ -77,19 +77,19 @@ class WeaverClient:
     async def cluster(self, job: str | None = None, most: int | None = None, readings: bool = False) -> ClusterView:
         """The state of the cluster with all its ranks, up to `most`, gathered page by page."""
         view = await self._page(job, 0, most, readings)
-        ranks, seats, devices = list(view.ranks), list(view.seats), list(view.devices)
+        ranks, assignments, devices = list(view.ranks), list(view.assignments), list(view.devices)
         wanted = view.total_ranks if most is None else min(most, view.total_ranks)
         while len(ranks) < wanted:
             page = await self._page(job, len(ranks), wanted - len(ranks), readings)
             if not page.ranks:
                 break  # some left while we were reading
             ranks += page.ranks
-            seats += page.seats
+            assignments += page.assignments
             devices += page.devices
         return msgspec.structs.replace(
             view,
             ranks=tuple(ranks),
-            seats=tuple(dict.fromkeys(seats)),
+            assignments=tuple(dict.fromkeys(assignments)),
             devices=tuple({device.device: device for device in devices}.values()),
         )
 

@@ -48,18 +48,18 @@ def meant_device(view: ClusterView, text: str) -> str:
 
 
 def known_node(view: ClusterView, name: str) -> str:
-    nodes = sorted({seat.node for seat in view.seats} | {d.node for d in view.devices} | {r.node for r in view.ranks})
+    nodes = sorted({a.node for a in view.assignments} | {d.node for d in view.devices} | {r.node for r in view.ranks})
     if name not in nodes:
         raise unknown("node", name, [node for node in nodes if node])
     return name
 
 
 def devices(view: ClusterView) -> list[str]:
-    return sorted({device.device for device in view.devices} | {seat.device for seat in view.seats})
+    return sorted({device.device for device in view.devices} | {assignment.device for assignment in view.assignments})
 
 
 def replicas(view: ClusterView) -> list[ReplicaId]:
-    return sorted({rank.rank.of for rank in view.ranks} | {seat.replica for seat in view.seats})
+    return sorted({rank.rank.replica_id for rank in view.ranks} | {a.replica for a in view.assignments})
 
 
 def known_replica(view: ClusterView, text: str) -> ReplicaId:

@@ -1,31 +1,33 @@
-"""What follows from an event: records for the log, commands for ranks, an answer for who asked, and the reason.
+"""What follows from an event: records for the log, commands for ranks, an answer for the operator, and the reason.
 
-`decide` looks and judges and changes nothing. The engine (engine.py) folds what it returns; the weaver sends nothing of
-it before the log has it.
+`decide` reads the state and changes nothing. The engine (engine.py) folds the records that it returns; the weaver sends
+nothing of a decision before the log has stored it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from torchloom.core import timers
 from torchloom.core.changes import orders, requests, two_phase_commit
-from torchloom.core.decision import NOTHING, Decision, together
-from torchloom.core.detect.hang import HangDiagnosis
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.devices import device_reports
-from torchloom.core.devices.device_failures import with_responses
+from torchloom.core.devices.device_failures import respond_to_failure
 from torchloom.core.events import (
-    Asked,
+    BeatReceived,
     Event,
-    FactReported,
-    FellSilent,
-    Found,
-    Heard,
+    FactReceived,
+    FindingsMade,
     JobDue,
-    LighthouseHeard,
+    LighthouseBeatReceived,
     LinkClosed,
     LinkOpened,
-    NodeHeard,
-    Replied,
-    Reported,
+    NodeBeatReceived,
+    RanksSilent,
+    ReplyReceived,
+    ReportReceived,
+    RequestReceived,
     RollCalled,
     RunDue,
     Tick,
@@ -38,8 +40,10 @@ from torchloom.core.jobs import reconcile, submission
 from torchloom.core.ranks import checkpoint_reports, lifecycle
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device import Blame
+from torchloom.core.state.pending_operations import PendingOperation
 from torchloom.core.torchft import drain, members
 from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned, Inspected, RankExited
+from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import (
     Cancel,
     Drain,
@@ -65,6 +69,7 @@ from torchloom.protocol.rank import (
     Ready,
     Regrouped,
     Reply,
+    Report,
     Resumed,
     Saved,
     SaveFailed,
@@ -75,112 +80,95 @@ from torchloom.protocol.records import TermBegan
 __all__ = ["NOTHING", "Decision", "decide"]
 
 
+REPORTS: Mapping[type[Report], Callable[[ClusterState, RankId, Any], Decision]] = {
+    Hello: lifecycle.handle_hello,
+    Goodbye: lifecycle.handle_goodbye,
+    Knobs: lifecycle.record_knobs,
+    Saved: checkpoint_reports.record_saved,
+    SaveFailed: checkpoint_reports.record_failed,
+    Resumed: checkpoint_reports.record_resumed,
+    **dict.fromkeys((Joined, Regrouped, Healed, Discarded), members.handle_report),
+}
+REPLIES: Mapping[type[Reply], Callable[[ClusterState, PendingOperation], Decision]] = {
+    StepReport: two_phase_commit.handle_step_report,
+    Ready: two_phase_commit.handle_ready,
+    Applied: two_phase_commit.handle_applied,
+    Ordered: orders.handle_ordered,
+}
+
+
 def decide(cluster: ClusterState, event: Event, now: float) -> Decision:
-    decision = members.with_evictions(cluster, _decide(cluster, event, now))
+    decision = members.add_evictions(cluster, _decide(cluster, event, now))
     return number_incidents(decision, cluster.incidents.count)
 
 
 def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
     match event:
-        case Heard(rank=rank, beat=beat, found=found):
-            life = lifecycle.heard(cluster, rank, beat, now)
-            return together((life, findings.found(cluster, rank, found, now)))
+        case BeatReceived(rank=rank, beat=beat, found=found):
+            life = lifecycle.handle_beat(cluster, rank, beat, now)
+            return merge_decisions((life, findings.found(cluster, rank, found, now)))
         case LinkClosed(rank=rank, incarnation=incarnation, reason=reason):
-            return lifecycle.link_closed(cluster, rank, incarnation, reason)
+            return lifecycle.handle_link_closed(cluster, rank, incarnation, reason)
         case LinkOpened(rank=rank, incarnation=incarnation):
-            return lifecycle.link_opened(cluster, rank, incarnation, now)
-        case Reported(rank=rank, report=Hello() as hello):
-            return lifecycle.hello(cluster, rank, hello)
-        case Reported(rank=rank, report=Goodbye() as goodbye):
-            return lifecycle.goodbye(cluster, rank, goodbye)
-        case FactReported(fact=RankExited() as exited):
-            return lifecycle.exited(cluster, exited)
-        case FactReported(fact=Inspected() as inspected):
+            return lifecycle.handle_link_opened(cluster, rank, incarnation, now)
+        case ReportReceived(rank=rank, report=report):
+            return REPORTS[type(report)](cluster, rank, report)
+        case FactReceived(fact=RankExited() as exited):
+            return lifecycle.handle_exit(cluster, exited)
+        case FactReceived(fact=Inspected() as inspected):
             return hangs.inspected(cluster, inspected)
-        case FactReported(fact=DeviceFailed(device=device, cause=cause, source=source, alert=alert, began=began)):
+        case FactReceived(fact=DeviceFailed(device=device, cause=cause, source=source, alert=alert, began=began)):
             blame = Blame(by=alert or source, cause=cause, began=began, alert=bool(alert))
-            return with_responses(cluster, device_reports.fail(cluster, device, source, blame), device, now)
-        case FactReported(fact=DeviceRecovered() as recovered):
-            return device_reports.take_back(cluster, recovered)
-        case FactReported(fact=DeviceWarned() as warned):
-            return with_responses(cluster, device_reports.warn(cluster, warned), warned.device, now)
-        case Asked(ask=Fail(device=device, cause=cause, operator=operator)):
+            return respond_to_failure(cluster, device_reports.fail(cluster, device, source, blame), device, now)
+        case FactReceived(fact=DeviceRecovered() as recovered):
+            return device_reports.withdraw(cluster, recovered)
+        case FactReceived(fact=DeviceWarned() as warned):
+            return respond_to_failure(cluster, device_reports.warn(cluster, warned), warned.device, now)
+        case RequestReceived(ask=Fail(device=device, cause=cause, operator=operator)):
             blame = Blame(by=device_reports.HAND, cause=cause)
-            return with_responses(cluster, device_reports.fail(cluster, device, operator, blame), device, now)
-        case Asked(ask=Recover(device=device, operator=operator)):
+            return respond_to_failure(cluster, device_reports.fail(cluster, device, operator, blame), device, now)
+        case RequestReceived(ask=Recover(device=device, operator=operator)):
             return device_reports.recover(cluster, device, operator)
-        case Asked(ask=Register() as register):
+        case RequestReceived(ask=Register() as register):
             return device_reports.register(cluster, register)
-        case Reported(rank=rank, report=Knobs() as offered):
-            return lifecycle.offers(cluster, rank, offered)
-        case Reported(rank=rank, report=Saved() as saved):
-            return checkpoint_reports.saved(cluster, rank, saved)
-        case Reported(rank=rank, report=SaveFailed() as failed):
-            return checkpoint_reports.failed(cluster, rank, failed)
-        case Reported(rank=rank, report=Resumed() as resumed):
-            return checkpoint_reports.resumed(cluster, rank, resumed)
-        case Asked(ask=SetKnobs() as ask, reply=reply):
-            return requests.set_knobs(cluster, ask, reply)
-        case Asked(ask=Revert() as ask, reply=reply):
-            return requests.revert(cluster, ask, reply)
-        case Asked(ask=Steer(verb="pause" | "stop" | "checkpoint") as ask, reply=reply):
-            return requests.act(cluster, ask, reply)
-        case Asked(ask=Steer() as ask, reply=reply):
+        case RequestReceived(
+            ask=SetKnobs() | Revert() | Steer(verb="pause" | "stop" | "checkpoint") as ask, reply=reply
+        ):
+            return requests.request_change(cluster, ask, reply)
+        case RequestReceived(ask=Steer() as ask, reply=reply):
             return orders.give(cluster, ask, reply)
-        case Asked(ask=Submit() as ask):
+        case RequestReceived(ask=Submit() as ask):
             return submission.submit(cluster, ask)
-        case Asked(ask=Cancel() as ask):
+        case RequestReceived(ask=Cancel() as ask):
             return submission.cancel(cluster, ask, now)
-        case Asked(ask=Drain() as ask):
+        case RequestReceived(ask=Drain() as ask):
             return submission.drain(cluster, ask)
-        case Asked(ask=EvictReplica() as ask):
+        case RequestReceived(ask=EvictReplica() as ask):
             return drain.evict_replica(cluster, ask, now)
-        case Asked(ask=DrainReplica() as ask):
+        case RequestReceived(ask=DrainReplica() as ask):
             return drain.drain_replica(cluster, ask)
-        case Reported(rank=rank, report=Joined() | Regrouped() | Healed() | Discarded() as said):
-            return members.reported(cluster, rank, said)
-        case LighthouseHeard(job=job):
-            return members.lighthouse_heard(cluster, job)
-        case NodeHeard(node=node):
-            return reconcile.heard(cluster, node)
+        case LighthouseBeatReceived(job=job):
+            return members.handle_lighthouse_beat(cluster, job)
+        case NodeBeatReceived(node=node):
+            return reconcile.handle_node_beat(cluster, node)
         case RunDue(job=job, hang=hang):
-            return _due(cluster, job, hang, now)
+            return reconcile.reconcile_run(cluster, job, hang, now)
         case JobDue(job=job, hang=hang):
             return hangs.look_at_job(cluster, job, hang, now)
-        case Found(rank=rank, found=found):
+        case FindingsMade(rank=rank, found=found):
             return findings.found(cluster, rank, found, now)
-        case Replied(reply=reply):
-            return _replied(cluster, reply)
+        case ReplyReceived(reply=reply):
+            operation = cluster.runtime.operations.find(reply.id)
+            return NOTHING if operation is None else REPLIES[type(reply)](cluster, operation)
         case VerdictKnown(change=change, commit=commit, abort=abort):
-            return two_phase_commit.verdict_known(cluster, change, commit, abort)
+            return two_phase_commit.handle_verdict(cluster, change, commit, abort)
         case RollCalled():
-            return lifecycle.roll_called(cluster, now)
-        case FellSilent(ranks=silent):
-            return timers.fell_silent(cluster, silent, now)
+            return lifecycle.compare_connections(cluster, now)
+        case RanksSilent(ranks=silent):
+            return timers.lose_silent(cluster, silent, now)
         case Tick():
             return timers.tick(cluster, now)
         case TookOver(weaver=weaver):
             term = cluster.term + 1
             return Decision((TermBegan(term=term, weaver=weaver),))
     raise AssertionError(f"no rule for {event!r}")
-
-
-def _due(cluster: ClusterState, job: str, hang: HangDiagnosis | None, now: float) -> Decision:
-    run = cluster.runs.active(job)
-    decision = reconcile.due(cluster, job, hang, now)
-    return decision if decision or run is None or not run.drained else drain.ask_to_leave(cluster, run)
-
-
-def _replied(cluster: ClusterState, reply: Reply) -> Decision:
-    operation = cluster.runtime.operations.find(reply.id)
-    if operation is None:
-        return NOTHING
-    match reply:
-        case StepReport():
-            return two_phase_commit.standing(cluster, operation)
-        case Ready():
-            return two_phase_commit.ready(cluster, operation)
-        case Applied():
-            return two_phase_commit.applied(cluster, operation)
-        case Ordered():
-            return orders.ordered(cluster, operation)

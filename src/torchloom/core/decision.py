@@ -1,42 +1,44 @@
-"""What `decide` answers with."""
+"""The result of `decide`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any, NamedTuple
 
 from torchloom.core.state.pending_operations import Volatile
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import Evict
 from torchloom.protocol.node import NodeCommand
 from torchloom.protocol.operator import Done, No
+from torchloom.protocol.phrase import Prose
 from torchloom.protocol.rank import Command
 from torchloom.protocol.records import Abort, Record
 
 
 class WantedVerdict(NamedTuple):
-    """A verdict to be written, if no other has been; what the server let stand comes back as an event."""
+    """A verdict to be stored, unless there is one already; the stored one comes back as an event."""
 
     job: str
     change: str
     commit: bool
     abort: Abort | None = None
-    """Why not, if it is not to be made."""
+    """Why the change is not to be made, if it is not."""
     key: str = ""
-    """What it is written under."""
+    """The key under which it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     records: tuple[Record | Volatile, ...] = ()
-    """What changes the cluster state when it is folded."""
+    """Folding them changes the cluster state."""
     commands: tuple[tuple[RankId, Command], ...] = ()
-    """For ranks, once the records are stored."""
+    """For ranks, sent once the records are stored."""
     answer: Done | No | None = None
-    """For who asked, once the records are stored."""
+    """For the operator who asked, sent once the records are stored."""
     replies: tuple[tuple[str, Done | No], ...] = ()
-    """For those who asked earlier and still wait."""
+    """For operators who asked earlier and still wait, by reply subject."""
     verdicts: tuple[WantedVerdict, ...] = ()
     tasks: tuple[tuple[str, NodeCommand], ...] = ()
     """For the agents on these nodes, once the records are stored."""
@@ -45,27 +47,26 @@ class Decision:
 
     @property
     def stored(self) -> tuple[Record, ...]:
-        """For the log: all of them or none."""
+        """The records for the log, which stores all of them or none."""
         return tuple(record for record in self.records if not isinstance(record, Volatile))
 
     def __bool__(self) -> bool:
-        said = self.answer or self.replies or self.verdicts
-        return bool(self.records or self.commands or self.tasks or self.evictions or said)
+        return self != NOTHING
 
 
 NOTHING = Decision()
 
 
-def together(decisions: Iterable[Decision]) -> Decision:
-    """Several decisions as one."""
-    all_of_them = [decision for decision in decisions if decision]
-    if not all_of_them:
+def merge_decisions(decisions: Iterable[Decision]) -> Decision:
+    """Several decisions as one, without answers: they belong to one request."""
+    parts = [decision for decision in decisions if decision]
+    if not parts:
         return NOTHING
-    return Decision(
-        tuple(record for decision in all_of_them for record in decision.records),
-        tuple(command for decision in all_of_them for command in decision.commands),
-        replies=tuple(reply for decision in all_of_them for reply in decision.replies),
-        verdicts=tuple(verdict for decision in all_of_them for verdict in decision.verdicts),
-        tasks=tuple(task for decision in all_of_them for task in decision.tasks),
-        evictions=tuple(eviction for decision in all_of_them for eviction in decision.evictions),
-    )
+    names = [field.name for field in fields(Decision) if field.name != "answer"]
+    merged: dict[str, Any] = {name: tuple(chain.from_iterable(getattr(part, name) for part in parts)) for name in names}
+    return Decision(**merged)
+
+
+def refuse(why: Prose, hint: Prose = "") -> Decision:
+    """Answer a request with an error."""
+    return Decision(answer=No(why=why, hint=hint))

@@ -1,13 +1,13 @@
-"""The engine: everything the weaver thinks, in the order in which it happens. It does no input or output.
+"""The engine: all rules of the weaver, in the order in which they apply. It does no input or output.
 
-    hear      what arrives touches the watch at once: beats, replies, links. It mostly needs no decision;
-              where it does, the event to handle comes back
-    handle    detect, decide, fold: what the watch has learnt becomes part of the event, `decide` judges it,
+    hear      beats, replies and links update the runtime state at once. Most of them need no decision;
+              otherwise the event to handle is returned
+    handle    detect, decide, fold: findings become part of the event, `decide` judges it,
               and the records change the cluster state
     tick      the events that time brings
-    look      the same for every rank, a slice of them at a time
+    check     the same for every rank, a slice of them at a time
 
-Hearing and handling are two steps because decisions wait for the log, and beats must not. Whoever owns an engine stores
+Hearing and handling are two steps because decisions wait for the log, and beats must not. The owner of an engine stores
 `Decision.stored` before it sends anything.
 """
 
@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from torchloom.core.decide import decide
 from torchloom.core.decision import Decision
 from torchloom.core.events import (
+    BeatReceived,
     Event,
-    Heard,
-    LighthouseHeard,
+    LighthouseBeatReceived,
     LinkClosed,
     LinkOpened,
-    NodeHeard,
-    Replied,
+    NodeBeatReceived,
+    ReplyReceived,
     RollCalled,
     RunDue,
     Tick,
@@ -39,19 +39,19 @@ from torchloom.protocol.rank import Beat, Reply
 from torchloom.protocol.records import InboxRead
 
 EVICT_SECONDS = 1.0
-"""Between two times that a lighthouse is told what it does not seem to know."""
+"""Between two repetitions of an eviction that a lighthouse has not confirmed."""
 
 
 class Engine:
     def __init__(self, cluster: ClusterState) -> None:
         self.cluster = cluster
         self._due: set[str] = set()
-        """Runs that an agent's beat has made due and that wait to be handled: once is enough for all agents of one."""
-        self._told: dict[str, float] = {}
-        """By job: when its lighthouse was just told again whom to leave out."""
+        """Runs that wait to be handled because an agent sent a beat: once is enough for all agents of a run."""
+        self._repeated: dict[str, float] = {}
+        """By job: when its evictions were last repeated to its lighthouse."""
 
     def handle(self, event: Event, now: float) -> Decision:
-        """Detect, decide, fold. What is decided holds from here on, and must be stored before it is carried out."""
+        """Detect, decide, fold. The decision must be stored before it is carried out."""
         if isinstance(event, RunDue):
             self._due.discard(event.job)
             event = RunDue(event.job, hang_of_run(self.cluster, event.job, now))
@@ -62,7 +62,7 @@ class Engine:
         return decision
 
     def has_read(self, seq: int, now: float) -> tuple[InboxRead, ...]:
-        """The inbox has been read up to here; what to store of that."""
+        """The inbox has been read up to here. Returns the records to store."""
         if seq <= self.cluster.inbox_seq:
             return ()
         mark = InboxRead(seq=seq)
@@ -70,53 +70,53 @@ class Engine:
         return (mark,)
 
     def restart(self, now: float) -> None:
-        """This weaver was away: full patience for everyone."""
+        """This weaver was away: every timer starts again."""
         self.cluster.restart_runtime(now)
 
     # ── what arrives ──
 
-    def hear(self, rank: RankId, beat: Beat, now: float) -> Heard | None:
+    def hear(self, rank: RankId, beat: Beat, now: float) -> BeatReceived | None:
         runtime = self.cluster.runtime
-        return None if runtime.hear(rank, beat, now) else Heard(rank, beat, runtime.take_found(rank))
+        return None if runtime.hear(rank, beat, now) else BeatReceived(rank, beat, runtime.take_found(rank))
 
     def hear_node(self, node: str, beat: NodeBeat, now: float) -> tuple[Event, ...]:
         if not self.cluster.runtime.hear_node(node, beat, now):
             return ()
         due = [job for job in self.cluster.runs.due(node) if job not in self._due]
         self._due.update(due)
-        return (NodeHeard(node), *map(RunDue, due))
+        return (NodeBeatReceived(node), *map(RunDue, due))
 
-    def hear_lighthouse(self, job: str, beat: LighthouseBeat, now: float) -> LighthouseHeard | None:
+    def hear_lighthouse(self, job: str, beat: LighthouseBeat, now: float) -> LighthouseBeatReceived | None:
         behind = not set(self.cluster.evicted.get(job, ())) <= set(beat.evicted)
         news = self.cluster.runtime.hear_lighthouse(job, beat)
-        return LighthouseHeard(job) if news or (behind and self._may_tell(job, now)) else None
+        return LighthouseBeatReceived(job) if news or (behind and self._may_repeat(job, now)) else None
 
-    def _may_tell(self, job: str, now: float) -> bool:
-        """Not at once again: a lighthouse that cannot keep what it is told answers each time."""
-        self._told = {told: at for told, at in self._told.items() if now - at < EVICT_SECONDS}
-        if job in self._told:
+    def _may_repeat(self, job: str, now: float) -> bool:
+        """Not at once again: a lighthouse that cannot store evictions answers each time."""
+        self._repeated = {name: at for name, at in self._repeated.items() if now - at < EVICT_SECONDS}
+        if job in self._repeated:
             return False
-        self._told[job] = now
+        self._repeated[job] = now
         return True
 
-    def hear_reply(self, rank: RankId, reply: Reply) -> Replied | None:
-        return None if self.cluster.runtime.operations.take(rank, reply) is None else Replied(rank, reply)
+    def hear_reply(self, rank: RankId, reply: Reply) -> ReplyReceived | None:
+        return None if self.cluster.runtime.operations.take(rank, reply) is None else ReplyReceived(rank, reply)
 
     def hear_link(self, event: LinkOpened | LinkClosed) -> None:
-        """The server announced a connect or a disconnect, which is then to be handled."""
+        """The server announced a connect or a disconnect, which is handled next."""
         runtime = self.cluster.runtime
         change = runtime.link_opened if isinstance(event, LinkOpened) else runtime.link_closed
         change((event.rank, event.incarnation), event.link)
 
     def hear_roll(self, present: dict[Life, set[str]]) -> RollCalled:
-        """Who is connected, as the server says."""
+        """Take in which ranks are connected, as listed by the server."""
         self.cluster.runtime.call_roll(present)
         return RollCalled()
 
     # ── time ──
 
     def tick(self, now: float) -> tuple[Event, ...]:
-        """A few times a second: what time brings to those whose time is up."""
+        """A few times a second: the events that are due."""
         self.cluster.runtime.forget_nodes(now)
         return (Tick(), *map(RunDue, self.cluster.runs.due()))
 

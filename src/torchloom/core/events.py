@@ -1,8 +1,8 @@
-"""What can happen: everything `decide` is asked about."""
+"""What can happen: the events that `decide` handles."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from torchloom.core.detect.finding import Finding
 from torchloom.core.detect.hang import HangDiagnosis
@@ -13,152 +13,118 @@ from torchloom.protocol.rank import Beat, Reply, Report
 from torchloom.protocol.records import Abort
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """What a rank reports, read from the durable inbox."""
+class Event(msgspec.Struct, frozen=True):
+    """Base of all events."""
+
+
+class ReportReceived(Event, frozen=True):
+    """A report of a rank, from the durable inbox."""
 
     rank: RankId
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
-class FactReported:
-    """An agent or a monitoring system says something, through the durable inbox."""
+class FactReceived(Event, frozen=True):
+    """A fact that an agent or a monitoring system reported, from the durable inbox."""
 
     fact: Fact
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An operator wants something and waits for the answer."""
+class RequestReceived(Event, frozen=True):
+    """An operator requests something and waits for the answer."""
 
     ask: Ask
     reply: str = ""
-    """Where."""
+    """The subject on which the answer is expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A beat that is news: from someone unknown, muted or missing, or telling of trouble. (Others touch the watch.)"""
+class BeatReceived(Event, frozen=True):
+    """A beat that needs a decision: from an unknown, muted or missing rank, or with findings."""
 
     rank: RankId
     beat: Beat
     found: tuple[Finding, ...] = ()
-    """What the watch has found in it, of a known life."""
+    """What the detectors of the rank have found."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replied:
-    """A rank answered a command; the course it belongs to has taken it in."""
+class ReplyReceived(Event, frozen=True):
+    """A rank answered a command; its pending operation has stored the reply."""
 
     rank: RankId
     reply: Reply
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictKnown:
-    """The server let this verdict on a change stand."""
+class VerdictKnown(Event, frozen=True):
+    """The verdict on a change that the server has stored."""
 
     change: str
     commit: bool
     abort: Abort | None = None
-    """Why the weaver wanted an abort, if it did."""
+    """Why the weaver requested an abort, if it did."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeHeard:
-    """An agent spoke; the watch has taken it in."""
+class NodeBeatReceived(Event, frozen=True):
+    """An agent sent a beat that differs from the last one; the runtime state has stored it."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class LighthouseHeard:
-    """The lighthouse of a job spoke; the watch has taken it in."""
+class LighthouseBeatReceived(Event, frozen=True):
+    """The lighthouse of a job sent a beat; the runtime state has stored it."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunDue:
-    """Time passed for a run, or an agent of it spoke."""
+class RunDue(Event, frozen=True):
+    """Time passed for a run, or one of its agents sent a beat."""
 
     job: str
     hang: HangDiagnosis | None = None
-    """Ranks of it that make no step, as the watch sees it now."""
+    """Ranks of it that make no step, as diagnosed just now."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobDue:
-    """Time passed for a job that others started."""
+class JobDue(Event, frozen=True):
+    """Time passed for a job that torchLoom did not start."""
 
     job: str
     hang: HangDiagnosis | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FellSilent:
-    """These ranks have not been heard for long."""
+class RanksSilent(Event, frozen=True):
+    """These ranks have sent nothing for too long."""
 
     ranks: tuple[RankId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Comparing the ranks of a job has shown something."""
+class FindingsMade(Event, frozen=True):
+    """Findings about a rank, from comparing the ranks of a job."""
 
     rank: RankId
     found: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkOpened:
+class LinkOpened(Event, frozen=True):
     rank: RankId
     incarnation: str
     link: str
 
 
-@dataclass(frozen=True, slots=True)
-class LinkClosed:
+class LinkClosed(Event, frozen=True):
     rank: RankId
     incarnation: str
     link: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RollCalled:
-    """The watch has heard from the server who is connected, after the weaver had been away."""
+class RollCalled(Event, frozen=True):
+    """The server has listed who is connected, after the weaver had been away."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event, frozen=True):
     """Time passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class TookOver:
+class TookOver(Event, frozen=True):
     """This process becomes the weaver."""
 
     weaver: str
-
-
-Event = (
-    Reported
-    | FactReported
-    | Asked
-    | Heard
-    | Replied
-    | VerdictKnown
-    | NodeHeard
-    | LighthouseHeard
-    | RunDue
-    | JobDue
-    | FellSilent
-    | Found
-    | LinkOpened
-    | LinkClosed
-    | RollCalled
-    | Tick
-    | TookOver
-)

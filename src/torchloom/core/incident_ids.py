@@ -14,6 +14,7 @@ from torchloom.core.decision import Decision
 from torchloom.core.state.pending_operations import Volatile
 from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened, ResponseBegan
 from torchloom.protocol.node import Inspect, Rollback
+from torchloom.protocol.phrase import Prose
 from torchloom.protocol.records import OrderGiven, Record
 from torchloom.protocol.run_records import AttemptStopping
 
@@ -21,6 +22,10 @@ from torchloom.protocol.run_records import AttemptStopping
 def provisional(*key: object) -> str:
     """An id until it is numbered."""
     return f"new: {' '.join(map(str, key))}"
+
+
+def close_incident(id: str, outcome: Prose) -> IncidentAmended:
+    return IncidentAmended(id=id, outcome=outcome, closed=True)
 
 
 def number_incidents(decision: Decision, count: int) -> Decision:

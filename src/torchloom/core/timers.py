@@ -3,47 +3,48 @@
 from __future__ import annotations
 
 from torchloom.core.changes import orders, two_phase_commit
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
+from torchloom.core.incident_ids import close_incident
 from torchloom.core.ranks import checkpoint_reports, lifecycle
-from torchloom.core.state.cluster import ClusterState, Job, Rank, life_over
+from torchloom.core.state.cluster import ClusterState, Job, life_over
 from torchloom.core.state.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence
+from torchloom.core.state.ranks import Rank
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import IncidentAmended
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import JobEnded, JobForgotten, RankForgotten, Record
 
 
 def tick(cluster: ClusterState, now: float) -> Decision:
-    decisions = [lifecycle.grace_over(cluster, cluster.ranks[rank]) for rank in cluster.runtime.expired(now)]
+    decisions = [lifecycle.presume_dead(cluster, cluster.ranks[rank]) for rank in cluster.runtime.expired(now)]
     there = [job for job in cluster.jobs.values() if job.phase is JobPhase.RUNNING]
     decisions += [_job(cluster, job, now) for job in there if not cluster.runs.of_job(job.name)]
     decisions.append(_ended_jobs(cluster))
     for operation in cluster.runtime.operations.by_request.values():
         order = operation.id in cluster.ledger.orders
         decisions.append(
-            orders.tend(cluster, operation, now) if order else two_phase_commit.tend(cluster, operation, now)
+            orders.poll(cluster, operation, now) if order else two_phase_commit.poll(cluster, operation, now)
         )
-    return together(decisions)
+    return merge_decisions(decisions)
 
 
-def fell_silent(cluster: ClusterState, silent: tuple[RankId, ...], now: float) -> Decision:
+def lose_silent(cluster: ClusterState, silent: tuple[RankId, ...], now: float) -> Decision:
     """Those that still are."""
     still = cluster.runtime.silent(silent, now, cluster.beat_seconds())
-    return together(lifecycle.silent(cluster, rank, now) for rank in still)
+    return merge_decisions(lifecycle.lose_silent(cluster, rank, now) for rank in still)
 
 
 def _job(cluster: ClusterState, job: Job, now: float) -> Decision:
-    present = cluster.present_of_job[job.name]
-    if present and len(cluster.ranks_of_job[job.name]) - present <= cluster.settings.keep_gone_ranks:
+    present = cluster.ranks.present[job.name]
+    if present and len(cluster.ranks.ids_of(job.name)) - present <= cluster.settings.keep_gone_ranks:
         return NOTHING  # as mostly: the ranks of a large job are not counted four times a second
-    members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(job.name, ())]
+    members = cluster.ranks.of_job(job.name)
     gone = [rank for rank in members if rank.presence not in PRESENT]
     if len(gone) == len(members) and members:
         if now - max(rank.since for rank in members) < cluster.settings.linger_seconds:
             return Decision()
         over = _job_over(job, gone)
         troubles = [i for i in cluster.incidents.open_of(job.name) if i.kind]
-        closed = [IncidentAmended(id=i.id, outcome=phrase("its_job_ended"), closed=True) for i in troubles]
+        closed = [close_incident(i.id, phrase("its_job_ended")) for i in troubles]
         return Decision((*closed, *over.records))
     excess = len(gone) - cluster.settings.keep_gone_ranks
     if excess > 0:
@@ -74,5 +75,5 @@ def _ended_jobs(cluster: ClusterState) -> Decision:
     oldest = sorted(ended, key=lambda job: (job.ended or 0.0, job.name))[:excess]
     records: list[Record] = []
     for job in oldest:
-        records += (*checkpoint_reports.forgotten(cluster, job.name), JobForgotten(job=job.name))
+        records += (*checkpoint_reports.close_forgotten(cluster, job.name), JobForgotten(job=job.name))
     return Decision(tuple(records))

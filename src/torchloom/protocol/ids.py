@@ -58,7 +58,7 @@ class RankId(NamedTuple):
     rank: int
 
     @property
-    def of(self) -> ReplicaId:
+    def replica_id(self) -> ReplicaId:
         return ReplicaId(self.job, self.replica)
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ class RankStatus(Part, frozen=True):
     why_cold: Text = ""
     step: int = 0
     """The last that was seen, up to the end of the process; 0 where it cannot be seen."""
-    still: Seconds = 0.0
+    idle_seconds: Seconds = 0.0
     """Seconds in which the agent has watched it make no step."""
     frozen: Seconds = 0.0
     """Seconds in which the agent has seen the process stopped (SIGSTOP)."""

@@ -170,7 +170,7 @@ class Beat(Message, frozen=True, gc=False):  # there are very many, and none is 
     paused: bool = False
     knobs: Annotated[dict[str, Value], Meta(max_length=128)] = {}
     """Values as they are now; told by rank 0 of a replica."""
-    still: Seconds = 0.0
+    idle_seconds: Seconds = 0.0
     """Seconds since the last step ended; since the rank attached, before the first."""
     phase: PhaseName = ""
     """What it says it does other than training: "eval", "checkpoint"; empty: it trains."""

@@ -99,7 +99,7 @@ class RankForgotten(Message, frozen=True):
     rank: RankId
 
 
-class DeviceSeated(Message, frozen=True):
+class DeviceRegistered(Message, frozen=True):
     """By hand: a device was registered for a replica. (A rank's own devices come with RankJoined.)"""
 
     device: str
@@ -306,7 +306,7 @@ Record = (
     | RankDied
     | RankLeft
     | RankForgotten
-    | DeviceSeated
+    | DeviceRegistered
     | DeviceBlamed
     | DeviceCleared
     | DeviceMarkedFailed

@@ -104,12 +104,12 @@ class AttemptStopping(Message, frozen=True):
     """Absent if it may well not happen again."""
     step: int = 0
     """The furthest step that was heard of."""
-    then: Literal["restart", "fail", "cancel", "done"] = "restart"
+    next_action: Literal["restart", "fail", "cancel", "done"] = "restart"
     code: int = 1
     """What the one who started it exits with if this is the end."""
     counts: bool = True
     """Against the restarts that are allowed."""
-    deaf: tuple[int, ...] = ()
+    kill_now: tuple[int, ...] = ()
     """Ranks that are killed at once, because they cannot hear."""
     rollback: Rollback | None = None
     incident: str = ""

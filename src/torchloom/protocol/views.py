@@ -71,7 +71,7 @@ class JobView(Part, frozen=True):
     paused: bool = False
 
 
-class SeatView(Part, frozen=True):
+class Assignment(Part, frozen=True):
     device: str
     replica: ReplicaId
     rank: int | None = None
@@ -308,7 +308,7 @@ class ClusterView(Message, frozen=True):
     ranks: tuple[RankView, ...] = ()
     total_ranks: int = 0
     devices: tuple[DeviceView, ...] = ()
-    seats: tuple[SeatView, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
     incidents: tuple[IncidentView, ...] = ()
     """All open ones and the latest closed ones, newest first."""
 

@@ -382,7 +382,7 @@ def _is_bystander(names: Names) -> bool:
 
 
 def _announce(names: Names) -> None:
-    line = f"torchLoom: this is rank {names.rank.rank} of {names.rank.of}"
+    line = f"torchLoom: this is rank {names.rank.rank} of {names.rank.replica_id}"
     logger.info(line)
     if names.chosen and names.rank.rank == 0 and sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # a closed terminal is no reason to stop

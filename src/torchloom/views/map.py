@@ -5,79 +5,79 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torchloom.protocol.ids import RankId, ReplicaId
-from torchloom.protocol.views import DeviceView, SeatView
+from torchloom.protocol.views import Assignment, DeviceView
 from torchloom.views.format.numbers import ABSENT
 from torchloom.views.format.tables import Cell, Column, Row, Screen, table
 from torchloom.views.listings import state
 
 
-def by_device(seats: Iterable[SeatView]) -> dict[str, list[ReplicaId]]:
+def by_device(assignments: Iterable[Assignment]) -> dict[str, list[ReplicaId]]:
     found: dict[str, list[ReplicaId]] = {}
-    for seat in sorted(seats, key=lambda s: (s.device, s.replica)):
-        replicas = found.setdefault(seat.device, [])
-        if seat.replica not in replicas:
-            replicas.append(seat.replica)
+    for assignment in sorted(assignments, key=lambda s: (s.device, s.replica)):
+        replicas = found.setdefault(assignment.device, [])
+        if assignment.replica not in replicas:
+            replicas.append(assignment.replica)
     return found
 
 
-def by_replica(seats: Iterable[SeatView]) -> dict[ReplicaId, list[str]]:
+def by_replica(assignments: Iterable[Assignment]) -> dict[ReplicaId, list[str]]:
     found: dict[ReplicaId, list[str]] = {}
-    for seat in sorted(seats, key=lambda s: (s.replica, s.device)):
-        devices = found.setdefault(seat.replica, [])
-        if seat.device not in devices:
-            devices.append(seat.device)
+    for assignment in sorted(assignments, key=lambda s: (s.replica, s.device)):
+        devices = found.setdefault(assignment.replica, [])
+        if assignment.device not in devices:
+            devices.append(assignment.device)
     return found
 
 
 def chosen(
-    seats: Iterable[SeatView],
+    assignments: Iterable[Assignment],
     *,
     device: str | None = None,
     replica: ReplicaId | None = None,
     node: str | None = None,
     rank: RankId | None = None,
-) -> list[SeatView]:
+) -> list[Assignment]:
     """The seats that match everything asked for."""
     return [
-        seat
-        for seat in seats
-        if (device is None or seat.device == device)
-        and (replica is None or seat.replica == replica)
-        and (node is None or seat.node == node)
-        and (rank is None or (seat.replica == rank.of and seat.rank == rank.rank))
+        assignment
+        for assignment in assignments
+        if (device is None or assignment.device == device)
+        and (replica is None or assignment.replica == replica)
+        and (node is None or assignment.node == node)
+        and (rank is None or (assignment.replica == rank.replica_id and assignment.rank == rank.rank))
     ]
 
 
-def drmap(seats: Sequence[SeatView], devices: Sequence[DeviceView], screen: Screen) -> list[str]:
+def drmap(assignments: Sequence[Assignment], devices: Sequence[DeviceView], screen: Screen) -> list[str]:
     """Both directions as two tables."""
-    if not seats:
+    if not assignments:
         return ["no device is registered for any replica"]
-    return [*device_table(seats, devices, screen), "", *replica_table(seats, screen)]
+    return [*device_table(assignments, devices, screen), "", *replica_table(assignments, screen)]
 
 
-def device_table(seats: Sequence[SeatView], devices: Sequence[DeviceView], screen: Screen) -> list[str]:
+def device_table(assignments: Sequence[Assignment], devices: Sequence[DeviceView], screen: Screen) -> list[str]:
     known = {view.device: view for view in devices}
     columns = [
         Column("DEVICE", shrinks=True), Column("NODE", shrinks=True), Column("HEALTH"),
         Column("REPLICAS", right=True), Column("JOB/REPLICA", shrinks=True),
     ]  # fmt: skip
     rows: list[Row] = []
-    for device, replicas in by_device(seats).items():
+    for device, replicas in by_device(assignments).items():
         view = known.get(device)
-        node = view.node if view else next((s.node for s in seats if s.device == device), "")
+        node = view.node if view else next((s.node for s in assignments if s.device == device), "")
         health = state(view.health) if view else Cell(ABSENT)
         rows.append([device, node or ABSENT, health, str(len(replicas)), ", ".join(map(str, replicas))])
     return table(columns, rows, screen)
 
 
-def replica_table(seats: Sequence[SeatView], screen: Screen) -> list[str]:
+def replica_table(assignments: Sequence[Assignment], screen: Screen) -> list[str]:
     columns = [
         Column("JOB", shrinks=True), Column("REPLICA", shrinks=True), Column("RANKS", right=True),
         Column("DEVICES", shrinks=True),
     ]  # fmt: skip
     rows: list[Row] = []
-    for replica, devices in by_replica(seats).items():
-        ranks = sorted({s.rank for s in seats if s.replica == replica and s.rank is not None})
+    for replica, devices in by_replica(assignments).items():
+        ranks = sorted({s.rank for s in assignments if s.replica == replica and s.rank is not None})
         rows.append([replica.job, replica.replica, spans(ranks) or "by hand", ", ".join(devices)])
     return table(columns, rows, screen)
 

@@ -16,15 +16,15 @@ def member_sentences(record: MemberRecord) -> list[str]:
             first = f"Rank {rank} is in replica {member} of {torchft}{where}"
             return [first, *(f"Registered device: {device} for replica_id: {member}" for device in devices)]
         case MemberRegrouped(rank=rank, quorum=quorum, step=step, participants=count):
-            return [f"Replica {rank.of} is in quorum {quorum:,} of {_replicas(count)}, at step {step:,}"]
+            return [f"Replica {rank.replica_id} is in quorum {quorum:,} of {_replicas(count)}, at step {step:,}"]
         case MemberHealed(rank=rank, step=step, source=source, seconds=seconds):
             whose = f" from {source}" if source else ""
-            return [f"Replica {rank.of} healed{whose} to step {step:,} in {seconds:.2f} s"]
+            return [f"Replica {rank.replica_id} healed{whose} to step {step:,} in {seconds:.2f} s"]
         case MemberDiscarded(rank=rank, step=step, count=count, quorum=quorum, why=why):
             what = (
                 f"did not commit step {step:,}" if count == 1 else f"did not commit {count:,} tries up to step {step:,}"
             )
-            return [f"Replica {rank.of} {what} (quorum {quorum:,})" + (f": {why}" if why else "")]
+            return [f"Replica {rank.replica_id} {what} (quorum {quorum:,})" + (f": {why}" if why else "")]
         case MembersEvicted(job=job, members=members, reason=reason):
             because = f": {render(reason)}" if reason else ""
             return [f"Evicted from the quorum of {job}: {', '.join(members)}{because}"]

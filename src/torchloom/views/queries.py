@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchloom.core.jobs.placement import waits_for
+from torchloom.core.jobs.placement import explain_wait
 from torchloom.core.state.change_ledger import ChangePhase
-from torchloom.core.state.cluster import ClusterState, Job, Rank
+from torchloom.core.state.cluster import ClusterState, Job
 from torchloom.core.state.device import Device
-from torchloom.core.state.incident import DECIDED, Incident
+from torchloom.core.state.incidents import DECIDED, Incident
 from torchloom.core.state.presence import JobPhase, Presence
+from torchloom.core.state.ranks import Rank
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.protocol.knob_values import Value
@@ -31,7 +32,6 @@ from torchloom.protocol.views import (
     RankView,
     RunsView,
     RunView,
-    SeatView,
 )
 from torchloom.views.wording.phrases import render, render_all, shorten
 
@@ -50,21 +50,23 @@ READINGS_SHOWN = 2000
 
 def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> ClusterView:
     """Ranks, their devices and seats in pages, since the whole is too large for a message; the rest on the first."""
-    ranks = cluster.order() if look.job is None else sorted(cluster.ranks_of_job.get(look.job, ()))
+    ranks = cluster.ranks.sorted_ids() if look.job is None else sorted(cluster.ranks.ids_of(look.job))
     page = ranks[look.offset : look.offset + look.limit]
     idle: dict[str, Device] = {}
-    seats = [seat for rank in page for seat in cluster.drmap.seats_of_rank(rank)]
-    devices = {seat.device for seat in seats} | {device for rank in page for device in cluster.ranks[rank].devices}
+    assignments = [assignment for rank in page for assignment in cluster.drmap.assignments_of(rank)]
+    devices = {assignment.device for assignment in assignments} | {
+        device for rank in page for device in cluster.ranks[rank].devices
+    }
     view = ClusterView(
         plane=plane,
         ranks=tuple(_rank(cluster, cluster.ranks[rank]) for rank in page),
         total_ranks=len(ranks),
     )
     if look.offset == 0:
-        by_hand = sorted(cluster.hand_seats, key=lambda seat: (seat.device, seat.replica))
-        seats += by_hand[:UNUSED_SHOWN]
+        by_hand = sorted(cluster.registered, key=lambda assignment: (assignment.device, assignment.replica))
+        assignments += by_hand[:UNUSED_SHOWN]
         idle = _idle(cluster)
-        devices |= {seat.device for seat in by_hand[:UNUSED_SHOWN]} | _unused(cluster, idle)
+        devices |= {assignment.device for assignment in by_hand[:UNUSED_SHOWN]} | _unused(cluster, idle)
         jobs = [job for name, job in sorted(cluster.jobs.items()) if look.job in {None, name}]
         view = replace(
             view,
@@ -75,7 +77,7 @@ def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> Clus
     known = [device for name in sorted(devices) if (device := cluster.devices.get(name) or idle.get(name))]
     return replace(
         view,
-        seats=tuple(SeatView(device=s.device, replica=s.replica, rank=s.rank, node=s.node) for s in seats),
+        assignments=tuple(assignments),
         devices=tuple(_device(cluster, device, readings.get(device.id)) for device in known),
     )
 
@@ -175,7 +177,7 @@ def _rank(cluster: ClusterState, rank: Rank) -> RankView:
         counted=rank.counted,
         member=rank.member,
         evicted=_is_evicted(cluster, rank),
-        drained=(run := cluster.runs.of(rank.id.of)) is not None and run.drained,
+        drained=(run := cluster.runs.of(rank.id.replica_id)) is not None and run.drained,
     )
 
 
@@ -184,13 +186,13 @@ def _is_evicted(cluster: ClusterState, rank: Rank) -> bool:
 
 
 def _job(cluster: ClusterState, job: Job) -> JobView:
-    members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(job.name, ())]
+    members = cluster.ranks.of_job(job.name)
     live = [rank for rank in members if rank.presence is Presence.LIVE and not _is_evicted(cluster, rank)]
     told = live if job.phase is JobPhase.RUNNING and live else members
     beats = [p.beat for rank in told if (p := cluster.runtime.ranks.get(rank.id)) and p.beat is not None]
     losses = [beat.loss for beat in beats if beat.loss is not None]
     rates = [beat.samples_per_second for beat in beats if beat.samples_per_second is not None]
-    runs = [run for run in cluster.runs.of_job(job.name) if not run.serves]
+    runs = [run for run in cluster.runs.of_job(job.name) if not run.is_lighthouse]
     none_runs = bool(runs) and all(run.phase is not RunPhase.RUNNING for run in runs)
     phase = runs[0].phase if none_runs else job.phase
     return JobView(
@@ -212,7 +214,7 @@ def knobs(cluster: ClusterState, look: QueryKnobs) -> KnobsView:
     now_there: dict[str, Value] = {}
     by_replica: dict[str, dict[str, Value]] = {}
     newest = 0
-    for rank in sorted(cluster.ranks_of_job.get(look.job, ()), reverse=True):
+    for rank in sorted(cluster.ranks.ids_of(look.job), reverse=True):
         rank_runtime = cluster.runtime.ranks.get(rank)
         if (
             rank_runtime is not None
@@ -266,20 +268,11 @@ def knobs(cluster: ClusterState, look: QueryKnobs) -> KnobsView:
 
 
 def checkpoints(cluster: ClusterState, look: QueryCheckpoints) -> CheckpointsView:
-    kept = cluster.keeping.of(look.job)
-    return CheckpointsView(
-        job=kept.job,
-        folder=kept.folder,
-        node=kept.node,
-        saved=kept.saved,
-        failures=kept.failures,
-        failed=kept.failed,
-        resumed=kept.resumed,
-    )
+    return cluster.checkpoints.of(look.job)
 
 
 def curves(cluster: ClusterState, look: QueryCurves) -> CurvesView:
-    ranks = sorted(r for r in cluster.ranks_of_job.get(look.job, ()) if look.replica in {None, r.replica})
+    ranks = sorted(r for r in cluster.ranks.ids_of(look.job) if look.replica in {None, r.replica})
     page = ranks[look.offset : look.offset + look.limit]
     drawn = []
     for rank in page:
@@ -293,14 +286,14 @@ _WAITING = {RunPhase.SUBMITTED, RunPhase.RESTARTING}
 
 def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
     known = cluster.runs
-    wanted = known.named(look.job) if look.job is not None else [known.by_job[job] for job in sorted(known.by_job)]
-    there = [run for run in cluster.runs.by_job.values() if not run.over and run.phase not in _WAITING]
+    wanted = known.named(look.job) if look.job is not None else [known.by_name[job] for job in sorted(known.by_name)]
+    there = [run for run in cluster.runs.by_name.values() if not run.over and run.phase not in _WAITING]
     places = [place for run in there for place in run.places]
     many = sum(len(seen.beat.readings) for seen in cluster.runtime.nodes.values()) > READINGS_SHOWN
     return RunsView(
         runs=tuple(
             RunView(
-                job=run.job,
+                job=run.name,
                 phase=run.phase.value,
                 since=run.since,
                 submitted=run.submitted,
@@ -312,9 +305,9 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
                 resume_step=run.resume_step,
                 reason=render(run.reason),
                 step=max(run.step, cluster.furthest(run)),
-                waiting=render(waits_for(cluster, run, now)) if run.phase in _WAITING else "",
+                waiting=render(explain_wait(cluster, run, now)) if run.phase in _WAITING else "",
                 notes=tuple(replace(note, reason=render(note.reason)) for note in run.notes),
-                goodput=cluster.goodput.of(run.job, now, _step(cluster, run)),
+                goodput=cluster.goodput.of(run.name, now, _step(cluster, run)),
             )
             for run in wanted
         ),

@@ -21,7 +21,7 @@ from torchloom.protocol.records import (
     DeviceCleared,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
-    DeviceSeated,
+    DeviceRegistered,
     Entry,
     InboxRead,
     JobBegan,
@@ -96,7 +96,7 @@ class Teller:
             case RunSubmitted(job=job, task=task):
                 self._jobs_of[job] = frozenset([job, task.part_of or job])
                 return self._jobs_of[job]
-            case DeviceSeated(replica=replica):
+            case DeviceRegistered(replica=replica):
                 return frozenset([replica.job])
             case DeviceMarkedFailed(replicas=replicas):
                 return frozenset(replica.job for replica in replicas)
@@ -157,7 +157,7 @@ def sentences(record: Record) -> list[str]:
             return [f"Rank {rank} left: {how}"]
         case RankForgotten(rank=rank):
             return [f"Rank {rank} forgotten: gone for long"]
-        case DeviceSeated(device=device, replica=replica, node=node, operator=operator):
+        case DeviceRegistered(device=device, replica=replica, node=node, operator=operator):
             who = f"by {operator}" if operator else "by hand"
             where = f", node {node}" if node else ""
             return [f"Registered device: {device} for replica_id: {replica.replica} (job {replica.job}{where}, {who})"]

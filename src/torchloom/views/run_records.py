@@ -62,8 +62,8 @@ def run_sentence(record: RunRecord) -> str:
             return f"Job {job} runs{how}" + (f"; started cold: {why}" if why else "")
         case AttemptPaused(job=job, held=held):
             return f"Job {job} {'is paused' if held else 'goes on'}"
-        case AttemptStopping(job=job, reason=reason, then=then):
-            return f"Job {job} is ended, {AFTER[then]}: {render(reason)}"
+        case AttemptStopping(job=job, reason=reason, next_action=next_action):
+            return f"Job {job} is ended, {AFTER[next_action]}: {render(reason)}"
         case ResponseBegan(job=job, incident=incident, do=do, reason=reason):
             why = f" ({render(reason)})" if reason else ""
             return f"The policy of {job} acts on {incident}{why}: {', then '.join(do)}"

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom.bus.log_reader import read_log
-from torchloom.core.events import Event, FactReported, Reported
+from torchloom.core.events import Event, FactReceived, ReportReceived
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import decode_fact, decode_report
 from torchloom.protocol.ids import RankId, check_name
@@ -83,10 +83,10 @@ class Inbox:
     def _decode(self, subject: str, data: bytes) -> Event | None:
         try:
             if subject.startswith("loom.fact."):
-                return FactReported(decode_fact(data))
+                return FactReceived(decode_fact(data))
             rank = parse_rank(subject)
             if rank is not None:
-                return Reported(rank, decode_report(data))
+                return ReportReceived(rank, decode_report(data))
             self._health.refuse(phrase("subject_of_no_rank", what="report"))
         except msgspec.MsgspecError as error:
             self._health.refuse(phrase("not_accepted", what=subject.split(".")[1], why=str(error)))

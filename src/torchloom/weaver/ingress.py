@@ -24,7 +24,7 @@ from nats.aio.client import Client
 
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.tasks import TaskSet
-from torchloom.core.devices.alert_targets import AlertTargets, blamed_by
+from torchloom.core.devices.alert_targets import AlertTargets, devices_blamed_by
 from torchloom.core.state.cluster import ClusterState
 from torchloom.errors import BadInput, BadState, TorchLoomError
 from torchloom.integrations import alertmanager
@@ -191,7 +191,7 @@ class Ingress:
         device may be known when the fact is decided on.
         """
         hosts = AlertTargets(self._cluster)
-        failed = blamed_by(self._cluster, [alarm.id for alarm in alarms if not alarm.firing])
+        failed = devices_blamed_by(self._cluster, [alarm.id for alarm in alarms if not alarm.firing])
         facts: list[AlarmFact] = []
         doubts: list[Phrase] = []
         for alarm in alarms:

@@ -12,8 +12,9 @@ import itertools
 from collections.abc import Awaitable, Callable
 
 from torchloom.bus.tasks import TaskSet
-from torchloom.core.state.cluster import ClusterState, Rank
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import Presence
+from torchloom.core.state.ranks import Rank
 from torchloom.protocol.codec import encode
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
@@ -36,7 +37,7 @@ class ProcessExitProbe:
     def watch(self, id: RankId) -> None:
         """Watch the process of a lost rank, if it is a member of a quorum and no agent watches it."""
         rank = self._cluster.ranks.get(id)
-        if rank is not None and rank.member and rank.process and self._cluster.runs.of(id.of) is None:
+        if rank is not None and rank.member and rank.process and self._cluster.runs.of(id.replica_id) is None:
             self.tasks.start(self._wait_for_exit(rank))
 
     async def _wait_for_exit(self, rank: Rank) -> None:

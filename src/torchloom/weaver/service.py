@@ -20,7 +20,7 @@ from torchloom import __version__
 from torchloom.bus.tasks import end_all
 from torchloom.core.decision import Decision
 from torchloom.core.engine import Engine
-from torchloom.core.events import Asked, LinkClosed, LinkOpened, TookOver
+from torchloom.core.events import LinkClosed, LinkOpened, RequestReceived, TookOver
 from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.codec import decode_ask, decode_beat, decode_lighthouse_beat, decode_node_beat, decode_reply
 from torchloom.protocol.ids import RankId, is_incarnation
@@ -140,7 +140,7 @@ class Weaver:
             await self.store.append(self.cluster.term, now, records)
         self._ahead = False
         for waiting in batch:
-            if isinstance(waiting.event, Asked):
+            if isinstance(waiting.event, RequestReceived):
                 self._requests.discard(getattr(waiting.event.ask, "request", ""))
         for waiting, decision in decisions:
             await self.sender.send(decision, waiting.reply)
@@ -247,7 +247,7 @@ class Weaver:
             why = phrase("log_refuses", trouble=first_trouble(self.health.troubles))
             await self.queries.answer(message.reply, No(why=why, hint=phrase("disk_may_be_full")))
             return
-        if self._enqueue(Waiting(Asked(ask, message.reply), reply=message.reply)) and request:
+        if self._enqueue(Waiting(RequestReceived(ask, message.reply), reply=message.reply)) and request:
             self._requests.add(request)
 
     def on_link(self, event: LinkOpened | LinkClosed) -> None:

@@ -104,7 +104,7 @@ def test_a_phase_that_was_announced_or_a_pause_that_was_ordered_teaches_nothing(
         detectors = RankDetectors(SETTINGS)
         findings(detectors, [beat(n) for n in range(30)])
         pace = detectors.pace
-        detectors.hear(beat(31, times=None, still=1.0, **told), 31.0)
+        detectors.hear(beat(31, times=None, idle_seconds=1.0, **told), 31.0)
         detectors.hear(beat(32, times=times(0.1, longest=500.0)), 531.0)
         assert pace.pause < 1.0
         assert pace.limit(SETTINGS) == SETTINGS.hang_floor_seconds

@@ -45,7 +45,7 @@ class Trainer:
         if steps and self.step > len(steps):
             middle, slow = steps[len(steps) // 2], steps[int(0.99 * (len(steps) - 1))]
             of_steps = times(middle, slow, steps[-1], own=0.9 * middle, data=0.05 * middle, count=len(steps))
-        return beat(0, step=self.step, times=of_steps, still=now - self.ended, loss=2.0 * self._noise(0.1),
+        return beat(0, step=self.step, times=of_steps, idle_seconds=now - self.ended, loss=2.0 * self._noise(0.1),
                     metrics={"grad_norm": self._noise(0.5)}, rss_mb=self.memory,
                     free_mb=64_000.0 - self.memory)  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_ten_minutes_of_noise_end_no_rank(seed: int) -> None:
                 RankProgress(
                     trainer.rank,
                     said.step,
-                    said.still,
+                    said.idle_seconds,
                     limit=pace.limit(SETTINGS),
                     started=pace.started,
                     pause=pace.pause,

@@ -198,7 +198,7 @@ def test_a_pause_is_shown_and_belongs_to_no_step(rank: Rank) -> None:
     pause = rank.promise(action="pause")
     rank.tell("c1")
     until(lambda: rank.meter.marks[PAUSED])
-    assert rank.meter.still() == 0
+    assert rank.meter.idle_seconds() == 0
     rank.boundary.set_paused(False)
     until(lambda: rank.meter.step_number > pause.step)
     assert rank.meter.marks[PAUSED] == 0

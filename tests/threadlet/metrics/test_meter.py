@@ -157,21 +157,21 @@ def test_a_place_in_the_ring_is_of_one_step_alone(meter: Meter, clock: Clock) ->
 
 def test_it_stands_still_since_its_last_sign_of_progress(meter: Meter, clock: Clock) -> None:
     clock.now += 3
-    assert meter.still() == 3
+    assert meter.idle_seconds() == 3
     step(meter)
     clock.now += 2
-    assert meter.still() == 2
+    assert meter.idle_seconds() == 2
     with meter.aside(meter.gaps):
         clock.now += 60
-        assert meter.still() == 62
-    assert meter.still() == 0
+        assert meter.idle_seconds() == 62
+    assert meter.idle_seconds() == 0
     with meter.paused():
         clock.now += 60
-        assert (meter.still(), meter.marks[PAUSED]) == (0, 1)
+        assert (meter.idle_seconds(), meter.marks[PAUSED]) == (0, 1)
     clock.now += 1
-    assert (meter.still(), meter.marks[PAUSED]) == (1, 0)
+    assert (meter.idle_seconds(), meter.marks[PAUSED]) == (1, 0)
     meter.resume_at(7)
-    assert (meter.still(), meter.marks[STEP]) == (0, 7)
+    assert (meter.idle_seconds(), meter.marks[STEP]) == (0, 7)
 
 
 def test_a_kept_loss_does_not_keep_its_graph_alive(meter: Meter) -> None:

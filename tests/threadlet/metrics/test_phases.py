@@ -107,9 +107,9 @@ def test_a_checkpoint_that_stalls_training_is_a_phase(loom: Threadlet, tmp_path:
 
 async def test_a_beat_tells_the_phase_and_how_long_no_step_was_made(weaver: PlayedWeaver, lively: Settings) -> None:
     loom = attach(RANK.job, RANK.replica, settings=lively)
-    first = await weaver.beat(lambda beat: beat.still > 0)
+    first = await weaver.beat(lambda beat: beat.idle_seconds > 0)
     assert (first.phase, first.collectives) == ("start", None)
     loom.step()
     await weaver.beat(lambda beat: beat.step == 1 and not beat.phase)
     with loom.phase("eval"):
-        await weaver.beat(lambda beat: beat.phase == "eval" and beat.still > 0)
+        await weaver.beat(lambda beat: beat.phase == "eval" and beat.idle_seconds > 0)

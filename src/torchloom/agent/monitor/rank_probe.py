@@ -48,7 +48,7 @@ class RankProbe:
     proc: Path = Path("/proc")
     page: View | None = None
     step: int = 0
-    still: float = 0.0
+    idle_seconds: float = 0.0
     frozen: float = 0.0
     held: float = 0.0
     computes: bool = False
@@ -68,7 +68,7 @@ class RankProbe:
         self.frozen = self.frozen + counts if state == STOPPED else 0.0
         if self.page is not None and self.held > HELD_SECONDS and not self.page.current:
             self.page = view(self.pid, self.proc)  # another program runs in its place
-            self.still = self.held = 0.0
+            self.idle_seconds = self.held = 0.0
         if self.page is not None:
             self._read(self.page, counts, state in NOT_RUNNING)
 
@@ -76,7 +76,7 @@ class RankProbe:
         marks = page.marks
         step, tick = marks[STEP], marks[TICK]
         self.phase = page.phase
-        self.still = 0.0 if step != self.step or marks[PAUSED] else self.still + counts
+        self.idle_seconds = 0.0 if step != self.step or marks[PAUSED] else self.idle_seconds + counts
         self.step = step
         if tick != self._tick or stopped or self.phase == "leaving":
             self.held, self.computes = 0.0, False
@@ -108,7 +108,7 @@ class RankProbe:
         return replace(
             status,
             step=self.step,
-            still=round(self.still, 2),
+            idle_seconds=round(self.idle_seconds, 2),
             frozen=round(self.frozen, 2),
             held=round(held, 2),
             computes=bool(held) and self.computes,

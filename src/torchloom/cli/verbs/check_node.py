@@ -89,7 +89,7 @@ async def _here(call: Call) -> Found:
 async def _ask(call: Call, weaver: WeaverClient, views: Sequence[NodeView], network: bool) -> Found:
     import asyncio
 
-    from torchloom.core.jobs.node_checks import slow
+    from torchloom.core.jobs.node_checks import find_slow
     from torchloom.protocol.node import Check
     from torchloom.views.wording.phrases import render
 
@@ -102,7 +102,7 @@ async def _ask(call: Call, weaver: WeaverClient, views: Sequence[NodeView], netw
         for view, answer in zip(views, answers, strict=True)
         if answer.pace is not None
     }
-    for node, why in slow(paces).items():
+    for node, why in find_slow(paces).items():
         remedy = "see what else runs there, and whether it is throttled: `loom devices`, top"
         found[node] += (Check(what="speed", found=render(why), fit=False, remedy=remedy),)
     if network:

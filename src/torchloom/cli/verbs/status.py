@@ -135,7 +135,7 @@ def concerns(incident: IncidentView, name: str, runs: Sequence[RunView]) -> bool
     if replica in incident.affected:
         return True
     about = incident.about
-    return about.run == name if about.rank is None else about.rank.of == replica
+    return about.run == name if about.rank is None else about.rank.replica_id == replica
 
 
 def status(call: Call) -> int:
@@ -190,19 +190,19 @@ def drmap(call: Call) -> int:
     args = call.args
     rank = completion_names.parse_rank(args.rank) if args.rank else None  # a mistake is told before anyone is asked
     view = see(call)
-    seats = view_map.chosen(
-        view.seats,
+    assignments = view_map.chosen(
+        view.assignments,
         device=completion_names.known_device(view, args.device) if args.device else None,
         replica=completion_names.known_replica(view, args.replica) if args.replica else None,
         node=completion_names.known_node(view, args.node) if args.node else None,
         rank=completion_names.known_rank(view, rank) if rank else None,
     )
     if call.json:
-        devices = {d: [str(r) for r in replicas] for d, replicas in view_map.by_device(seats).items()}
-        replicas = {str(r): devices for r, devices in view_map.by_replica(seats).items()}
-        call.print_json({"seats": seats, "devices": devices, "replicas": replicas})
+        devices = {d: [str(r) for r in replicas] for d, replicas in view_map.by_device(assignments).items()}
+        replicas = {str(r): devices for r, devices in view_map.by_replica(assignments).items()}
+        call.print_json({"assignments": assignments, "devices": devices, "replicas": replicas})
     else:
-        call.print(view_map.drmap(seats, view.devices, call.screen))
+        call.print(view_map.drmap(assignments, view.devices, call.screen))
     return 0
 
 

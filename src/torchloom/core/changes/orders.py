@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.core.changes.targets import find_target, split_group
+from torchloom.core.changes.requests import find_target, split_group
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.incidents.stack_evidence import of_ranks
 from torchloom.core.state.cluster import ClusterState
@@ -60,12 +60,12 @@ def _commands(cluster: ClusterState, id: str, verb: str, lives: Lives) -> tuple[
     )
 
 
-def ordered(cluster: ClusterState, operation: PendingOperation) -> Decision:
+def handle_ordered(cluster: ClusterState, operation: PendingOperation) -> Decision:
     """Someone answered; once all have, the order has ended. (Who cannot any more is looked for as time passes.)"""
-    return NOTHING if len(operation.ordered) < len(operation.lives) else _ended(cluster, operation, over=False)
+    return NOTHING if len(operation.ordered) < len(operation.lives) else _end(cluster, operation, over=False)
 
 
-def _ended(cluster: ClusterState, operation: PendingOperation, over: bool) -> Decision:
+def _end(cluster: ClusterState, operation: PendingOperation, over: bool) -> Decision:
     order = cluster.ledger.orders.get(operation.id)
     if order is None or order.outcome:
         return NOTHING
@@ -100,11 +100,11 @@ def _ended(cluster: ClusterState, operation: PendingOperation, over: bool) -> De
     )
 
 
-def tend(cluster: ClusterState, operation: PendingOperation, now: float) -> Decision:
+def poll(cluster: ClusterState, operation: PendingOperation, now: float) -> Decision:
     order = cluster.ledger.orders.get(operation.id)
     if order is None or order.outcome:
         return Decision((OperationEnded(operation.request),))
-    ended = _ended(cluster, operation, over=now - operation.began > EXPIRE_SECONDS)
+    ended = _end(cluster, operation, over=now - operation.began > EXPIRE_SECONDS)
     if ended or now - operation.sent < AGAIN_SECONDS:
         return ended
     silent = tuple((rank, life) for rank, life in operation.lives.items() if rank not in operation.ordered)

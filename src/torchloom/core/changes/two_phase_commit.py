@@ -1,14 +1,14 @@
 """Changes: all ranks of a job take one at the same step, or none does.
 
-    asked     everyone is asked how far he is                               WhereAreYou → Standing
+    asked     every rank reports its step                                   QueryStep → StepReport
     proposed  for a step a little ahead of the foremost; each rank promises
               not to pass that step without a verdict                       Propose → Ready
     verdict   commit if all promised, abort if one refused or is missing.
-              The server lets one verdict be written; a rank that reaches
-              the step without one writes abort, and obeys what stands
-    settled   each has taken it, or died before it could say so             Verdict → Applied
+              The server stores the first verdict only; a rank that reaches
+              the step without one writes abort, and obeys the stored one
+    settled   each rank has applied it, or died before it could report      Verdict → Applied
 
-Everything is asked again until it is answered, here and after a restart of the weaver, and done once.
+Every question is repeated until it is answered, also after a restart of the weaver, and every change is made once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchloom.core.decision import NOTHING, Decision, WantedVerdict
 from torchloom.core.incident_ids import provisional
 from torchloom.core.ranks.lifecycle import REPORT_ONLY
 from torchloom.core.state.change_ledger import Change, ChangePhase, abort_phrase
-from torchloom.core.state.cluster import ClusterState, Rank
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.pending_operations import (
     ChangeRequest,
     Lives,
@@ -34,36 +34,37 @@ from torchloom.core.state.pending_operations import (
     WaitersAnswered,
 )
 from torchloom.core.state.presence import PRESENT
+from torchloom.core.state.ranks import Rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.knob_values import Value
-from torchloom.protocol.operator import Done, No
+from torchloom.protocol.operator import Done, No, SetKnobs
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import ChangeSpec, Command, Propose, QueryStep, StepReport, Verdict, Welcome
 from torchloom.protocol.records import Abort, ChangeDecided, ChangeProposed, ChangeSettled, Record
 
 AGAIN_SECONDS = 0.25
-"""Between two askings of a rank that has not answered."""
+"""Between two questions to a rank that has not answered."""
 ANSWER_SECONDS = 5.0
-"""A rank that has not answered for so long ends the change."""
+"""A rank that has not answered after this time ends the change."""
 REPLY_SECONDS = 10.0
-"""Whoever waits for a change to take effect is told after this long that it is certain, if he said nothing else."""
+"""Default of `patience`: after this time an operator who waits for the effect learns that the change is certain."""
 ATTEMPTS = 4
-"""A change whose step had passed before a rank heard of it is proposed anew, further ahead."""
+"""A change whose step had passed before it reached a rank is proposed again, for a later step."""
 
 
 # ── asked ──
 
 
-def ask_where(cluster: ClusterState, request: str, lives: Lives) -> tuple[tuple[RankId, Command], ...]:
+def query_steps(cluster: ClusterState, request: str, lives: Lives) -> tuple[tuple[RankId, Command], ...]:
     return tuple((rank, QueryStep(term=cluster.term, incarnation=life, id=request)) for rank, life in lives)
 
 
 # ── proposed ──
 
 
-def standing(cluster: ClusterState, operation: PendingOperation) -> Decision:
-    """Someone said how far he is; once all have, the step is chosen."""
+def handle_step_report(cluster: ClusterState, operation: PendingOperation) -> Decision:
+    """A rank reported its step; once all have, the step of the change is chosen."""
     change_request = operation.change_request
     if operation.id or change_request is None or len(operation.step_reports) < len(operation.lives):
         return NOTHING
@@ -96,7 +97,7 @@ def standing(cluster: ClusterState, operation: PendingOperation) -> Decision:
         lives=tuple(operation.lives.items()),
         request=operation.request,
         operator=ask.operator,
-        before=_before(cluster, operation, change_request, change) | (ahead.change.values if ahead is not None else {}),
+        before=_read_values(cluster, operation, ask, change) | (ahead.change.values if ahead is not None else {}),
         replica=ask.replica,
         rank=ask.rank,
         reverts=change_request.reverts,
@@ -105,14 +106,13 @@ def standing(cluster: ClusterState, operation: PendingOperation) -> Decision:
     return Decision((record,), commands)
 
 
-def _before(
-    cluster: ClusterState, operation: PendingOperation, change_request: ChangeRequest, change: ChangeSpec
+def _read_values(
+    cluster: ClusterState, operation: PendingOperation, ask: SetKnobs, change: ChangeSpec
 ) -> dict[str, Value]:
-    """The values that a change finds: as a rank has just said, else as they were last set."""
-    said = next((standing.knobs for standing in operation.step_reports.values() if standing.knobs), {})
-    ask = change_request.ask
+    """The values that a change replaces: as a rank has just reported, else as they were last set."""
+    values = next((report.knobs for report in operation.step_reports.values() if report.knobs), {})
     last = cluster.ledger.value_of
-    return {n: said[n] if n in said else last(ask.job, ask.replica, ask.rank, n) for n in change.values}
+    return {n: values[n] if n in values else last(ask.job, ask.replica, ask.rank, n) for n in change.values}
 
 
 def choose_step(cluster: ClusterState, change_request: ChangeRequest, step_reports: list[StepReport]) -> int | None:
@@ -144,7 +144,7 @@ def _propose(
     )
 
 
-def ready(cluster: ClusterState, operation: PendingOperation) -> Decision:
+def handle_ready(cluster: ClusterState, operation: PendingOperation) -> Decision:
     """Someone promised, or refused; once all have promised, or one will not, a verdict is wanted."""
     if operation.committed or operation.verdict_asked is not None or operation.id not in cluster.ledger.changes:
         return NOTHING
@@ -155,27 +155,27 @@ def _judge(cluster: ClusterState, operation: PendingOperation) -> Decision:
     for rank, answer in operation.ready.items():
         if not answer.ok:
             why: Literal["late", "refused"] = "late" if answer.late else "refused"
-            return _want(cluster, operation, Abort(why=why, ranks=(rank,), refusal=answer.why))
+            return _request_verdict(cluster, operation, Abort(why=why, ranks=(rank,), refusal=answer.why))
     if len(operation.ready) < len(operation.lives):
         return NOTHING
     stranger = _others(cluster, operation)
     if stranger:
-        return _want(cluster, operation, Abort(why="joined", ranks=tuple(stranger)))
-    return _want(cluster, operation, None)
+        return _request_verdict(cluster, operation, Abort(why="joined", ranks=tuple(stranger)))
+    return _request_verdict(cluster, operation, None)
 
 
 def _others(cluster: ClusterState, operation: PendingOperation) -> list[RankId]:
     """Ranks the change is for that were not asked, or live another life than they did then."""
-    return [rank.id for rank in _joined(cluster, cluster.ledger.changes[operation.id])]
+    return [rank.id for rank in _find_newcomers(cluster, cluster.ledger.changes[operation.id])]
 
 
-def _joined(cluster: ClusterState, change: Change) -> list[Rank]:
+def _find_newcomers(cluster: ClusterState, change: Change) -> list[Rank]:
     asked = dict(change.lives)
-    members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(change.job, ()) if change.is_for(rank)]
+    members = [rank for rank in cluster.ranks.of_job(change.job) if change.is_for(rank.id)]
     return [m for m in members if m.presence in PRESENT and asked.get(m.id) != m.incarnation]
 
 
-def _want(cluster: ClusterState, operation: PendingOperation, abort: Abort | None) -> Decision:
+def _request_verdict(cluster: ClusterState, operation: PendingOperation, abort: Abort | None) -> Decision:
     key = cluster.ledger.changes[operation.id].change.key or operation.id
     return Decision(
         (VerdictAsked(operation.request),),
@@ -186,7 +186,7 @@ def _want(cluster: ClusterState, operation: PendingOperation, abort: Abort | Non
 # ── verdict ──
 
 
-def verdict_known(cluster: ClusterState, id: str, commit: bool, wanted: Abort | None) -> Decision:
+def handle_verdict(cluster: ClusterState, id: str, commit: bool, wanted: Abort | None) -> Decision:
     """The server let this verdict stand."""
     change = cluster.ledger.changes.get(id)
     if change is None or change.phase is not ChangePhase.PROPOSED:
@@ -199,10 +199,10 @@ def verdict_known(cluster: ClusterState, id: str, commit: bool, wanted: Abort | 
         (rank, Verdict(term=cluster.term, incarnation=life, id=id, commit=commit)) for rank, life in change.lives
     ]
     if commit:
-        told += _welcome_others(cluster, change)
+        told += _welcome_newcomers(cluster, change)
         replies: tuple[tuple[str, Done | No], ...] = ()
         if operation and operation.change_request and not operation.change_request.ask.wait:
-            replies = tuple((waiter, done(change)) for waiter in operation.waiters)
+            replies = tuple((waiter, describe_success(change)) for waiter in operation.waiters)
         over = (WaitersAnswered(operation.request),) if replies and operation else ()
         return Decision((record, *over), tuple(told), replies=replies)
     assert abort is not None
@@ -216,7 +216,7 @@ def verdict_known(cluster: ClusterState, id: str, commit: bool, wanted: Abort | 
         again = OperationBegan(
             operation.request, operation.job, tuple(operation.lives.items()), change_request, tuple(operation.waiters)
         )
-        told += ask_where(cluster, again.request, again.lives)
+        told += query_steps(cluster, again.request, again.lives)
         return Decision((record, again), tuple(told))
     refused = No(why=phrase("change_aborted", id=id, why=abort_phrase(abort)), hint=phrase("no_rank_changed"))
     replies = tuple((waiter, refused) for waiter in operation.waiters) if operation else ()
@@ -232,7 +232,7 @@ def _may_try_again(operation: PendingOperation, abort: Abort) -> bool:
     )
 
 
-def _welcome_others(cluster: ClusterState, change: Change) -> list[tuple[RankId, Command]]:
+def _welcome_newcomers(cluster: ClusterState, change: Change) -> list[tuple[RankId, Command]]:
     """Ranks that joined between the question and the verdict learn of it with a new welcome."""
     return [
         (
@@ -244,19 +244,19 @@ def _welcome_others(cluster: ClusterState, change: Change) -> list[tuple[RankId,
                 changes=(*cluster.ledger.in_force(rank.id), change.change),
             ),
         )
-        for rank in _joined(cluster, change)
+        for rank in _find_newcomers(cluster, change)
     ]
 
 
 # ── settled ──
 
 
-def applied(cluster: ClusterState, operation: PendingOperation) -> Decision:
+def handle_applied(cluster: ClusterState, operation: PendingOperation) -> Decision:
     """Someone took it; once all have, it is settled. (Who is gone is looked for as time passes.)"""
-    return NOTHING if len(operation.applied) < len(operation.lives) else _settled(cluster, operation)
+    return NOTHING if len(operation.applied) < len(operation.lives) else _settle(cluster, operation)
 
 
-def _settled(cluster: ClusterState, operation: PendingOperation) -> Decision:
+def _settle(cluster: ClusterState, operation: PendingOperation) -> Decision:
     change = cluster.ledger.changes.get(operation.id)
     if change is None or change.phase is not ChangePhase.COMMITTED:
         return NOTHING
@@ -280,11 +280,11 @@ def _settled(cluster: ClusterState, operation: PendingOperation) -> Decision:
     if failed or not taken:
         answer = No(why=text)
     replies = tuple((waiter, answer) for waiter in operation.waiters)
-    records = (record, *_disagree(cluster, operation, astray))
+    records = (record, *_report_failed(cluster, operation, astray))
     return Decision(records, replies=replies)
 
 
-def _disagree(cluster: ClusterState, operation: PendingOperation, astray: list[RankId]) -> list[Record]:
+def _report_failed(cluster: ClusterState, operation: PendingOperation, astray: list[RankId]) -> list[Record]:
     """Ranks that say themselves that they have not what their peers have; their beats may have said so before."""
     told = [incident.about for incident in cluster.incidents.values()]
     news = [rank for rank in sorted(astray) if About(rank=rank, part=operation.id) not in told]
@@ -305,17 +305,17 @@ def _disagree(cluster: ClusterState, operation: PendingOperation, astray: list[R
 # ── time ──
 
 
-def tend(cluster: ClusterState, operation: PendingOperation, now: float) -> Decision:
+def poll(cluster: ClusterState, operation: PendingOperation, now: float) -> Decision:
     """Ask again who has not answered; end what takes too long."""
     change = cluster.ledger.changes.get(operation.id) if operation.id else None
     if operation.id and change is None:
         return _give_up(operation, No(why=phrase("change_run_over", id=operation.id, job=operation.job)))
     gone = [rank for rank, life in operation.lives.items() if not cluster.lives(rank, life)]
     if change is None:
-        return _tend_inquiry(cluster, operation, gone, now)
+        return _poll_inquiry(cluster, operation, gone, now)
     if change.phase is ChangePhase.PROPOSED:
-        return _tend_proposal(cluster, operation, change, gone, now)
-    settled = _settled(cluster, operation)
+        return _poll_proposal(cluster, operation, change, gone, now)
+    settled = _settle(cluster, operation)
     if settled:
         return settled
     if now - operation.sent < 4 * AGAIN_SECONDS:
@@ -329,12 +329,12 @@ def tend(cluster: ClusterState, operation: PendingOperation, now: float) -> Deci
     records: tuple[RanksAskedAgain | WaitersAnswered, ...] = (RanksAskedAgain(operation.request),)
     patience = operation.change_request.ask.patience if operation.change_request else REPLY_SECONDS
     if operation.waiters and now - operation.began > patience:
-        replies = tuple((waiter, done(change, operation)) for waiter in operation.waiters)
+        replies = tuple((waiter, describe_success(change, operation)) for waiter in operation.waiters)
         records = (*records, WaitersAnswered(operation.request))
     return Decision(records, again, replies=replies)
 
 
-def _tend_inquiry(cluster: ClusterState, operation: PendingOperation, gone: list[RankId], now: float) -> Decision:
+def _poll_inquiry(cluster: ClusterState, operation: PendingOperation, gone: list[RankId], now: float) -> Decision:
     silent = [rank for rank in operation.lives if rank not in operation.step_reports]
     if gone:
         why = phrase("ranks_left_meanwhile", ranks=sorted(gone))
@@ -345,22 +345,22 @@ def _tend_inquiry(cluster: ClusterState, operation: PendingOperation, gone: list
     if now - operation.sent < AGAIN_SECONDS:
         return NOTHING
     lives = tuple((rank, operation.lives[rank]) for rank in silent)
-    return Decision((RanksAskedAgain(operation.request),), ask_where(cluster, operation.request, lives))
+    return Decision((RanksAskedAgain(operation.request),), query_steps(cluster, operation.request, lives))
 
 
-def _tend_proposal(
+def _poll_proposal(
     cluster: ClusterState, operation: PendingOperation, change: Change, gone: list[RankId], now: float
 ) -> Decision:
     if operation.verdict_asked is not None and now - operation.verdict_asked < ANSWER_SECONDS:
         return NOTHING
     if gone:
-        return _want(cluster, operation, Abort(why="gone", ranks=tuple(gone)))
+        return _request_verdict(cluster, operation, Abort(why="gone", ranks=tuple(gone)))
     judged = _judge(cluster, operation)
     if judged:
         return judged
     if now - operation.began > ANSWER_SECONDS:
         silent = [rank for rank in operation.lives if rank not in operation.ready]
-        return _want(cluster, operation, Abort(why="silent", ranks=tuple(silent)))
+        return _request_verdict(cluster, operation, Abort(why="silent", ranks=tuple(silent)))
     if now - operation.sent < AGAIN_SECONDS:
         return NOTHING
     return Decision((RanksAskedAgain(operation.request),), _propose(cluster, operation, change.change))
@@ -374,7 +374,7 @@ def _give_up(operation: PendingOperation, why: No) -> Decision:
 # ── words ──
 
 
-def done(change: Change, operation: PendingOperation | None = None) -> Done:
+def describe_success(change: Change, operation: PendingOperation | None = None) -> Done:
     if change.phase is ChangePhase.SETTLED:
         text = phrase("outcome_of", id=change.id, outcome=change.outcome)
     else:

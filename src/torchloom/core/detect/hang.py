@@ -38,7 +38,7 @@ class RankProgress(NamedTuple):
 
     rank: int
     step: int
-    still: float
+    idle_seconds: float
     """Seconds without a step."""
     frozen: float = 0.0
     held: float = 0.0
@@ -82,7 +82,7 @@ def diagnose(ranks: Sequence[RankProgress], settings: Settings) -> HangDiagnosis
     """What is wrong, if anything is."""
     alive = [progress for progress in ranks if not progress.dead]
     frozen = [progress for progress in alive if progress.frozen >= settings.frozen_seconds]
-    late = [progress for progress in alive if progress.still >= allowance(progress, settings)]
+    late = [progress for progress in alive if progress.idle_seconds >= allowance(progress, settings)]
     if frozen:
         return _frozen(frozen, late, all_of=len(frozen) == len(alive), settings=settings)
     held = [progress for progress in alive if progress.held >= _held_from(progress, settings)]
@@ -96,7 +96,7 @@ def diagnose(ranks: Sequence[RankProgress], settings: Settings) -> HangDiagnosis
 def is_suspect(progress: RankProgress, settings: Settings) -> bool:
     """Whether there can be a verdict at all because of this rank."""
     return (
-        progress.still >= allowance(progress, settings)
+        progress.idle_seconds >= allowance(progress, settings)
         or progress.frozen >= settings.frozen_seconds
         or progress.held >= _held_from(progress, settings)
     )
@@ -161,7 +161,7 @@ def _hang(
     ranks: Sequence[RankProgress], dead: list[RankProgress], late: list[RankProgress], settings: Settings
 ) -> HangDiagnosis:
     alive = len(ranks) - len(dead)
-    lasted = min(progress.still for progress in late)
+    lasted = min(progress.idle_seconds for progress in late)
     lone = not dead and len(late) < alive
     if dead:
         culprits, why = dead, [phrase("peers_died", ranks=spans(_numbers(dead)))]

@@ -56,5 +56,5 @@ class HangTracker:
         back = self._back.get(progress.rank)
         if back is None or progress.aside or progress.frozen:
             self._back[progress.rank] = now
-            return progress if back is not None else progress._replace(still=0.0)
-        return progress._replace(still=now - back) if now - back < progress.still else progress
+            return progress if back is not None else progress._replace(idle_seconds=0.0)
+        return progress._replace(idle_seconds=now - back) if now - back < progress.idle_seconds else progress

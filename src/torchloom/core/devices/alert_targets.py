@@ -46,7 +46,7 @@ class AlertTargets:
         return (part,) if part in self._known else ()
 
 
-def blamed_by(cluster: ClusterState, alerts: Iterable[str]) -> dict[str, list[str]]:
+def devices_blamed_by(cluster: ClusterState, alerts: Iterable[str]) -> dict[str, list[str]]:
     """For each alert, the devices that it says are broken."""
     found: dict[str, list[str]] = {alert: [] for alert in alerts}
     for device in cluster.devices.values() if found else ():

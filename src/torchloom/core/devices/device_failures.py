@@ -1,4 +1,4 @@
-"""A device has failed, or is not well: what that means for the jobs whose ranks are on it."""
+"""Responses to a failed or ailing device, for the jobs whose ranks use it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import msgspec
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.incidents.circuit_breaker import braked
 from torchloom.core.incidents.responses import Trouble, respond
-from torchloom.core.jobs.reconcile import UNDER_WAY
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT
 from torchloom.core.state.runs import Run
@@ -20,8 +19,8 @@ from torchloom.protocol.job import EventKind
 from torchloom.protocol.phrase import Prose, phrase
 
 
-def with_responses(cluster: ClusterState, told: Decision, device: str, now: float) -> Decision:
-    """A decision that opens an incident about a device, and what the policy of each job on it says."""
+def respond_to_failure(cluster: ClusterState, told: Decision, device: str, now: float) -> Decision:
+    """Add to a decision that opens an incident about a device what the policy of each job on it responds."""
     opened = next((record for record in told.records if isinstance(record, IncidentOpened)), None)
     if opened is None:
         return told
@@ -30,9 +29,9 @@ def with_responses(cluster: ClusterState, told: Decision, device: str, now: floa
     theirs: dict[ReplicaId, Decision] = {}
     for replica in cluster.drmap.replicas_on(device):
         run = cluster.runs.of(replica) or cluster.runs.active(replica.job)
-        if run is not None and run.phase in UNDER_WAY and run.job not in responses:
+        if run is not None and run.under_way and run.name not in responses:
             trouble = Trouble(kind, opened.id, opened.what, _on(cluster, run, device), cluster.furthest(run))
-            responses[run.job] = respond(cluster, run, trouble, now)
+            responses[run.name] = respond(cluster, run, trouble, now)
         elif run is None and kind == "device":
             theirs[replica] = _out_of_quorum(cluster, replica, opened.what, now)
     said = {job: _said(decision, opened.id) for job, decision in responses.items()}
@@ -41,25 +40,25 @@ def with_responses(cluster: ClusterState, told: Decision, device: str, now: floa
     sentence = phrase("together", parts=parts) if parts else ""
     rest = [*(_without(decision, opened.id) for decision in responses.values()), *theirs.values()]
     summary = Decision((IncidentAmended(id=opened.id, decision=sentence),)) if sentence else NOTHING
-    return replace(together([told, *rest, summary]), answer=told.answer)
+    return replace(merge_decisions([told, *rest, summary]), answer=told.answer)
 
 
 def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now: float) -> Decision:
-    """A replica that others started: all that can be done is that the rest of its job does not wait for it."""
+    """Of a replica that torchLoom did not start: it can only make the rest of its job not wait for it."""
     if replica.job not in cluster.runtime.lighthouses or braked(cluster, now):
         return NOTHING
-    ranks = [cluster.ranks[rank] for rank in sorted(cluster.ranks_of_job.get(replica.job, ())) if rank.of == replica]
+    ranks = cluster.ranks.of_replica(replica)
     return evict(cluster, replica.job, (rank.member for rank in ranks if rank.presence in PRESENT), reason)
 
 
 def _said(decision: Decision, incident: str) -> Prose:
-    """What was decided for one job."""
+    """The decision for one job."""
     mine = [r.decision for r in decision.records if isinstance(r, IncidentAmended) and r.id == incident]
     return next((text for text in reversed(mine) if text), "")
 
 
 def _without(decision: Decision, incident: str) -> Decision:
-    """Without the words about it: one sentence for all jobs follows."""
+    """Remove the decisions for single jobs: one decision for all jobs follows."""
     records = tuple(
         msgspec.structs.replace(record, decision="")
         if isinstance(record, IncidentAmended) and record.id == incident
@@ -70,7 +69,7 @@ def _without(decision: Decision, incident: str) -> Decision:
 
 
 def _on(cluster: ClusterState, run: Run, device: str) -> tuple[int, ...]:
-    """The ranks of a run that compute on it."""
+    """The ranks of a run that use a device."""
     placed = {at.rank for at in run.places if at.device == device}
     told = {rank.rank for rank in cluster.ranks_of(run) if device in cluster.ranks[rank].devices}
     return tuple(sorted(placed | told))

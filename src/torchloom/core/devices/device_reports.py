@@ -1,8 +1,8 @@
-"""Devices: someone says that one failed or works again, or registers one by hand.
+"""Reports that a device has failed or works again, and devices that operators register.
 
-Several may say that a device is broken, each for a reason of his own: alerts, an agent, a person. Each can take back
-only what he said himself, and the device works again when nobody is left. A person overrules them all; an alert that he
-overruled goes on being told and is not listened to until it begins anew.
+Several sources may report a device failed: alerts, an agent, an operator. Each can withdraw only its own report; the
+device works again when none is left. An operator overrules all of them: an overruled alert may still be repeated by its
+source, and is ignored until it fires again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import difflib
 from collections.abc import Collection
 
 from torchloom.core.decision import Decision
-from torchloom.core.incident_ids import provisional
+from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device import Blame, Device
-from torchloom.core.state.drmap import Seat
 from torchloom.protocol.facts import ALL_OVER, DeviceRecovered, DeviceWarned
 from torchloom.protocol.ids import ReplicaId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
@@ -25,17 +24,18 @@ from torchloom.protocol.records import (
     DeviceCleared,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
-    DeviceSeated,
+    DeviceRegistered,
     Record,
 )
+from torchloom.protocol.views import Assignment
 
 HAND = "hand"
-"""A person says so, with `loom fail`."""
+"""The source of what operators report with `loom fail`."""
 WARNING = "device_warning"
 
 
 def fail(cluster: ClusterState, device: str, source: str, blame: Blame) -> Decision:
-    known, cause = find(cluster, device), blame.cause
+    known, cause = find_device(cluster, device), blame.cause
     if known is None:
         return _unknown(cluster, device, guess=blame.by == HAND)
     replicas = cluster.drmap.replicas_on(device)
@@ -74,9 +74,9 @@ def fail(cluster: ClusterState, device: str, source: str, blame: Blame) -> Decis
     )
 
 
-def take_back(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
-    """Whoever said that a device failed does not say so any more; others may."""
-    known, by = find(cluster, fact.device), fact.alert or fact.source
+def withdraw(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
+    """A source withdraws its report that a device failed; other sources may still report it."""
+    known, by = find_device(cluster, fact.device), fact.alert or fact.source
     if known is None:
         return _unknown(cluster, fact.device)
     mine = next((blame for blame in known.blames if blame.by == by), None)
@@ -93,7 +93,7 @@ def take_back(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
 
 
 def recover(cluster: ClusterState, device: str, source: str) -> Decision:
-    known = find(cluster, device)
+    known = find_device(cluster, device)
     if known is None:
         return _unknown(cluster, device, guess=True)
     if not known.failed:
@@ -101,14 +101,14 @@ def recover(cluster: ClusterState, device: str, source: str) -> Decision:
     records: list[Record] = []
     if known.incident:
         outcome = phrase("source_says_works", source=_who(source))
-        records.append(IncidentAmended(id=known.incident, outcome=outcome, closed=True))
+        records.append(close_incident(known.incident, outcome))
     records.append(DeviceMarkedRecovered(device=device, source=source))
     return Decision(tuple(records), answer=Done(text=phrase("device_works_again", device=device)))
 
 
 def warn(cluster: ClusterState, fact: DeviceWarned) -> Decision:
-    """A device is not well: one incident for each condition, from its beginning to its end."""
-    known = find(cluster, fact.device)
+    """A device has a problem but works: one incident for each condition, from its beginning to its end."""
+    known = find_device(cluster, fact.device)
     if known is None:
         return _unknown(cluster, fact.device)
     about = About(device=fact.device, part=fact.what)
@@ -119,7 +119,7 @@ def warn(cluster: ClusterState, fact: DeviceWarned) -> Decision:
         else:
             mine = [i for i in open_ones if i.about == about]
         outcome = fact.detail or phrase("device_agent_restarted" if fact.what == ALL_OVER else "device_well_again")
-        records = tuple(IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in mine)
+        records = tuple(close_incident(i.id, outcome) for i in mine)
         return Decision(records)
     evidence = _says(fact.source, fact.detail or fact.what)
     told = next((i for i in open_ones if i.about == about), None)
@@ -143,8 +143,8 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
     replica = ReplicaId(ask.job, ask.replica)
     device = cluster.devices.get(ask.device)
     node = ask.node or (device.node if device else "")
-    seat = Seat(ask.device, replica, None, node)
-    before = seat in cluster.drmap
+    assignment = Assignment(device=ask.device, replica=replica, node=node)
+    before = assignment in cluster.drmap
     text = phrase(
         "device_registered_before" if before else "device_registered",
         device=ask.device,
@@ -153,12 +153,12 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
     )
     if before:
         return Decision(answer=Done(text=text, replicas=(replica,)))
-    record = DeviceSeated(device=ask.device, replica=replica, node=node, operator=ask.operator)
+    record = DeviceRegistered(device=ask.device, replica=replica, node=node, operator=ask.operator)
     return Decision((record,), answer=Done(text=text, replicas=(replica,)))
 
 
-def find(cluster: ClusterState, device: str) -> Device | None:
-    """A device that a rank has had, or that an agent says its node has."""
+def find_device(cluster: ClusterState, device: str) -> Device | None:
+    """A device that a rank has used, or that an agent has listed."""
     known = cluster.devices.get(device)
     if known is None:
         nodes = cluster.runtime.nodes.items()
@@ -188,7 +188,7 @@ def _evidence(device: Device, text: Prose) -> tuple[Record, ...]:
 
 
 def _unknown(cluster: ClusterState, device: str, *, guess: bool = False) -> Decision:
-    """Only a person mistypes, and to guess what he meant takes a while among thousands."""
+    """Only people mistype names, and finding a close match among thousands of devices takes a while."""
     known = [name for seen in cluster.runtime.nodes.values() for name in seen.beat.devices] if guess else []
     near = difflib.get_close_matches(device, [*cluster.devices, *known][:10_000], n=1) if guess else []
     hint = phrase("did_you_mean", name=near[0]) if near else phrase("devices_listed")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.finding import Finding
 from torchloom.core.detect.kinds import KINDS
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import planned, rule_for
 from torchloom.core.incidents.responses import Trouble, respond
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.core.state.runs import RunPhase
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
@@ -22,7 +22,7 @@ REPORT_ONLY = phrase("not_our_job")
 
 def found(cluster: ClusterState, rank: RankId, findings: Iterable[Finding], now: float) -> Decision:
     """What the beats of a rank have shown."""
-    return together(
+    return merge_decisions(
         _over(cluster, rank, finding) if finding.over else _began(cluster, rank, finding, now) for finding in findings
     )
 
@@ -31,7 +31,7 @@ def _began(cluster: ClusterState, rank: RankId, finding: Finding, now: float) ->
     known = _known(cluster, rank, finding)
     if known is not None:
         return _also(known, rank, finding)
-    run = cluster.runs.of(rank.of)
+    run = cluster.runs.of(rank.replica_id)
     rule = rule_for(run.task if run is not None else None, finding.kind)
     asked = rule.do != ("report",)
     reason = phrase("of_rank", rank=rank.rank, what=finding.what)
@@ -49,7 +49,7 @@ def _began(cluster: ClusterState, rank: RankId, finding: Finding, now: float) ->
     if run is None or run.phase is not RunPhase.RUNNING:
         return decision
     trouble = Trouble(finding.kind, opened.id, reason, (rank.rank,), finding.step, finding.since)
-    return together([decision, respond(cluster, run, trouble, now)])
+    return merge_decisions([decision, respond(cluster, run, trouble, now)])
 
 
 def _over(cluster: ClusterState, rank: RankId, finding: Finding) -> Decision:

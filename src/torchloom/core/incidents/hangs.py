@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable
 
 from torchloom.core.changes.orders import give
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.detect.kinds import HANGS
 from torchloom.core.detect.rank_spans import spans
@@ -19,7 +19,7 @@ from torchloom.core.incidents.policy import planned, rule_for
 from torchloom.core.incidents.responses import Trouble, inspecting, open_of, respond
 from torchloom.core.incidents.stack_evidence import last_heard, of_agent
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.core.state.runs import Run
 from torchloom.core.state.runtime import RankRuntime
 from torchloom.core.torchft.replica_groups import can_heal
@@ -56,20 +56,20 @@ def look_at_run(cluster: ClusterState, run: Run, found: HangDiagnosis | None, no
         decision = phrase(
             "if_it_lasts" if keeps else "if_it_lasts_all_is_lost", seconds=after, policy=planned(*rule.do)
         )
-        about = About(run=run.job, part=found.kind)
-        opened = _opened(cluster, run.of, about, found, now, decision)
+        about = About(run=run.name, part=found.kind)
+        opened = _opened(cluster, run.replica_id, about, found, now, decision)
         return Decision((opened,), tasks=inspecting(cluster, run, opened.id))
     again = _inspect_again(cluster, run, known, now)
     if found.seconds < after:
         return again
     trouble = Trouble(found.kind, known.id, _reason(found), found.culprits, cluster.furthest(run))
-    return together([again, respond(cluster, run, trouble, now)])
+    return merge_decisions([again, respond(cluster, run, trouble, now)])
 
 
 def look_at_job(cluster: ClusterState, job: str, found: HangDiagnosis | None, now: float) -> Decision:
     """A job that others started: its ranks can be asked where they are, and the answer can only be reported."""
     known = open_of(cluster.incidents.open_of(job), HANGS)
-    ranks = cluster.ranks_of_job.get(job, set())
+    ranks = cluster.ranks.ids_of(job)
     if found is None:
         return _goes_on(cluster, known, ranks, now)
     if known is not None:
@@ -86,8 +86,8 @@ def look_at_job(cluster: ClusterState, job: str, found: HangDiagnosis | None, no
 def inspected(cluster: ClusterState, said: Inspected) -> Decision:
     """An agent has looked at its ranks."""
     known = cluster.incidents.get(said.incident)
-    run = cluster.runs.by_job.get(said.job)
-    job = run.of.job if run is not None else said.job
+    run = cluster.runs.by_name.get(said.job)
+    job = run.replica_id.job if run is not None else said.job
     if known is None or known.job != job or said.node in known.stacks_from:
         return NOTHING
     amended = IncidentAmended(id=known.id, evidence=of_agent(said, known), stacks=said.node)
@@ -102,7 +102,12 @@ def _again(cluster: ClusterState, run: Run) -> bool:
 
 def _keeps(cluster: ClusterState, run: Run) -> bool:
     """Whether there is, or should be, a checkpoint to go on from: without one a restart loses everything."""
-    return bool(can_heal(cluster, run) or run.task.checkpoint_dir or run.resume or cluster.keeping.of(run.of.job).saved)
+    return bool(
+        can_heal(cluster, run)
+        or run.task.checkpoint_dir
+        or run.resume
+        or cluster.checkpoints.of(run.replica_id.job).saved
+    )
 
 
 def _opened(
@@ -151,7 +156,7 @@ def _goes_on(cluster: ClusterState, known: Incident | None, ranks: Iterable[Rank
 def _moved_since(cluster: ClusterState, known: Incident, ranks: Iterable[RankRuntime], now: float) -> bool:
     """Whether a step was made since it was told of. A weaver that has just begun to watch sees no hang either."""
     made = [
-        rank_runtime.heard - rank_runtime.beat.still
+        rank_runtime.heard - rank_runtime.beat.idle_seconds
         for rank_runtime in ranks
         if rank_runtime.beat is not None and not rank_runtime.over
     ]

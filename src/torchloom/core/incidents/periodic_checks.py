@@ -10,7 +10,7 @@ from itertools import chain, islice
 
 from torchloom.core.detect.hang import HangDiagnosis, RankProgress, is_suspect
 from torchloom.core.detect.hang_tracker import NEWS
-from torchloom.core.events import Event, FellSilent, Found, JobDue
+from torchloom.core.events import Event, FindingsMade, JobDue, RanksSilent
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
@@ -50,7 +50,7 @@ def _hang_of_replica(cluster: ClusterState, run: Run, now: float) -> HangDiagnos
     Where nobody stands out torchft itself gives up waiting, after its own time.
     """
     group = sorted(
-        (other for other in (run, *siblings(cluster, run)) if other.phase is RunPhase.RUNNING), key=lambda one: one.job
+        (other for other in (run, *siblings(cluster, run)) if other.phase is RunPhase.RUNNING), key=lambda one: one.name
     )
     # Ranks of several replicas have the same numbers.
     ranks = [
@@ -58,7 +58,7 @@ def _hang_of_replica(cluster: ClusterState, run: Run, now: float) -> HangDiagnos
         for place, other in enumerate(group)
         for progress in _stands(cluster, other, now)
     ]
-    case = cluster.runtime.case(run.job, tuple((other.job, other.attempt) for other in group))
+    case = cluster.runtime.case(run.name, tuple((other.name, other.attempt) for other in group))
     found = case.look(ranks, cluster.settings, now, cluster.beat_seconds())
     if found is None:
         return None
@@ -66,7 +66,7 @@ def _hang_of_replica(cluster: ClusterState, run: Run, now: float) -> HangDiagnos
     mine = tuple(number - base for number in found.culprits if base <= number < base + MAX_REPLICA)
     if not mine:
         return None
-    why = [phrase("replica_makes_no_step", replica=run.of.replica, lasted=found.seconds)]
+    why = [phrase("replica_makes_no_step", replica=run.replica_id.replica, lasted=found.seconds)]
     if others := len({number // MAX_REPLICA for number in found.waiting}):
         why.append(phrase("replica_waits_for_it" if others == 1 else "replicas_wait_for_it", count=others))
     return found._replace(culprits=mine, waiting=(), why=tuple(why))
@@ -85,13 +85,13 @@ def look_around(cluster: ClusterState, now: float) -> Iterator[tuple[Event, ...]
 
     Each step looks at SLICE ranks at most and says what it has found. Anything may happen between two steps.
     """
-    everyone = chain.from_iterable(tuple(cluster.ranks_of_job.get(job, ())) for job in tuple(cluster.ranks_of_job))
+    everyone = chain.from_iterable(tuple(cluster.ranks.ids_of(job)) for job in cluster.ranks.job_names())
     job: _SideBySide | None = None
     while ranks := tuple(islice(everyone, SLICE)):
         events: list[Event] = []
         silent = cluster.runtime.silent(ranks, now, cluster.beat_seconds())
         if silent:
-            events.append(FellSilent(tuple(silent)))
+            events.append(RanksSilent(tuple(silent)))
         for rank in ranks:
             if job is None or job.name != rank.job:
                 events += job.conclude() if job is not None else ()
@@ -144,12 +144,12 @@ class _SideBySide:
             return
         own = {rank: rank_runtime.detectors.own for rank, rank_runtime in live.items()}
         for rank, finding in cluster.runtime.race(self.name).look(own, cluster.settings):
-            yield Found(rank, (finding,))
+            yield FindingsMade(rank, (finding,))
         moves = any(rank_runtime.beat is not None and not rank_runtime.beat.paused for rank_runtime in live.values())
         trains = moves and (not self._runs or any(run.phase is RunPhase.RUNNING for run in self._runs))
         late = cluster.runtime.saves(self.name).look(now, cluster.settings, trains=trains)
         if late is not None:
-            yield Found(min(live), (late,))
+            yield FindingsMade(min(live), (late,))
         if self._case is not None:
             one = len({rank.replica for rank in live}) == 1  # ranks of several replicas have the same numbers
             found = self._case.judge(self._stands, cluster.settings, now, cluster.beat_seconds(), self._suspect)
@@ -165,7 +165,7 @@ def _statuses(cluster: ClusterState, run: Run) -> Iterator[tuple[str, RankStatus
     for node in run.nodes:
         seen = cluster.runtime.nodes.get(node)
         for status in seen.beat.attempts if seen is not None else ():
-            if status.job == run.job and status.attempt == run.attempt:
+            if status.job == run.name and status.attempt == run.attempt:
                 yield from ((node, rank) for rank in status.ranks if rank.state == "running")
 
 
@@ -176,14 +176,19 @@ def _seen(cluster: ClusterState, run: Run, status: RankStatus, speaks: bool) -> 
     if rank_runtime is None or rank_runtime.beat is None or rank_runtime.incarnation != status.incarnation:
         # Nothing is known of its steps; but whoever it is can be stopped.
         return RankProgress(
-            rank=status.rank, step=status.step, still=0.0, frozen=status.frozen, started=False, limit=float("inf")
+            rank=status.rank,
+            step=status.step,
+            idle_seconds=0.0,
+            frozen=status.frozen,
+            started=False,
+            limit=float("inf"),
         )
     if rank_runtime.beat.paused:
         return None
     known = cluster.ranks.get(rank)
     return _told(rank, rank_runtime, cluster.settings)._replace(
         step=max(rank_runtime.beat.step, status.step),
-        still=status.still if status.step >= rank_runtime.beat.step else rank_runtime.beat.still,
+        idle_seconds=status.idle_seconds if status.step >= rank_runtime.beat.step else rank_runtime.beat.idle_seconds,
         frozen=status.frozen,
         held=status.held,
         computes=status.computes,
@@ -199,7 +204,7 @@ def _told(rank: RankId, rank_runtime: RankRuntime, settings: Settings) -> RankPr
     return RankProgress(
         rank=rank.rank,
         step=rank_runtime.beat.step,
-        still=rank_runtime.beat.still,
+        idle_seconds=rank_runtime.beat.idle_seconds,
         phase=_phase(rank_runtime.beat.phase),
         collectives=rank_runtime.beat.collectives,
         limit=rank_runtime.detectors.pace.limit(settings),

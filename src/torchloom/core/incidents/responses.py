@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from torchloom.core.changes import requests
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.kinds import HANGS, KINDS
 from torchloom.core.incidents.circuit_breaker import braked
 from torchloom.core.incidents.policy import ENDING, planned, rule_for
@@ -19,7 +19,7 @@ from torchloom.core.incidents.rollback_target import rollback
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.core.state.runs import Run
 from torchloom.protocol.incident_records import IncidentAmended, ResponseBegan, ResponseWent
 from torchloom.protocol.job import EventKind, Response, Rule
@@ -58,7 +58,7 @@ def respond(cluster: ClusterState, run: Run, trouble: Trouble, now: float) -> De
     steps = (trouble.step if trouble.since is None else trouble.since, trouble.step)
     back = rollback(cluster, run, rule, steps, trouble.incident) if "rollback" in do else None
     began = ResponseBegan(
-        job=run.job,
+        job=run.name,
         incident=trouble.incident,
         kind=trouble.kind,
         do=do,
@@ -69,7 +69,7 @@ def respond(cluster: ClusterState, run: Run, trouble: Trouble, now: float) -> De
     )
     amended = IncidentAmended(id=trouble.incident, decision=planned(*rule.do), reason=trouble.reason)
     first = Decision((began, amended))
-    return together([first, _next(cluster, run, began, now, now)])
+    return merge_decisions([first, _next(cluster, run, began, now, now)])
 
 
 def _why_not(cluster: ClusterState, run: Run, rule: Rule, now: float) -> Prose:
@@ -97,7 +97,7 @@ def go_on(cluster: ClusterState, run: Run, now: float) -> Decision:
         return NOTHING
     known = cluster.incidents.get(run.response.incident)
     if known is None or known.closed is not None:  # it went away while a checkpoint was waited for
-        return Decision((ResponseWent(job=run.job),))
+        return Decision((ResponseWent(job=run.name),))
     return _next(cluster, run, run.response, run.responding, now)
 
 
@@ -107,13 +107,13 @@ def _next(cluster: ClusterState, run: Run, response: ResponseBegan, since: float
     while left and (done := _do(cluster, run, response, left[0], since, now)) is not None:
         decisions.append(done)
         if left[0] in ENDING:
-            return together(decisions)
+            return merge_decisions(decisions)
         left = left[1:]
     if left != response.do:
-        decisions.append(Decision((ResponseWent(job=run.job, left=left),)))
+        decisions.append(Decision((ResponseWent(job=run.name, left=left),)))
     elif left:  # not done yet
         decisions.append(_ask_for_checkpoint(cluster, run, since))
-    return together(decisions)
+    return merge_decisions(decisions)
 
 
 def _do(
@@ -124,8 +124,8 @@ def _do(
         case "stacks":
             return Decision(tasks=inspecting(cluster, run, response.incident))
         case "pause":
-            ask = Steer(request=_request(run, since, what), verb="pause", job=run.of.job, operator="policy")
-            return _without_answer(requests.act(cluster, ask, ""))
+            ask = Steer(request=_request(run, since, what), verb="pause", job=run.replica_id.job, operator="policy")
+            return _without_answer(requests.request_change(cluster, ask, ""))
         case "checkpoint":
             return _checkpoint_over(cluster, run, response, since, now)
         case "drain":
@@ -138,7 +138,7 @@ def _do(
 def _checkpoint_over(
     cluster: ClusterState, run: Run, response: ResponseBegan, since: float, now: float
 ) -> Decision | None:
-    if run.of.job not in cluster.ledger.checkpointers:
+    if run.replica_id.job not in cluster.ledger.checkpointers:
         return _noted(response, phrase("checkpoint_not_possible"))
     change = cluster.ledger.change_of(_request(run, since, "checkpoint"))
     if change is not None and change.phase in {ChangePhase.SETTLED, ChangePhase.ABORTED}:
@@ -153,8 +153,8 @@ def _ask_for_checkpoint(cluster: ClusterState, run: Run, since: float) -> Decisi
     request = _request(run, since, "checkpoint")
     if request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None:
         return NOTHING
-    ask = Steer(request=request, verb="checkpoint", job=run.of.job, operator="policy")
-    return _without_answer(requests.act(cluster, ask, ""))
+    ask = Steer(request=request, verb="checkpoint", job=run.replica_id.job, operator="policy")
+    return _without_answer(requests.request_change(cluster, ask, ""))
 
 
 def _drained(cluster: ClusterState, run: Run, response: ResponseBegan) -> tuple[Record, ...]:
@@ -178,17 +178,17 @@ def _end(cluster: ClusterState, run: Run, response: ResponseBegan, what: Respons
         decision="" if what == "restart" else planned(what),
         kind=response.kind,
         incident=response.incident,
-        deaf=response.ranks if response.kind in HANGS else (),
+        kill_now=response.ranks if response.kind in HANGS else (),
         rollback=response.rollback if what == "rollback" else None,
         rank=alone if response.kind in {"frozen", "held"} else None,
-        blame=KINDS[response.kind].uses_restart,
+        uses_restart=KINDS[response.kind].uses_restart,
     )
-    return together([Decision(drained), stop(cluster, run, now, cause)])
+    return merge_decisions([Decision(drained), stop(cluster, run, now, cause)])
 
 
 def inspecting(cluster: ClusterState, run: Run, incident: str) -> tuple[tuple[str, Inspect], ...]:
     """Every agent of the run is to look at its ranks."""
-    order = Inspect(term=cluster.term, job=run.job, attempt=run.attempt, incident=incident)
+    order = Inspect(term=cluster.term, job=run.name, attempt=run.attempt, incident=incident)
     return tuple((node, order) for node in run.nodes)
 
 
@@ -203,7 +203,7 @@ def _without_answer(decision: Decision) -> Decision:
 
 def _request(run: Run, since: float, what: str) -> str:
     """The same each time it is looked at: there is one response of a run at a time, and `since` is when it began."""
-    return hashlib.sha256(f"{run.job} {since!r} {what}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{run.name} {since!r} {what}".encode()).hexdigest()[:32]
 
 
 def open_of(incidents: Iterable[Incident], kinds: Collection[str]) -> Incident | None:

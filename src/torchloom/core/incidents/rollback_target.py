@@ -11,7 +11,7 @@ from torchloom.protocol.node import Rollback
 def rollback(cluster: ClusterState, run: Run, rule: Rule, steps: tuple[int, int], incident: str) -> Rollback:
     """Back to before the first of the steps that may have gone wrong; it is known which was the last."""
     first, last = steps
-    kept = cluster.keeping.of(run.of.job)
+    kept = cluster.checkpoints.of(run.replica_id.job)
     saved = [save.step for save in kept.saved if save.at >= run.submitted]
     resumed = [note.resume_step for note in run.notes if note.resume_step is not None]
     return Rollback(

@@ -1,4 +1,4 @@
-"""Ending an attempt: for what cause, whether another try follows, and which incident tells of it."""
+"""Stopping an attempt: the cause, whether another attempt follows, and the incident that reports it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal
 
 from torchloom.core.decision import Decision
 from torchloom.core.detect.kinds import HANGS
-from torchloom.core.incident_ids import provisional
+from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.incidents.policy import ENDING, planned, rule_for
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incident import Incident
+from torchloom.core.state.incidents import Incident
 from torchloom.core.state.presence import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
@@ -23,75 +23,75 @@ from torchloom.protocol.run_records import AttemptStopping, Failure
 
 Then = Literal["restart", "fail", "cancel", "done"]
 LOOP = 2
-"""Attempts that fail in the same way without a step forward, after which a further one would be no other."""
+"""Attempts that fail in the same way without progress before the run is given up as a crash loop."""
 AGAIN = planned("restart")
 ALONE = phrase("replica_restarts")
 ELSEWHERE = phrase("restarts_elsewhere")
 GIVEN_UP = phrase("job_given_up")
-"""What an incident says was decided."""
+"""Decisions of an incident."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why all ranks of an attempt are ended."""
+    """Why all ranks of an attempt are stopped."""
 
     reason: Prose
     failure: Failure | None = None
-    """How it failed, to tell a crash loop; absent if it may well not happen again."""
-    then: Then = "restart"
+    """How it failed, to recognise a crash loop; None if it may well not happen again."""
+    next_action: Then = "restart"
     evidence: tuple[Prose, ...] = ()
     rank: RankId | None = None
-    """The one it began with."""
+    """The rank that failed first."""
     code: int = 1
-    blame: bool = True
-    """A restart is used up."""
+    uses_restart: bool = True
+    """It counts against `max_restarts`."""
     decision: Prose = ""
-    """What the incident says was decided, if not that all ranks are started again."""
+    """The decision of the incident, if not that all ranks are restarted."""
     kind: EventKind | None = None
     incident: str = ""
-    """That tells of it already."""
-    deaf: tuple[int, ...] = ()
-    """Ranks that would not hear that they are to end."""
+    """The incident that reports it already."""
+    kill_now: tuple[int, ...] = ()
+    """Ranks that are killed at once, because they would not react to a signal."""
     rollback: Rollback | None = None
-    quiet: bool = False
-    """It is as somebody wanted it, and no incident."""
+    expected: bool = False
+    """An operator requested it: no incident is opened."""
 
 
 def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
-    """End what is left of the attempt; and tell of it, unless it was wanted."""
+    """Stop what is left of the attempt, and report it as an incident, unless it was requested."""
     step = cluster.furthest(run)
-    then, reason = cause.then, cause.reason
-    if then == "restart" and cause.blame:
-        then, reason = _what_then(run, now, cause, step)
-    told: list[Record] = []
+    next_action, reason = cause.next_action, cause.reason
+    if next_action == "restart" and cause.uses_restart:
+        next_action, reason = _choose_next_action(run, now, cause, step)
+    records: list[Record] = []
     incident = cause.incident
-    if then not in {"cancel", "done"} and not cause.quiet:
+    if next_action not in {"cancel", "done"} and not cause.expected:
         again = cause.decision or (AGAIN if run.task.torchft is None else ALONE)
-        told, incident = _tell(cluster, run, cause, reason, GIVEN_UP if then == "fail" else again)
+        records, incident = _record_incident(cluster, run, cause, reason, GIVEN_UP if next_action == "fail" else again)
     stopping = AttemptStopping(
-        job=run.job,
+        job=run.name,
         attempt=run.attempt,
         reason=reason,
         kind=cause.kind,
         failure=cause.failure,
         step=step,
-        then=then,
+        next_action=next_action,
         code=cause.code,
-        counts=cause.blame,
-        deaf=cause.deaf,
+        counts=cause.uses_restart,
+        kill_now=cause.kill_now,
         rollback=cause.rollback,
         incident=incident,
     )
-    halt = halting(cluster, run, cause.deaf)
-    return Decision((*told, stopping), tasks=tuple((node, halt) for node in run.nodes))
+    halt = halt_command(cluster, run, cause.kill_now)
+    return Decision((*records, stopping), tasks=tuple((node, halt) for node in run.nodes))
 
 
-def halting(cluster: ClusterState, run: Run, deaf: tuple[int, ...]) -> Halt:
-    return Halt(term=cluster.term, job=run.job, attempt=run.attempt, grace_seconds=run.task.grace, kill=deaf)
+def halt_command(cluster: ClusterState, run: Run, kill_now: tuple[int, ...]) -> Halt:
+    return Halt(term=cluster.term, job=run.name, attempt=run.attempt, grace_seconds=run.task.grace, kill=kill_now)
 
 
-def _what_then(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Prose]:
-    """Another try, or none: not wanted, the budget is used up, or the same again without a step forward."""
+def _choose_next_action(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Prose]:
+    """Restart, or give up: by policy, because the restarts are used up, or because of a crash loop."""
     if cause.kind is not None and not ENDING.intersection(rule_for(run.task, cause.kind).do):
         return "fail", phrase("policy_no_restart", reason=cause.reason)
     since = now - run.task.restart_window
@@ -104,8 +104,10 @@ def _what_then(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Pro
     return "restart", cause.reason
 
 
-def _tell(cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision: Prose) -> tuple[list[Record], str]:
-    """One incident for one failure, and its id; that of the rank itself, if there is one already."""
+def _record_incident(
+    cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision: Prose
+) -> tuple[list[Record], str]:
+    """One incident for one failure, and its id. The open incident about the rank is used, if there is one."""
     known = cluster.ranks.get(cause.rank) if cause.rank is not None else None
     records: list[Record] = []
     if known is not None and known.presence in PRESENT:
@@ -114,17 +116,15 @@ def _tell(cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision
     if incident:
         amended = IncidentAmended(id=incident, evidence=cause.evidence, decision=decision, reason=reason)
         return [*records, amended], incident
-    about = About(run=run.job) if cause.rank is None else About(rank=cause.rank)
+    about = About(run=run.name) if cause.rank is None else About(rank=cause.rank)
     for earlier in cluster.incidents_of(run):  # an attempt that failed before all of its ranks ran
         if earlier.about == about:
-            records.append(
-                IncidentAmended(id=earlier.id, outcome=phrase("next_attempt_failed", reason=reason), closed=True)
-            )
+            records.append(close_incident(earlier.id, phrase("next_attempt_failed", reason=reason)))
     opened = IncidentOpened(
-        id=provisional("stopped", run.job),
-        what=phrase("of_job", job=run.job, text=reason),
+        id=provisional("stopped", run.name),
+        what=phrase("of_job", job=run.name, text=reason),
         about=about,
-        job=run.of.job,
+        job=run.replica_id.job,
         evidence=cause.evidence,
         decision=decision,
         reason=reason,
@@ -133,10 +133,10 @@ def _tell(cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision
     return [*records, opened], opened.id
 
 
-def of_the_attempt(cluster: ClusterState, run: Run) -> list[Incident]:
-    """Open incidents that are over with the attempt they arose in: those about its ranks, and its own."""
+def incidents_of_attempt(cluster: ClusterState, run: Run) -> list[Incident]:
+    """Open incidents that end with the attempt: those about its ranks, and its own."""
     return [
         i
         for i in cluster.incidents_of(run)
-        if i.about == About(run=run.job) or i.about.rank is not None or i.kind not in {"", "device", "device_warning"}
+        if i.about == About(run=run.name) or i.about.rank is not None or i.kind not in {"", "device", "device_warning"}
     ]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-from torchloom.core.incident_ids import provisional
+from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.node import Examine, NodeCommand
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import Record
@@ -29,7 +29,7 @@ PEERS = 3
 """Nodes, itself among them, below which nobody can tell who is slow."""
 
 
-def slow(paces: Mapping[str, tuple[str, float]]) -> dict[str, Phrase]:
+def find_slow(paces: Mapping[str, tuple[str, float]]) -> dict[str, Phrase]:
     """Of the times that one computation took on each node, and on what: which are far too long, and by how much."""
     found = {}
     for node, (on, seconds) in paces.items():
@@ -40,12 +40,12 @@ def slow(paces: Mapping[str, tuple[str, float]]) -> dict[str, Phrase]:
     return found
 
 
-def unfit(cluster: ClusterState, node: str) -> tuple[Prose, ...]:
+def unfit_reasons(cluster: ClusterState, node: str) -> tuple[Prose, ...]:
     """Why a node is not fit, as far as is known."""
     seen = cluster.runtime.nodes.get(node)
     if seen is None or seen.beat.fitness is None:
         return ()
-    slower = slow(_paces(cluster)).get(node)
+    slower = find_slow(_paces(cluster)).get(node)
     return (*seen.beat.fitness.unfit, *([phrase("computes_slowly", how=slower)] if slower else []))
 
 
@@ -54,31 +54,33 @@ def _paces(cluster: ClusterState) -> dict[str, tuple[str, float]]:
     return {node: (fit.on, fit.pace) for node, fit in known if fit is not None and fit.pace is not None}
 
 
-def is_known(cluster: ClusterState, run: Run, node: str, now: float) -> bool:
+def is_checked(cluster: ClusterState, run: Run, node: str, now: float) -> bool:
     """Whether it was looked at not long ago, with an eye on where this run saves."""
     fitness = cluster.runtime.nodes[node].beat.fitness
     if fitness is None or not fitness.number or fitness.running or fitness.folder != _folder(run):
         return False
-    holds = AGAIN_SECONDS if unfit(cluster, node) else FRESH_SECONDS
+    holds = AGAIN_SECONDS if unfit_reasons(cluster, node) else FRESH_SECONDS
     return now - cluster.runtime.examined.get(node, now) < holds
 
 
-def fit(cluster: ClusterState, run: Run, nodes: list[str], now: float) -> list[str]:
+def select_fit(cluster: ClusterState, run: Run, nodes: list[str], now: float) -> list[str]:
     """Of these nodes, those that a run may use: none while some have not said, unless that takes too long."""
     if not run.task.check:
         return nodes
-    known = [node for node in nodes if is_known(cluster, run, node, now)]
+    known = [node for node in nodes if is_checked(cluster, run, node, now)]
     if len(known) < len(nodes) and now < run.since + PATIENCE_SECONDS:
         return []
-    return [node for node in known if not unfit(cluster, node)]
+    return [node for node in known if not unfit_reasons(cluster, node)]
 
 
-def examining(cluster: ClusterState, run: Run, nodes: list[str], now: float) -> tuple[tuple[str, NodeCommand], ...]:
+def request_checks(
+    cluster: ClusterState, run: Run, nodes: list[str], now: float
+) -> tuple[tuple[str, NodeCommand], ...]:
     """Agents that have to look, before a run can be placed."""
     if not run.task.check:
         return ()
-    order = Examine(term=cluster.term, job=run.job, attempt=run.attempt, folder=_folder(run))
-    return tuple((node, order) for node in nodes if not is_known(cluster, run, node, now))
+    order = Examine(term=cluster.term, job=run.name, attempt=run.attempt, folder=_folder(run))
+    return tuple((node, order) for node in nodes if not is_checked(cluster, run, node, now))
 
 
 def _folder(run: Run) -> str:
@@ -86,13 +88,13 @@ def _folder(run: Run) -> str:
     return f"{run.task.cwd}/{folder}" if folder and not folder.startswith("/") else folder
 
 
-def told(cluster: ClusterState, node: str) -> tuple[Record, ...]:
+def record_fitness(cluster: ClusterState, node: str) -> tuple[Record, ...]:
     """An agent has looked: one incident from when its node is not fit until it is."""
     fitness = cluster.runtime.nodes[node].beat.fitness
     if fitness is None or fitness.running:
         return ()
-    about, why = About(node=node, part="fitness"), unfit(cluster, node)
-    known = next((i for i in cluster.incidents.open_of("") if i.about == about), None)
+    about, why = About(node=node, part="fitness"), unfit_reasons(cluster, node)
+    known = cluster.incidents.find_open("", about)
     if known is None and why:
         opened = IncidentOpened(
             id=provisional("fitness", node),
@@ -105,5 +107,5 @@ def told(cluster: ClusterState, node: str) -> tuple[Record, ...]:
         )
         return (opened,)
     if known is not None and not why:
-        return (IncidentAmended(id=known.id, outcome=phrase("node_fit_again"), closed=True),)
+        return (close_incident(known.id, phrase("node_fit_again")),)
     return ()

@@ -8,41 +8,41 @@ import math
 from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision
-from torchloom.core.jobs.node_checks import examining, fit, is_known, unfit
+from torchloom.core.jobs.node_checks import is_checked, request_checks, select_fit, unfit_reasons
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
 from torchloom.core.state.runtime import NODE_SILENCE
-from torchloom.core.torchft.replica_groups import heals, waits
+from torchloom.core.torchft.replica_groups import heals, waits_for_lighthouse
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import NodeBeat, Place, Prepare
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.run_records import AttemptBegan
 
 CPU = "CPU-"
-"""How the id of a device begins that is the processor of a machine."""
+"""Prefix of the id of a processor."""
 NODES_SHOWN = 8
-"""Of those that a job waits for; the rest is counted."""
+"""Nodes named in the reason why a job waits; the rest is counted."""
 LAST_CALL = 30.0
 """Seconds in which a job that may be smaller waits for all of its nodes at first. A next attempt does not wait."""
 
 
 def place(cluster: ClusterState, run: Run, now: float) -> Decision:
-    """Begin an attempt where there is room. The nodes with most of it come first, so that few have to be used."""
-    if waits(cluster, run) or run.drained:
+    """Begin an attempt where there is room: on the nodes with the most room, so that few are used."""
+    if waits_for_lighthouse(cluster, run) or run.drained:
         return NOTHING
     chosen = _chosen(cluster, run, now)
     if not chosen:
-        return Decision(tasks=examining(cluster, run, list(_free(cluster, run, now)), now))
+        return Decision(tasks=request_checks(cluster, run, list(_free(cluster, run, now)), now))
     attempt = run.attempt + 1
     places: list[Place] = []
     for node, ranks in chosen.items():
-        devices = [] if run.serves else free_devices(cluster, node, run)
+        devices = [] if run.is_lighthouse else free_devices(cluster, node, run)
         for local in range(ranks):
             rank = len(places)
             device = devices[local] if local < len(devices) else ""
-            life = _life(run.job, attempt, rank, now)
+            life = _life(run.name, attempt, rank, now)
             places.append(Place(rank=rank, local=local, node=node, incarnation=life, device=device))
-    record = AttemptBegan(job=run.job, attempt=attempt, places=tuple(places), reason=run.reason)
+    record = AttemptBegan(job=run.name, attempt=attempt, places=tuple(places), reason=run.reason)
     return Decision(
         (record,),
         tasks=((places[0].node, _prepare(cluster, run, attempt)),),
@@ -57,7 +57,7 @@ def prepare(cluster: ClusterState, run: Run) -> Prepare:
 def _prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
     return Prepare(
         term=cluster.term,
-        job=run.job,
+        job=run.name,
         attempt=attempt,
         task=replace(run.task, checkpoint_dir="") if heals(cluster, run) else run.task,
         ordinal=attempt - run.before,
@@ -66,13 +66,13 @@ def _prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
     )
 
 
-def waits_for(cluster: ClusterState, run: Run, now: float) -> Prose:
+def explain_wait(cluster: ClusterState, run: Run, now: float) -> Prose:
     """Why a run is not started, if it is not."""
     if run.attempt > run.before and now < run.wait_until:
         return phrase("waits_longer", seconds=math.ceil(run.wait_until - now))
     if run.drained:
-        return phrase("waits_for_undrain", replica=run.of)
-    if waits(cluster, run):
+        return phrase("waits_for_undrain", replica=run.replica_id)
+    if waits_for_lighthouse(cluster, run):
         return phrase("waits_for_lighthouse")
     if _chosen(cluster, run, now):
         return ""
@@ -108,16 +108,16 @@ def _room(cluster: ClusterState, run: Run, node: str, now: float) -> Phrase:
         return phrase("room_leaving")
     if processor_failed(cluster, node):
         return phrase("room_processor_failed")
-    if run.task.check and not is_known(cluster, run, node, now):
+    if run.task.check and not is_checked(cluster, run, node, now):
         return phrase("room_being_checked")
-    if run.task.check and (why := unfit(cluster, node)):
+    if run.task.check and (why := unfit_reasons(cluster, node)):
         return phrase("room_not_fit", why=why[0])
-    free = max(0, room(cluster, node, beat, run.job))
+    free = max(0, room(cluster, node, beat, run.name))
     return phrase("room_free", free=free, count=capacity(beat), failed=len(_broken(cluster, beat)) or None)
 
 
-def too_large(cluster: ClusterState, task: Task) -> Phrase | None:
-    """Why no node that is known could ever take this, if none could."""
+def explain_too_large(cluster: ClusterState, task: Task) -> Phrase | None:
+    """Why none of the nodes could ever take this task, if none could."""
     there = {node: seen for node, seen in cluster.runtime.nodes.items() if task.node in {None, node}}
     sizes = {node: capacity(seen.beat) for node, seen in there.items() if not seen.beat.tied}
     least = task.least or task.per_node
@@ -128,9 +128,9 @@ def too_large(cluster: ClusterState, task: Task) -> Phrase | None:
 
 
 def _chosen(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
-    """How many ranks each node gets: all that are wanted, or fewer where that is all there is; nothing if too few."""
+    """The number of ranks for each node: all, or fewer if the task allows it; nothing if there is too little room."""
     task, free = run.task, _free(cluster, run, now)
-    order = sorted(fit(cluster, run, list(free), now), key=lambda node: (-free[node], node))
+    order = sorted(select_fit(cluster, run, list(free), now), key=lambda node: (-free[node], node))
     chosen = [node for node in order if free[node] >= task.per_node][: task.nodes]
     if len(chosen) < task.nodes:
         chosen = order[: task.nodes]
@@ -140,28 +140,28 @@ def _chosen(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
 
 
 def _free(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
-    """Nodes that could take as many ranks of a run as it needs on each, with how many they could take."""
+    """Nodes that could take enough ranks of a run, with the number that they could take."""
     task, nodes = run.task, cluster.runtime.nodes
     there = [node for node in nodes if not nodes[node].beat.tied] if task.node is None else [task.node]
-    if run.serves and run.places:
+    if run.is_lighthouse and run.places:
         there = [run.places[0].node]
     free = {node: _takes(cluster, run, node) for node in there if node in nodes and _usable(cluster, node, now)}
     return {node: ranks for node, ranks in free.items() if ranks >= (task.least or task.per_node)}
 
 
 def _takes(cluster: ClusterState, run: Run, node: str) -> int:
-    """How many ranks of a run a node could take."""
+    """The number of ranks of a run that a node could take."""
     beat, wanted = cluster.runtime.nodes[node].beat, run.task.per_node
-    if run.serves:
+    if run.is_lighthouse:
         return wanted
     if not beat.tied:
-        return room(cluster, node, beat, run.job)
-    # It serves the one who started it, and takes what he asks for.
+        return room(cluster, node, beat, run.name)
+    # It serves the one job that it was started for, and takes all of its ranks.
     return wanted if _spared(cluster, beat, wanted) else len(beat.devices) - len(_broken(cluster, beat))
 
 
 def _may_be_smaller(cluster: ClusterState, run: Run, now: float) -> bool:
-    """Whether to begin with what is there: nobody is on his way who would have to be left out for good."""
+    """Whether to start with the nodes that are there: others have had time to report."""
     if now < cluster.runtime.blind_until + NODE_SILENCE:  # agents still have to find this weaver
         return False
     return run.attempt > run.before or now >= run.submitted + LAST_CALL
@@ -174,17 +174,17 @@ def _usable(cluster: ClusterState, node: str, now: float) -> bool:
 
 
 def processor_failed(cluster: ClusterState, node: str) -> bool:
-    """Whether the processor of a node was said to have failed, and there is nothing else to compute on."""
+    """Whether the processor of a node was reported failed, and the node has no other device."""
     failed = {device.id for device in cluster.devices.values() if device.failed and device.id.startswith(CPU)}
     seen = cluster.runtime.nodes.get(node)
     if not failed or seen is None or seen.beat.devices:
         return False
     if any(cluster.devices[device].node == node for device in failed):
         return True
-    # An agent that serves one job has a name of its own: its ranks tell what they computed on.
+    # An agent that serves one job has its own node name: the ranks report which devices they used.
     here = [
         run.rank(place.rank)
-        for run in cluster.runs.by_job.values()
+        for run in cluster.runs.by_name.values()
         for place in run.places
         if place.node == node and not run.over
     ]
@@ -192,12 +192,12 @@ def processor_failed(cluster: ClusterState, node: str) -> bool:
 
 
 def capacity(beat: NodeBeat) -> int:
-    """How many ranks a node takes: one for each device, or, without any, for each core."""
+    """The number of ranks that a node takes: one for each device, or, without devices, for each core."""
     return len(beat.devices) or beat.cores
 
 
 def room(cluster: ClusterState, node: str, beat: NodeBeat, job: str) -> int:
-    """How many more, beside the other jobs, on devices that work."""
+    """The number of further ranks that a node takes on working devices, beside the other jobs."""
     broken = _broken(cluster, beat)
     return capacity(beat) - len(broken) - sum(place.device not in broken for place in _others(cluster, node, job))
 
@@ -211,25 +211,25 @@ def free_devices(cluster: ClusterState, node: str, run: Run) -> list[str]:
     broken = _broken(cluster, beat)
     if beat.tied and not broken and run.task.torchft is None:
         return []
-    taken = {place.device for place in _others(cluster, node, run.job)} | broken
+    taken = {place.device for place in _others(cluster, node, run.name)} | broken
     return [device for device in beat.devices if device not in taken]
 
 
 def _broken(cluster: ClusterState, beat: NodeBeat) -> set[str]:
-    """The devices of a node that have failed: nothing is started there until they work again."""
+    """The failed devices of a node: nothing is started on them until they work again."""
     known = (cluster.devices.get(device) for device in beat.devices)
     return {device.id for device in known if device is not None and device.failed}
 
 
 def _spared(cluster: ClusterState, beat: NodeBeat, ranks: int) -> bool:
-    """Whether so many ranks need no failed device. More ranks than devices share those that work."""
+    """Whether this number of ranks needs no failed device. More ranks than devices share those that work."""
     broken, all_of_them = len(_broken(cluster, beat)), len(beat.devices)
     working = all_of_them - broken
     return not broken or ranks <= working or (ranks > all_of_them and working > 0)
 
 
 def _others(cluster: ClusterState, node: str, job: str) -> list[Place]:
-    runs = [run for run in cluster.runs.by_job.values() if not run.over and not run.serves and run.job != job]
+    runs = [run for run in cluster.runs.by_name.values() if not run.over and not run.is_lighthouse and run.name != job]
     return [place for run in runs for place in run.places if place.node == node]
 
 

@@ -1,37 +1,43 @@
-"""What to do with a run: place it, start it, stop all ranks when one fails, start again from the last checkpoint.
+"""Reconciling a run: place it, start it, stop all ranks when one fails, restart from the last checkpoint.
 
-Every function looks at what is durable of a run and at the latest beat of each agent, and says what comes next. Agents
-are told again until their beats show that it is so.
+Every function compares the durable state of a run with the latest beat of each agent, and decides what comes next.
+Commands to agents are repeated until their beats show the desired state.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.detect.kinds import HANGS
+from torchloom.core.incident_ids import close_incident
 from torchloom.core.incidents.hangs import look_at_run
 from torchloom.core.incidents.responses import go_on
 from torchloom.core.jobs import node_checks
 from torchloom.core.jobs.agent_liveness import (
-    as_ranks_say,
-    deserted,
-    finished,
-    given_up,
-    lost_node,
-    missed,
-    silent_agents,
+    explain_lost_node,
+    finished_ranks,
+    launcher_gone,
+    merge_rank_reports,
+    node_abandoned,
+    report_silent_agents,
+    silence_incident,
 )
-from torchloom.core.jobs.attempt_stop import ELSEWHERE, Cause, halting, of_the_attempt, stop
+from torchloom.core.jobs.attempt_stop import ELSEWHERE, Cause, halt_command, incidents_of_attempt, stop
 from torchloom.core.jobs.placement import place, prepare
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT, JobPhase
 from torchloom.core.state.runs import Run, RunPhase
-from torchloom.core.torchft import drain_request
-from torchloom.core.torchft.replica_groups import heals, left_alone, served, whole_job, with_lighthouse
-from torchloom.protocol.incident_records import IncidentAmended
-from torchloom.protocol.node import AttemptStatus, Dismiss, Halt, Launch, NodeCommand, RankStatus
+from torchloom.core.torchft import drain
+from torchloom.core.torchft.replica_groups import (
+    heals,
+    is_left_alone,
+    is_unused_lighthouse,
+    job_outcome,
+    with_lighthouse,
+)
+from torchloom.protocol.node import Dismiss, Halt, Launch, NodeCommand, RankStatus
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import JobEnded, RankLeft, Record
 from torchloom.protocol.run_records import (
@@ -44,56 +50,55 @@ from torchloom.protocol.run_records import (
 )
 
 SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGABRT": 6, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15}
-"""A shell says 128 and this number of a process that such a signal ended."""
+"""Numbers of signals: a shell reports 128 plus this number as the exit code."""
 AT_EXIT = frozenset({"SIGABRT", "SIGSEGV"})
-"""With which a process may end that has done all it had to."""
-UNDER_WAY = frozenset({RunPhase.PLACING, RunPhase.STARTING, RunPhase.RUNNING, RunPhase.PAUSED})
-"""Phases in which an attempt counts on its nodes."""
+"""Signals with which a process may end after it has finished its work."""
 FIRST_WAIT = 0.0
 LONGEST_WAIT = 30.0
-"""Seconds before the next attempt: none at first, then more while there is no step forward."""
+"""Seconds before the next attempt: none at first, then more while there is no progress."""
 
 
 # ── time and beats ──
 
 
-def heard(cluster: ClusterState, node: str) -> Decision:
-    """An agent spoke. What it holds of attempts that are over, it may forget; if it was missed, it is there again."""
+def handle_node_beat(cluster: ClusterState, node: str) -> Decision:
+    """An agent sent a beat: it may forget attempts that are over, and its silence, if it was reported, is over."""
     beat = cluster.runtime.nodes[node].beat
     tasks: list[tuple[str, NodeCommand]] = []
     for status in beat.attempts:
-        run = cluster.runs.by_job.get(status.job)
+        run = cluster.runs.by_name.get(status.job)
         last = run is None or run.over or node not in run.nodes
         if run is not None and not run.over and run.attempt <= status.attempt:
             continue
         if all(rank.state == "ended" for rank in status.ranks):
             tasks.append((node, Dismiss(term=cluster.term, job=status.job, attempt=status.attempt, last=last)))
-        else:  # of an attempt that nobody counts on any more
+        else:  # of an attempt that is not needed any more
             tasks.append((node, Halt(term=cluster.term, job=status.job, attempt=status.attempt)))
-    known = missed(cluster, node)
-    records = (
-        (IncidentAmended(id=known.id, outcome=phrase("agent_speaks_again"), closed=True),) if known is not None else ()
-    )
-    return Decision((*records, *node_checks.told(cluster, node)), tasks=tuple(tasks))
+    known = silence_incident(cluster, node)
+    records = (close_incident(known.id, phrase("agent_speaks_again")),) if known is not None else ()
+    return Decision((*records, *node_checks.record_fitness(cluster, node)), tasks=tuple(tasks))
 
 
-def due(cluster: ClusterState, job: str, hang: HangDiagnosis | None, now: float) -> Decision:
-    run = cluster.runs.active(job)
-    return NOTHING if run is None else advance(cluster, run, hang, now)
+def reconcile_run(cluster: ClusterState, name: str, hang: HangDiagnosis | None, now: float) -> Decision:
+    run = cluster.runs.active(name)
+    if run is None:
+        return NOTHING
+    decision = advance(cluster, run, hang, now)
+    return drain.ask_to_leave(cluster, run) if run.drained and not decision else decision
 
 
 def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: float) -> Decision:
     leaving = next((node for node in run.nodes if cluster.runtime.leaves(node)), None)
-    if leaving is not None and run.phase in UNDER_WAY:
-        return stop(cluster, run, now, Cause(phrase("node_is_leaving", node=leaving), blame=False))
-    if served(cluster, run) and run.phase is not RunPhase.STOPPING:
-        if run.phase in UNDER_WAY:
-            return stop(cluster, run, now, Cause(phrase("its_replicas_over"), then="done"))
+    if leaving is not None and run.under_way:
+        return stop(cluster, run, now, Cause(phrase("node_is_leaving", node=leaving), uses_restart=False))
+    if is_unused_lighthouse(cluster, run) and run.phase is not RunPhase.STOPPING:
+        if run.under_way:
+            return stop(cluster, run, now, Cause(phrase("its_replicas_over"), next_action="done"))
         return end(cluster, run, "cancelled", phrase("its_replicas_over"))
     match run.phase:
-        case RunPhase.SUBMITTED | RunPhase.RESTARTING if run.task.attended and deserted(cluster, run, now):
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING if run.task.attended and launcher_gone(cluster, run, now):
             return end(cluster, run, "failed", phrase("launcher_gone"))
-        case RunPhase.SUBMITTED | RunPhase.RESTARTING if left_alone(cluster, run):
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING if is_left_alone(cluster, run):
             return end(cluster, run, "cancelled", phrase("other_replicas_over"))
         case RunPhase.SUBMITTED:
             return place(cluster, run, now)
@@ -102,7 +107,7 @@ def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: fl
         case RunPhase.PLACING:
             return _prepare(cluster, run, now)
         case RunPhase.STARTING | RunPhase.RUNNING | RunPhase.PAUSED:
-            return _watch(cluster, run, hang, now)
+            return _supervise(cluster, run, hang, now)
         case RunPhase.STOPPING:
             return _finish(cluster, run, now)
     return NOTHING
@@ -112,18 +117,18 @@ def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: fl
 
 
 def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
-    """The agent of the first rank says where ranks meet and what they go on from; then all are told to start."""
+    """The agent of the first rank reports where ranks meet and which checkpoint they resume from; then all start."""
     first = run.places[0].node
-    if lost := lost_node(cluster, run, now):
+    if lost := explain_lost_node(cluster, run, now):
         return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
-    status = _status(cluster, run, first)
+    status = cluster.runtime.attempt_status(first, run)
     if status is None or (not status.port and not status.trouble):
         return Decision(tasks=((first, prepare(cluster, run)),))
     if status.trouble:
         why = phrase("agent_has_trouble", node=first, trouble=status.trouble)
-        return stop(cluster, run, now, Cause(why, then="fail", code=status.trouble_code))
+        return stop(cluster, run, now, Cause(why, next_action="fail", code=status.trouble_code))
     record = AttemptLaunched(
-        job=run.job,
+        job=run.name,
         attempt=run.attempt,
         host=run.host or cluster.runtime.nodes[first].beat.host,
         port=run.port or status.port,
@@ -139,7 +144,7 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
 def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launch:
     return Launch(
         term=cluster.term,
-        job=run.job,
+        job=run.name,
         attempt=run.attempt,
         task=with_lighthouse(cluster, run),
         places=run.places,
@@ -156,18 +161,18 @@ def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launc
 # ── running ──
 
 
-def _watch(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: float) -> Decision:
-    if lost := lost_node(cluster, run, now):
+def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: float) -> Decision:
+    if lost := explain_lost_node(cluster, run, now):
         return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
     ranks: dict[int, RankStatus] = {}
     tasks: list[tuple[str, NodeCommand]] = []
     for node in run.nodes:
         if node not in cluster.runtime.nodes:
             return NOTHING  # this weaver has not heard from it yet
-        status = _status(cluster, run, node)
+        status = cluster.runtime.attempt_status(node, run)
         if status is not None and status.trouble:
             why = phrase("agent_has_trouble", node=node, trouble=status.trouble)
-            return stop(cluster, run, now, Cause(why, then="fail"))
+            return stop(cluster, run, now, Cause(why, next_action="fail"))
         if status is None or not status.ranks:
             if run.phase is not RunPhase.STARTING:  # an agent that has forgotten them
                 return stop(cluster, run, now, Cause(phrase("agent_forgot_ranks", node=node)))
@@ -175,59 +180,59 @@ def _watch(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: flo
         else:
             told = status.ranks
             if not cluster.runtime.node_speaks(node, now):  # then they speak for themselves
-                told = as_ranks_say(cluster, run, told)
+                told = merge_rank_reports(cluster, run, told)
             ranks |= {rank.rank: rank for rank in told}
     bad = [rank for rank in ranks.values() if rank.state == "ended" and (rank.code != 0 or rank.signal)]
     # A process that was done may still be aborted by what its libraries leave running.
-    failed = [rank for rank in bad if not (rank.signal in AT_EXIT and finished(cluster, run, rank.rank))]
+    failed = [rank for rank in bad if not (rank.signal in AT_EXIT and rank.rank in finished_ranks(cluster, run))]
     if failed:
-        return _failed(cluster, run, failed, now)
-    records: list[Record] = [*_left(cluster, run, ranks), *silent_agents(cluster, run, now)]
+        return _stop_failed(cluster, run, failed, now)
+    records: list[Record] = [*_record_left(cluster, run, ranks), *report_silent_agents(cluster, run, now)]
     if len(ranks) == run.world_size and all(rank.state == "ended" for rank in ranks.values()):
-        if run.drained or drain_request.was_asked(cluster, run):
-            gone = stop(cluster, run, now, Cause(phrase("it_is_drained"), blame=False, quiet=True))
+        if run.drained or drain.was_asked_to_leave(cluster, run):
+            gone = stop(cluster, run, now, Cause(phrase("it_is_drained"), uses_restart=False, expected=True))
             return Decision((*records, *gone.records), tasks=gone.tasks)
         well = phrase("all_ranks_ended_well" if run.world_size > 1 else "it_ended_well", count=run.world_size)
         ended = end(cluster, run, "done", well)
         return Decision((*records, *ended.records), tasks=ended.tasks)
     if _begins_alone(cluster, run):
-        return stop(cluster, run, now, Cause(phrase("other_replicas_over"), then="cancel"))
+        return stop(cluster, run, now, Cause(phrase("other_replicas_over"), next_action="cancel"))
     running = len(ranks) == run.world_size and all(rank.state != "starting" for rank in ranks.values())
     if run.phase is RunPhase.STARTING and running:
         warm = sum(rank.warm for rank in ranks.values())
         cold = next((rank.why_cold for rank in ranks.values() if rank.why_cold), "")
-        records.append(AttemptRunning(job=run.job, attempt=run.attempt, warm=warm, why_cold=cold))
-        records += _recovered(cluster, run)
-    records += _held(cluster, run)
+        records.append(AttemptRunning(job=run.name, attempt=run.attempt, warm=warm, why_cold=cold))
+        records += _close_incidents(cluster, run)
+    records += _record_pause(cluster, run)
     seen = Decision(tuple(records), tasks=tuple(tasks))
     if run.phase is not RunPhase.RUNNING or records:
         return seen
     if run.response is not None:
         over = look_at_run(cluster, run, None, now) if hang is None and run.response.kind in HANGS else NOTHING
-        return together([seen, over or go_on(cluster, run, now)])
-    return together([seen, look_at_run(cluster, run, hang, now)])
+        return merge_decisions([seen, over or go_on(cluster, run, now)])
+    return merge_decisions([seen, look_at_run(cluster, run, hang, now)])
 
 
 def _begins_alone(cluster: ClusterState, run: Run) -> bool:
-    """A replica that was started again too late to heal from the others: it would do all of it once more."""
+    """Whether a replica was restarted too late to heal from the others: it would train from the start."""
     counted = len(run.notes) > 1 and run.notes[-2].step > 0  # then its steps are seen
-    return counted and not cluster.furthest(run) and left_alone(cluster, run)
+    return counted and not cluster.furthest(run) and is_left_alone(cluster, run)
 
 
-def _failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: float) -> Decision:
-    """Who failed first is the culprit: a rank that lost a peer says so itself, or was killed, a moment later."""
+def _stop_failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: float) -> Decision:
+    """The rank that failed first is the culprit: ranks that lost a peer fail, or are killed, a moment later."""
     first = min(failed, key=lambda rank: (not rank.signal, rank.rank))  # a kill comes before what it led to
     rank = run.rank(first.rank)
     how = phrase("killed_by", signal=first.signal) if first.signal else phrase("exit_code", status=first.code)
     reason = phrase("rank_of_run_failed", rank=first.rank, how=how, error=first.error)
-    # Who kills from outside may not do so again; every other end could be the same each time, on whatever rank.
+    # A kill from outside may not happen again; every other failure could repeat, on any rank.
     outside = first.signal == "SIGKILL" and not first.cause
     error = first.error if first.cause == "exception" else ""
     failure = Failure(kind="crash", signal=first.signal, code=first.code, cause=first.cause, error=error)
     number = SIGNALS.get(first.signal, 0)
     code = 128 + number if first.signal else first.code or 1
     evidence: tuple[Prose, ...] = (first.evidence,) if first.error else (how, first.evidence)
-    deaf = tuple(at.rank for at in run.places) if heals(cluster, run) else ()  # peers have all that they could save
+    kill_now = tuple(at.rank for at in run.places) if heals(cluster, run) else ()  # peers have all that they could save
     cause = Cause(
         reason,
         failure=None if outside else failure,
@@ -235,13 +240,13 @@ def _failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: floa
         rank=rank,
         code=code,
         kind="crash",
-        deaf=deaf,
+        kill_now=kill_now,
     )
     return stop(cluster, run, now, cause)
 
 
-def _left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) -> list[Record]:
-    """Ranks whose agent saw them end well, and that have not said goodbye themselves."""
+def _record_left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) -> list[Record]:
+    """Ranks that ended well, as their agent reports, without a goodbye of their own."""
     found: list[Record] = []
     for number, status in ranks.items():
         known = cluster.ranks.get(run.rank(number))
@@ -250,57 +255,46 @@ def _left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) -> list
         if status.state == "ended":
             found.append(RankLeft(rank=known.id, incarnation=known.incarnation, how="finished"))
             if known.incident:
-                found.append(IncidentAmended(id=known.incident, outcome=phrase("it_had_ended_well"), closed=True))
+                found.append(close_incident(known.incident, phrase("it_had_ended_well")))
     return found
 
 
-def _held(cluster: ClusterState, run: Run) -> list[Record]:
+def _record_pause(cluster: ClusterState, run: Run) -> list[Record]:
     """Whether all ranks are paused, if that has changed."""
-    beats = []
-    for at in run.places:
-        rank_runtime = cluster.runtime.ranks.get(run.rank(at.rank))
-        if rank_runtime is not None and rank_runtime.beat is not None and rank_runtime.incarnation == at.incarnation:
-            beats.append(rank_runtime.beat)
-    held = len(beats) == len(run.places) and all(beat.paused for beat in beats)
+    beats = [cluster.runtime.last_beat(run.rank(at.rank), at.incarnation) for at in run.places]
+    held = all(beat is not None and beat.paused for beat in beats)
     if held == (run.phase is RunPhase.PAUSED) or run.phase is RunPhase.STARTING:
         return []
-    return [AttemptPaused(job=run.job, attempt=run.attempt, held=held)]
-
-
-def _status(cluster: ClusterState, run: Run, node: str) -> AttemptStatus | None:
-    known = cluster.runtime.nodes.get(node)
-    if known is None:
-        return None
-    return next((s for s in known.beat.attempts if s.job == run.job and s.attempt == run.attempt), None)
+    return [AttemptPaused(job=run.name, attempt=run.attempt, held=held)]
 
 
 # ── stopping ──
 
 
 def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
-    """Once nothing of the attempt is left: what was decided when it was stopped."""
+    """Once all processes of the attempt are gone: the next action that was decided when it was stopped."""
     left: list[str] = []
     for node in run.nodes:
-        status = _status(cluster, run, node)
+        status = cluster.runtime.attempt_status(node, run)
         unknown = node not in cluster.runtime.nodes
         busy = status is not None and any(rank.state != "ended" for rank in status.ranks)
-        if (unknown or busy) and not given_up(cluster, run, node, now):
+        if (unknown or busy) and not node_abandoned(cluster, run, node, now):
             left.append(node)
     if left:
-        halt = halting(cluster, run, run.deaf)
+        halt = halt_command(cluster, run, run.kill_now)
         return Decision(tasks=tuple((node, halt) for node in left))
-    if run.then == "restart":
-        wait = _wait(run)
-        record = AttemptEnded(job=run.job, attempt=run.attempt, wait_seconds=wait)
-        ended = Decision((*_gone(cluster, run), record))
-        # Without a wait the next one begins in the same breath: the tick that would see to it is far away.
-        return ended if wait else together([ended, place(cluster, run, now)])
+    if run.next_action == "restart":
+        wait = _backoff(run)
+        record = AttemptEnded(job=run.name, attempt=run.attempt, wait_seconds=wait)
+        ended = Decision((*_end_ranks(cluster, run), record))
+        # Without a wait the next attempt begins at once: the next tick may be a quarter of a second away.
+        return ended if wait else merge_decisions([ended, place(cluster, run, now)])
     ways: dict[str, Literal["done", "failed", "cancelled"]] = {"cancel": "cancelled", "done": "done"}
-    return end(cluster, run, ways.get(run.then, "failed"), run.reason)
+    return end(cluster, run, ways.get(run.next_action, "failed"), run.reason)
 
 
-def _wait(run: Run) -> float:
-    """None after a step forward; then more each time."""
+def _backoff(run: Run) -> float:
+    """No wait after progress; then more each time."""
     idle = 0
     for before, after in zip(reversed(run.notes[:-1]), reversed(run.notes), strict=False):
         if after.step > before.step:
@@ -309,19 +303,19 @@ def _wait(run: Run) -> float:
     return FIRST_WAIT if idle == 0 else min(LONGEST_WAIT, 0.5 * 2.0 ** (idle - 1))
 
 
-def _gone(cluster: ClusterState, run: Run) -> list[Record]:
-    """Ranks that were ended with the attempt: nobody waits for them to come back."""
+def _end_ranks(cluster: ClusterState, run: Run) -> list[Record]:
+    """Ranks that were stopped with the attempt are not expected back."""
     records: list[Record] = []
     for rank in cluster.ranks_of(run):
         known = cluster.ranks[rank]
         if known.presence in PRESENT:
             records.append(RankLeft(rank=rank, incarnation=known.incarnation, how="interrupted"))
             if known.incident:
-                records.append(IncidentAmended(id=known.incident, outcome=phrase("ended_with_its_peers"), closed=True))
+                records.append(close_incident(known.incident, phrase("ended_with_its_peers")))
     return records
 
 
-def _recovered(cluster: ClusterState, run: Run) -> list[Record]:
+def _close_incidents(cluster: ClusterState, run: Run) -> list[Record]:
     """The incidents that led to this attempt are over."""
     before = run.notes[-2] if len(run.notes) > 1 else None
     if before is None or before.stopping is None:
@@ -334,19 +328,19 @@ def _recovered(cluster: ClusterState, run: Run) -> list[Record]:
         outcome = phrase("started_again_from_beginning", attempt=run.ordinal)
     if run.world_size < (wanted := run.task.per_node * run.task.nodes):
         outcome = phrase("with_fewer_ranks", outcome=outcome, count=run.world_size, wanted=wanted)
-    return [IncidentAmended(id=i.id, outcome=outcome, closed=True) for i in of_the_attempt(cluster, run)]
+    return [close_incident(i.id, outcome) for i in incidents_of_attempt(cluster, run)]
 
 
 def end(cluster: ClusterState, run: Run, phase: Literal["done", "failed", "cancelled"], reason: Prose) -> Decision:
-    records: list[Record] = _gone(cluster, run)
+    records: list[Record] = _end_ranks(cluster, run)
     over = [i for i in cluster.incidents_of(run) if not i.about.node]
-    records += [IncidentAmended(id=i.id, outcome=phrase("job_is_over", phase=phase), closed=True) for i in over]
-    records.append(RunEnded(job=run.job, phase=phase, reason=reason, step=cluster.furthest(run)))
-    job = cluster.jobs.get(run.of.job)
-    last = cluster.runs.of_job(run.of.job) == [run]
+    records += [close_incident(i.id, phrase("job_is_over", phase=phase)) for i in over]
+    records.append(RunEnded(job=run.name, phase=phase, reason=reason, step=cluster.furthest(run)))
+    job = cluster.jobs.get(run.replica_id.job)
+    last = cluster.runs.of_job(run.replica_id.job) == [run]
     if job is not None and job.phase is JobPhase.RUNNING and last:
-        whole, why = whole_job(cluster, run, phase, reason)
+        whole, why = job_outcome(cluster, run, phase, reason)
         outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[whole]
-        records.append(JobEnded(job=run.of.job, outcome=outcome, reason=why))
-    dismiss = Dismiss(term=cluster.term, job=run.job, attempt=run.attempt, last=True)
+        records.append(JobEnded(job=run.replica_id.job, outcome=outcome, reason=why))
+    dismiss = Dismiss(term=cluster.term, job=run.name, attempt=run.attempt, last=True)
     return Decision(tuple(records), tasks=tuple((node, dismiss) for node in run.nodes))

@@ -5,46 +5,46 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions, refuse
 from torchloom.core.detect.kinds import KINDS
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
-from torchloom.core.jobs.placement import too_large
+from torchloom.core.jobs.placement import explain_too_large
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import PRESENT, JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
-from torchloom.core.torchft.replica_groups import parts
+from torchloom.core.torchft.replica_groups import split_job
 from torchloom.protocol.job import Task
 from torchloom.protocol.operator import Cancel, Done, Drain, No, Submit
-from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.records import JobBegan, Record
 from torchloom.protocol.run_records import NodeDrained, RunSubmitted
 
 
 def submit(cluster: ClusterState, ask: Submit) -> Decision:
-    runs = parts(ask.job, ask.task)
-    there = [run for name, _ in (*runs, (ask.job, None)) if (run := cluster.runs.by_job.get(name)) is not None]
+    runs = split_job(ask.job, ask.task)
+    there = [run for name, _ in (*runs, (ask.job, None)) if (run := cluster.runs.by_name.get(name)) is not None]
     if any(run.request == ask.request for run in there):
         return Decision(answer=Done(text=phrase("submitted_before", job=ask.job)))
     if busy := next((run for run in (*there, *cluster.runs.of_job(ask.job)) if not run.over), None):
-        exists = phrase("run_exists", job=busy.job, phase=str(busy.phase))
-        return _no(exists, phrase("rename_or_cancel", job=busy.of.job))
+        exists = phrase("run_exists", job=busy.name, phase=str(busy.phase))
+        return refuse(exists, phrase("rename_or_cancel", job=busy.replica_id.job))
     job = cluster.jobs.get(ask.job)
-    members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(ask.job, ())]
+    members = cluster.ranks.of_job(ask.job)
     if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
         lost = not any(rank.presence is Presence.LIVE for rank in members)
         hint = phrase("wait_or_rename" if lost else "choose_other_name")
-        return _no(phrase("foreign_job_runs", job=ask.job), hint)
-    if wrong := _wrong(ask.task):
-        return _no(wrong, phrase("correct_and_resubmit"))
+        return refuse(phrase("foreign_job_runs", job=ask.job), hint)
+    if wrong := _find_error(ask.task):
+        return refuse(wrong, phrase("correct_and_resubmit"))
     if ask.task.node is not None:
         seen = cluster.runtime.nodes.get(ask.task.node)
         if seen is None:
             return Decision(answer=_no_agent(cluster, ask.task.node))
         if seen.beat.tied and not ask.task.attended:
-            return _no(phrase("node_serves_one_job", node=ask.task.node), phrase("name_other_node"))
-    if not ask.task.attended and (why := too_large(cluster, ask.task)):
-        return _no(why, phrase("use_more_nodes"))
+            return refuse(phrase("node_serves_one_job", node=ask.task.node), phrase("name_other_node"))
+    if not ask.task.attended and (why := explain_too_large(cluster, ask.task)):
+        return refuse(why, phrase("use_more_nodes"))
     records: list[Record] = [
         RunSubmitted(job=name, task=task, request=ask.request, operator=ask.operator) for name, task in runs
     ]
@@ -55,12 +55,12 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
 
 def cancel(cluster: ClusterState, ask: Cancel, now: float) -> Decision:
     runs = cluster.runs.of_job(ask.job)
-    if runs and ask.job not in cluster.runs.by_job:  # of replicas; the lighthouse ends with them
-        ends = [_cancel(cluster, run, ask.why, now) for run in runs if not run.serves]
-        return replace(together(ends), answer=Done(text=phrase("being_cancelled", job=ask.job)))
-    run = cluster.runs.by_job.get(ask.job)
+    if runs and ask.job not in cluster.runs.by_name:  # of replicas; the lighthouse ends with them
+        ends = [_cancel(cluster, run, ask.why, now) for run in runs if not run.is_lighthouse]
+        return replace(merge_decisions(ends), answer=Done(text=phrase("being_cancelled", job=ask.job)))
+    run = cluster.runs.by_name.get(ask.job)
     if run is None:
-        return _no(phrase("foreign_job", job=ask.job), phrase("stop_foreign_job", job=ask.job))
+        return refuse(phrase("foreign_job", job=ask.job), phrase("stop_foreign_job", job=ask.job))
     if run.over:
         return Decision(answer=Done(text=phrase("run_is", job=ask.job, phase=str(run.phase))))
     return replace(_cancel(cluster, run, ask.why, now), answer=Done(text=phrase("being_cancelled", job=ask.job)))
@@ -69,9 +69,9 @@ def cancel(cluster: ClusterState, ask: Cancel, now: float) -> Decision:
 def _cancel(cluster: ClusterState, run: Run, why: str, now: float) -> Decision:
     if run.phase in {RunPhase.SUBMITTED, RunPhase.RESTARTING}:
         return reconcile.end(cluster, run, "cancelled", why)
-    if run.phase is RunPhase.STOPPING and run.then == "cancel":
+    if run.phase is RunPhase.STOPPING and run.next_action == "cancel":
         return NOTHING
-    return stop(cluster, run, now, Cause(why, then="cancel"))
+    return stop(cluster, run, now, Cause(why, next_action="cancel"))
 
 
 def drain(cluster: ClusterState, ask: Drain) -> Decision:
@@ -85,7 +85,7 @@ def drain(cluster: ClusterState, ask: Drain) -> Decision:
     return Decision((record,), answer=Done(text=text))
 
 
-def _wrong(task: Task) -> Phrase | None:
+def _find_error(task: Task) -> Phrase | None:
     """What no process could be started with, or None."""
     words = (*task.argv, task.python, task.cwd, task.log_dir, task.checkpoint_dir, *task.env, *task.env.values())
     if any("\0" in word for word in words):
@@ -111,7 +111,3 @@ def _no_agent(cluster: ClusterState, node: str) -> No:
     there = sorted(cluster.runtime.nodes)
     hint = phrase("agents_are_on" if there else "no_agents", nodes=there)
     return No(why=phrase("no_agent_on_node", node=node), hint=hint)
-
-
-def _no(why: Prose, hint: Phrase) -> Decision:
-    return Decision(answer=No(why=why, hint=hint))

@@ -1,14 +1,15 @@
-"""Checkpoints: what follows when one was written, could not be written, or training went on from one.
+"""Reports about checkpoints: one was written, could not be written, or training resumed from one.
 
-The weaver writes none and reads none. It remembers what ranks tell, and sees to it that a failure is not overlooked.
+The weaver neither writes nor reads checkpoints. It records what ranks report, and opens incidents for failures.
 """
 
 from __future__ import annotations
 
 from torchloom.core.decision import NOTHING, Decision
-from torchloom.core.incident_ids import provisional
-from torchloom.core.state.cluster import ClusterState, Rank
-from torchloom.core.state.incident import Incident
+from torchloom.core.incident_ids import close_incident, provisional
+from torchloom.core.state.cluster import ClusterState
+from torchloom.core.state.fields import copy_fields
+from torchloom.core.state.incidents import Incident
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import Prose, phrase
@@ -16,33 +17,25 @@ from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed, Record
 
 SHOWN = 20
-"""Damaged checkpoints that the evidence tells of."""
+"""Damaged checkpoints that the evidence names."""
 
 
-def saved(cluster: ClusterState, rank: RankId, said: Saved) -> Decision:
-    known = _speaker(cluster, rank, said.incarnation)
+def record_saved(cluster: ClusterState, rank: RankId, said: Saved) -> Decision:
+    known = cluster.ranks.find(rank, said.incarnation)
     if known is None:
         return NOTHING
-    record = CheckpointSaved(
-        rank=rank,
-        step=said.step,
-        folder=said.folder,
-        node=known.node,
-        size=said.size,
-        seconds=said.seconds,
-        stall=said.stall,
-    )
+    record = copy_fields(CheckpointSaved, said, rank=rank, node=known.node)
     late = [i for i in cluster.incidents.open_of(rank.job) if i.kind == "overdue"]
-    came = [IncidentAmended(id=i.id, outcome=phrase("checkpoint_written", step=said.step), closed=True) for i in late]
-    return Decision((record, *came, *_closing(cluster, rank.job, phrase("later_checkpoint_written"))))
+    came = [close_incident(i.id, phrase("checkpoint_written", step=said.step)) for i in late]
+    return Decision((record, *came, *_close(cluster, rank.job, phrase("later_checkpoint_written"))))
 
 
-def failed(cluster: ClusterState, rank: RankId, said: SaveFailed) -> Decision:
-    if _speaker(cluster, rank, said.incarnation) is None:
+def record_failed(cluster: ClusterState, rank: RankId, said: SaveFailed) -> Decision:
+    if cluster.ranks.find(rank, said.incarnation) is None:
         return NOTHING
-    records: list[Record] = [CheckpointFailed(rank=rank, step=said.step, folder=said.folder, why=said.why)]
+    records: list[Record] = [copy_fields(CheckpointFailed, said, rank=rank)]
     evidence = (said.why, phrase("at_step_in", step=said.step, folder=said.folder))
-    known = _trouble(cluster, rank.job)
+    known = _find_incident(cluster, rank.job)
     if known is None:
         records.append(
             IncidentOpened(
@@ -61,42 +54,36 @@ def failed(cluster: ClusterState, rank: RankId, said: SaveFailed) -> Decision:
     return Decision(tuple(records))
 
 
-def resumed(cluster: ClusterState, rank: RankId, said: Resumed) -> Decision:
-    if _speaker(cluster, rank, said.incarnation) is None:
+def record_resumed(cluster: ClusterState, rank: RankId, said: Resumed) -> Decision:
+    if cluster.ranks.find(rank, said.incarnation) is None:
         return NOTHING
-    records: list[Record] = [JobResumed(rank=rank, step=said.step, path=said.path, rejected=said.rejected)]
+    records: list[Record] = [copy_fields(JobResumed, said, rank=rank)]
     if said.rejected:
-        records += _damaged(cluster, rank.job, said)
+        records += _report_damaged(cluster, rank.job, said)
     return Decision(tuple(records))
 
 
-def forgotten(cluster: ClusterState, job: str) -> tuple[Record, ...]:
-    """No one will write another one, so that nothing stays open for ever."""
-    return _closing(cluster, job, phrase("job_forgotten"))
-
-
-def _speaker(cluster: ClusterState, rank: RankId, incarnation: str) -> Rank | None:
-    """Who says so, if that is the current life of a rank we know."""
-    known = cluster.ranks.get(rank)
-    return known if known is not None and known.incarnation == incarnation else None
+def close_forgotten(cluster: ClusterState, job: str) -> tuple[Record, ...]:
+    """Close the incident about the checkpoints of a forgotten job: no later checkpoint will."""
+    return _close(cluster, job, phrase("job_forgotten"))
 
 
 def _about(job: str) -> About:
     return About(job=job, part="checkpoint")
 
 
-def _trouble(cluster: ClusterState, job: str) -> Incident | None:
+def _find_incident(cluster: ClusterState, job: str) -> Incident | None:
     """The open incident about the checkpoints of a job; there is one at most."""
     return next((i for i in cluster.incidents.values() if i.closed is None and i.about == _about(job)), None)
 
 
-def _closing(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...]:
-    known = _trouble(cluster, job)
-    return () if known is None else (IncidentAmended(id=known.id, outcome=outcome, closed=True),)
+def _close(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...]:
+    known = _find_incident(cluster, job)
+    return () if known is None else (close_incident(known.id, outcome),)
 
 
-def _damaged(cluster: ClusterState, job: str, said: Resumed) -> list[Record]:
-    """Told by every rank that looked, and one incident for all of them."""
+def _report_damaged(cluster: ClusterState, job: str, said: Resumed) -> list[Record]:
+    """One incident, although every rank that searched reports the same."""
     names = tuple(said.rejected)
     shown = list(said.rejected.items())[:SHOWN]
     evidence = tuple(phrase("checkpoint_rejected", name=name, why=why[:500]) for name, why in shown)
@@ -115,4 +102,4 @@ def _damaged(cluster: ClusterState, job: str, said: Resumed) -> list[Record]:
         decision=decision,
         reason=phrase("newest_whole"),
     )
-    return [opened, IncidentAmended(id=incident, outcome=decision, closed=True)]
+    return [opened, close_incident(incident, decision)]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.kinds import HANGS
-from torchloom.core.incident_ids import provisional
-from torchloom.core.state.cluster import ClusterState, Rank
+from torchloom.core.incident_ids import close_incident, provisional
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import JobPhase, Presence
+from torchloom.core.state.ranks import Rank
 from torchloom.core.state.runs import RunPhase
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
@@ -41,10 +42,10 @@ MOST_OF_WHY = 500
 """Characters of why a rank is dead, in an outcome."""
 
 
-def hello(cluster: ClusterState, rank: RankId, said: Hello) -> Decision:
+def handle_hello(cluster: ClusterState, rank: RankId, said: Hello) -> Decision:
     known = cluster.ranks.get(rank)
     if known is not None and said.incarnation < known.incarnation:
-        return Decision(commands=((rank, _muted(cluster, said.incarnation, known)),))
+        return Decision(commands=((rank, _mute(cluster, said.incarnation, known)),))
     job = cluster.jobs.get(rank.job)
     same_run = job is not None and job.phase is JobPhase.RUNNING
     welcome = Welcome(
@@ -64,21 +65,21 @@ def hello(cluster: ClusterState, rank: RankId, said: Hello) -> Decision:
     if not same_run:
         records.append(JobBegan(job=rank.job))
     if known is not None and known.incident:
-        records.append(IncidentAmended(id=known.incident, outcome=phrase("rank_joined_again"), closed=True))
+        records.append(close_incident(known.incident, phrase("rank_joined_again")))
     if known is not None and known.presence is Presence.LIVE and cluster.runtime.linked((rank, known.incarnation)):
-        records += _twice(rank, known, said)
-        commands.append((rank, _muted(cluster, known.incarnation, said)))
+        records += _report_duplicate(rank, known, said)
+        commands.append((rank, _mute(cluster, known.incarnation, said)))
     records.append(RankJoined(rank=rank, hello=said))
     if cluster.runtime.seen_closing((rank, said.incarnation)):  # it was over before its hello was read
-        records += _lost(cluster, rank, said.incarnation, "Client Closed")
+        records += _lose(cluster, rank, said.incarnation, "Client Closed")
     return Decision(tuple(records), tuple(commands))
 
 
-def _muted(cluster: ClusterState, incarnation: str, newer: Rank | Hello) -> Muted:
+def _mute(cluster: ClusterState, incarnation: str, newer: Rank | Hello) -> Muted:
     return Muted(term=cluster.term, incarnation=incarnation, newest=newer.incarnation, pid=newer.pid, node=newer.node)
 
 
-def _twice(rank: RankId, known: Rank, said: Hello) -> list[Record]:
+def _report_duplicate(rank: RankId, known: Rank, said: Hello) -> list[Record]:
     incident = provisional("twice", rank)
     return [
         IncidentOpened(
@@ -93,36 +94,36 @@ def _twice(rank: RankId, known: Rank, said: Hello) -> list[Record]:
             decision=phrase("twice_decided"),
             reason=phrase("twice_reason"),
         ),
-        IncidentAmended(id=incident, outcome=phrase("twice_muted"), closed=True),
+        close_incident(incident, phrase("twice_muted")),
     ]
 
 
-def goodbye(cluster: ClusterState, rank: RankId, said: Goodbye) -> Decision:
+def handle_goodbye(cluster: ClusterState, rank: RankId, said: Goodbye) -> Decision:
     farewell = (rank, Farewell(term=cluster.term, incarnation=said.incarnation))
-    known = cluster.ranks.get(rank)
-    if known is None or known.incarnation != said.incarnation:
+    known = cluster.ranks.find(rank, said.incarnation)
+    if known is None:
         return Decision(commands=(farewell,))
     if said.how == "failed":
-        ended = _failed(cluster, known, said.error or phrase("rank_said_failed"))
+        ended = _fail(cluster, known, said.error or phrase("rank_said_failed"))
     else:
-        ended = _left(known, said.how)
+        ended = _leave(known, said.how)
     return Decision(ended.records, (farewell,))
 
 
-def exited(cluster: ClusterState, fact: RankExited) -> Decision:
-    known = cluster.ranks.get(RankId(fact.job, fact.replica, fact.rank))
-    if known is None or known.incarnation != fact.incarnation:
+def handle_exit(cluster: ClusterState, fact: RankExited) -> Decision:
+    known = cluster.ranks.find(RankId(fact.job, fact.replica, fact.rank), fact.incarnation)
+    if known is None:
         return NOTHING
     if fact.exit_code == 0 and not fact.signal:
-        return _left(known, "finished")
+        return _leave(known, "finished")
     if fact.signal:
         how = phrase("killed_by", signal=fact.signal)
     else:
         how = phrase("rank_process_ended" if fact.exit_code is None else "exit_code", status=fact.exit_code)
-    return _failed(cluster, known, how, fact.evidence)
+    return _fail(cluster, known, how, fact.evidence)
 
 
-def _left(known: Rank, how: str) -> Decision:
+def _leave(known: Rank, how: str) -> Decision:
     if known.presence in {Presence.LEFT, Presence.FAILED}:
         return NOTHING
     records: list[Record] = [
@@ -131,17 +132,17 @@ def _left(known: Rank, how: str) -> Decision:
         )
     ]
     if known.incident:
-        records.append(IncidentAmended(id=known.incident, outcome=phrase("rank_had_left"), closed=True))
+        records.append(close_incident(known.incident, phrase("rank_had_left")))
     return Decision(tuple(records))
 
 
-def _failed(cluster: ClusterState, known: Rank, why: Prose, evidence: str = "") -> Decision:
+def _fail(cluster: ClusterState, known: Rank, why: Prose, evidence: str = "") -> Decision:
     if known.presence is Presence.FAILED:
         return NOTHING
     died = RankDied(rank=known.id, incarnation=known.incarnation, reason=why, confirmed=True)
     told = (why, evidence) if evidence else (why,)
     dead = phrase("rank_dead", why=why[:MOST_OF_WHY] if isinstance(why, str) else why)
-    run = cluster.runs.of(known.id.of)
+    run = cluster.runs.of(known.id.replica_id)
     if run is not None and run.phase is RunPhase.STOPPING and not known.incident:
         return Decision((died,))  # it goes with its peers
     if known.incident:
@@ -160,27 +161,27 @@ def _failed(cluster: ClusterState, known: Rank, why: Prose, evidence: str = "") 
         what=phrase("rank_failed", rank=known.id),
         about=About(rank=known.id),
         job=known.id.job,
-        evidence=(*told, _where(known)),
+        evidence=(*told, _describe_place(known)),
         decision=REPORT_ONLY if run is None else BY_ITS_RUN,
         reason=why,
     )
     if run is not None:
         return Decision((died, opened))  # its run decides what follows
     return Decision(
-        (died, opened, IncidentAmended(id=incident, outcome=dead, closed=True)),
+        (died, opened, close_incident(incident, dead)),
     )
 
 
-def link_closed(cluster: ClusterState, rank: RankId, incarnation: str, reason: str) -> Decision:
-    known = cluster.ranks.get(rank)
-    if known is None or known.incarnation != incarnation or known.presence is not Presence.LIVE:
+def handle_link_closed(cluster: ClusterState, rank: RankId, incarnation: str, reason: str) -> Decision:
+    known = cluster.ranks.find(rank, incarnation)
+    if known is None or known.presence is not Presence.LIVE:
         return NOTHING
     if cluster.runtime.linked((rank, incarnation)):
         return NOTHING  # it has another link: it had reconnected before the server noticed the old one
     killed = _killed_by(cluster, rank, incarnation)
     if killed is not None:
-        return _failed(cluster, known, killed)
-    return Decision(tuple(_lost(cluster, rank, incarnation, reason)))
+        return _fail(cluster, known, killed)
+    return Decision(tuple(_lose(cluster, rank, incarnation, reason)))
 
 
 def _killed_by(cluster: ClusterState, rank: RankId, incarnation: str) -> Phrase | None:
@@ -198,18 +199,18 @@ def _killed_by(cluster: ClusterState, rank: RankId, incarnation: str) -> Phrase 
     return None
 
 
-def silent(cluster: ClusterState, rank: RankId, now: float) -> Decision:
+def lose_silent(cluster: ClusterState, rank: RankId, now: float) -> Decision:
     known = cluster.ranks[rank]
     quiet = now - cluster.runtime.ranks[rank].heard
     why = phrase("rank_silent", seconds=quiet)
-    return Decision(tuple(_lost(cluster, rank, known.incarnation, why, patient=True)))
+    return Decision(tuple(_lose(cluster, rank, known.incarnation, why, patient=True)))
 
 
-def _lost(cluster: ClusterState, rank: RankId, incarnation: str, why: Prose, patient: bool = False) -> list[Record]:
+def _lose(cluster: ClusterState, rank: RankId, incarnation: str, why: Prose, patient: bool = False) -> list[Record]:
     known = cluster.ranks.get(rank)
     frozen = isinstance(why, str) and why in FROZEN_REASONS
     patient = patient or frozen
-    run = cluster.runs.of(rank.of)
+    run = cluster.runs.of(rank.replica_id)
     if run is not None and run.phase is RunPhase.STOPPING:  # it is being ended with its peers
         return [RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient)]
     grace = cluster.settings.frozen_grace_seconds if patient else cluster.settings.grace_seconds
@@ -218,7 +219,7 @@ def _lost(cluster: ClusterState, rank: RankId, incarnation: str, why: Prose, pat
     if rank_runtime is not None and rank_runtime.beat is not None and rank_runtime.incarnation == incarnation:
         evidence.append(phrase("rank_last_step", step=rank_runtime.beat.step))
     if known is not None and known.incarnation == incarnation:
-        evidence.append(_where(known))
+        evidence.append(_describe_place(known))
     mine = (i for i in cluster.incidents.open_of(rank.job) if i.about.rank == rank and i.about.part)
     hangs = next((i for i in mine if i.kind in HANGS), None)
     if hangs is not None:  # that is why
@@ -238,7 +239,7 @@ def _lost(cluster: ClusterState, rank: RankId, incarnation: str, why: Prose, pat
     ]
 
 
-def _where(known: Rank) -> Phrase:
+def _describe_place(known: Rank) -> Phrase:
     return phrase(
         "rank_on_devices" if known.devices else "rank_on_no_device",
         pid=known.pid,
@@ -247,33 +248,33 @@ def _where(known: Rank) -> Phrase:
     )
 
 
-def link_opened(cluster: ClusterState, rank: RankId, incarnation: str, now: float) -> Decision:
-    known = cluster.ranks.get(rank)
-    if known is None or known.incarnation != incarnation:
+def handle_link_opened(cluster: ClusterState, rank: RankId, incarnation: str, now: float) -> Decision:
+    known = cluster.ranks.find(rank, incarnation)
+    if known is None:
         return NOTHING
-    return _found(cluster, known, phrase("link_open_again"), now)
+    return _find_again(cluster, known, phrase("link_open_again"), now)
 
 
-def heard(cluster: ClusterState, rank: RankId, beat: Beat, now: float) -> Decision:
+def handle_beat(cluster: ClusterState, rank: RankId, beat: Beat, now: float) -> Decision:
     known = cluster.ranks.get(rank)
     life = (rank, beat.incarnation)
     if known is not None and known.incarnation == beat.incarnation:
         rank_runtime = cluster.runtime.ranks[rank]
-        astray = _mended(cluster, known) if rank_runtime.mended else NOTHING
+        astray = _close_disagreements(cluster, known) if rank_runtime.mended else NOTHING
         if rank_runtime.astray == 2:
-            astray = _astray(cluster, known, beat)
+            astray = _report_disagreement(cluster, known, beat)
         if now - known.since < cluster.settings.settle_seconds:
             return astray  # may have been under way when it died
-        return together((astray, _found(cluster, known, phrase("rank_heard", step=beat.step), now)))
+        return merge_decisions((astray, _find_again(cluster, known, phrase("rank_heard", step=beat.step), now)))
     if not cluster.runtime.may_tell(life, now):
         return NOTHING
     if known is not None and beat.incarnation < known.incarnation:
-        return Decision(commands=((rank, _muted(cluster, beat.incarnation, known)),))
+        return Decision(commands=((rank, _mute(cluster, beat.incarnation, known)),))
     introduce = Introduce(term=cluster.term, incarnation=beat.incarnation)
     return Decision(commands=((rank, introduce),))
 
 
-def _astray(cluster: ClusterState, known: Rank, beat: Beat) -> Decision:
+def _report_disagreement(cluster: ClusterState, known: Rank, beat: Beat) -> Decision:
     """Two beats in a row say that a change which all ranks took is not in force here: it was cut off at that step."""
     missed = cluster.runtime.ranks[known.id].missed
     assert missed is not None
@@ -289,22 +290,22 @@ def _astray(cluster: ClusterState, known: Rank, beat: Beat) -> Decision:
         decision=REPORT_ONLY,
         reason=phrase("astray_reason"),
     )
-    again = _welcome(cluster, known)  # in case it never heard of it
+    again = _welcome(cluster, known)  # in case the change never reached it
     return Decision((opened,), ((known.id, again),))
 
 
-def _mended(cluster: ClusterState, known: Rank) -> Decision:
+def _close_disagreements(cluster: ClusterState, known: Rank) -> Decision:
     """It has by now what it had missed."""
     mine = [i for i in cluster.incidents.open_of(known.id.job) if i.about.rank == known.id and i.about.part]
     open_ones = [i for i in mine if not i.kind]  # the others are about something else
     agrees = phrase("rank_agrees_again")
-    return Decision(tuple(IncidentAmended(id=i.id, outcome=agrees, closed=True) for i in open_ones))
+    return Decision(tuple(close_incident(i.id, agrees) for i in open_ones))
 
 
-def offers(cluster: ClusterState, rank: RankId, said: Knobs) -> Decision:
+def record_knobs(cluster: ClusterState, rank: RankId, said: Knobs) -> Decision:
     """A rank says what may be changed; recorded if that is more than, or other than, its job has offered so far."""
-    known = cluster.ranks.get(rank)
-    if known is None or known.incarnation != said.incarnation:
+    known = cluster.ranks.find(rank, said.incarnation)
+    if known is None:
         return NOTHING
     offered = cluster.ledger.knobs.get(rank.job, {})
     news = tuple(spec for spec in said.knobs if spec.name not in offered or _differs(offered[spec.name].spec, spec))
@@ -320,13 +321,13 @@ def _differs(known: KnobSpec, said: KnobSpec) -> bool:
     return replace(known, value=said.value) != said
 
 
-def _found(cluster: ClusterState, known: Rank, why: Prose, now: float) -> Decision:
+def _find_again(cluster: ClusterState, known: Rank, why: Prose, now: float) -> Decision:
     if known.presence not in {Presence.LOST, Presence.DEAD}:
         return NOTHING
     records: list[Record] = [RankFound(rank=known.id, incarnation=known.incarnation, reason=why)]
     if known.incident:
         outcome = phrase("rank_came_back", seconds=now - known.since, why=why)
-        records.append(IncidentAmended(id=known.incident, outcome=outcome, closed=True))
+        records.append(close_incident(known.incident, outcome))
     # What was changed while it was missing did not ask for it.
     return Decision(tuple(records), ((known.id, _welcome(cluster, known)),))
 
@@ -340,27 +341,27 @@ def _welcome(cluster: ClusterState, known: Rank) -> Welcome:
     )
 
 
-def roll_called(cluster: ClusterState, now: float) -> Decision:
-    """Who died while no one could be told of it, and who is back."""
+def compare_connections(cluster: ClusterState, now: float) -> Decision:
+    """Ranks that were lost, and ranks that came back, while the weaver was away."""
     decisions: list[Decision] = []
     for known in cluster.ranks.values():
         if cluster.runtime.linked((known.id, known.incarnation)):
-            decisions.append(_found(cluster, known, phrase("roll_call_answered"), now))
+            decisions.append(_find_again(cluster, known, phrase("roll_call_answered"), now))
         elif known.presence is Presence.LIVE:
             why = phrase("roll_call_missed")
-            records = _lost(cluster, known.id, known.incarnation, why)
+            records = _lose(cluster, known.id, known.incarnation, why)
             decisions.append(Decision(tuple(records)))
-    return together(decisions)
+    return merge_decisions(decisions)
 
 
-def grace_over(cluster: ClusterState, known: Rank) -> Decision:
+def presume_dead(cluster: ClusterState, known: Rank) -> Decision:
     why = phrase("did_not_come_back", reason=known.reason)
     records: list[Record] = [RankDied(rank=known.id, incarnation=known.incarnation, reason=why)]
     if known.incident:
         records.append(
             IncidentAmended(
                 id=known.incident,
-                decision=REPORT_ONLY if cluster.runs.of(known.id.of) is None else BY_ITS_RUN,
+                decision=REPORT_ONLY if cluster.runs.of(known.id.replica_id) is None else BY_ITS_RUN,
                 reason=phrase("rank_grace_over"),
                 outcome=phrase("rank_presumed_dead"),
                 closed=True,

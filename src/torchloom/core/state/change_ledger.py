@@ -1,4 +1,4 @@
-"""The ledger: what may be changed in each job, every change and order, and what became of it. The durable part.
+"""The ledger: the knobs of each job, every change and order, and its outcome. The durable part.
 
 proposed ──verdict──> committed ──all have answered──> settled
     └────verdict──> aborted
@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from torchloom.core.state.fields import copy_fields
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.phrase import Phrase, Prose, phrase
@@ -48,7 +49,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     change: ChangeSpec
     job: str
     lives: tuple[tuple[RankId, str], ...]
-    """The ranks it is for, each in the life it had."""
+    """The ranks it is for, each with its incarnation."""
     request: str
     operator: str = ""
     before: dict[str, Value] = {}
@@ -95,7 +96,7 @@ class GivenOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Empty while answers are awaited."""
     ok: bool = True
     applied: int = 0
-    """How many have said that they obey; who is gone may have done so unheard, or never have heard of it."""
+    """The number of ranks that confirmed; one that is gone may have obeyed without a reply, or never received it."""
 
 
 class KnobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +166,7 @@ class Ledger:
         return next((order for order in reversed(self.orders.values()) if order.request == request), None)
 
     def kills(self, rank: RankId, life: str) -> Iterable[GivenOrder]:
-        """Orders by which this life was to be ended."""
+        """Orders to kill this incarnation."""
         return (order for order in self.orders.values() if order.verb == "kill" and (rank, life) in order.lives)
 
     def in_force(self, rank: RankId) -> tuple[ChangeSpec, ...]:
@@ -188,18 +189,7 @@ class Ledger:
 
     def propose(self, record: ChangeProposed, at: float) -> None:
         self.change_count = max(self.change_count, record.change.number)
-        self.changes[record.change.id] = Change(
-            change=record.change,
-            job=record.job,
-            lives=record.lives,
-            request=record.request,
-            operator=record.operator,
-            before=record.before,
-            replica=record.replica,
-            rank=record.rank,
-            reverts=record.reverts,
-            asked=at,
-        )
+        self.changes[record.change.id] = copy_fields(Change, record, asked=at)
 
     def decide(self, record: ChangeDecided) -> None:
         change = self.changes[record.id]
@@ -231,16 +221,7 @@ class Ledger:
 
     def give(self, record: OrderGiven, at: float) -> None:
         self.order_count = max(self.order_count, int(record.id[1:]))
-        self.orders[record.id] = GivenOrder(
-            id=record.id,
-            request=record.request,
-            verb=record.verb,
-            job=record.job,
-            lives=record.lives,
-            operator=record.operator,
-            asked=at,
-            incident=record.incident,
-        )
+        self.orders[record.id] = copy_fields(GivenOrder, record, asked=at)
 
     def end(self, record: OrderEnded) -> None:
         order = self.orders[record.id]

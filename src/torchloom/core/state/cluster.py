@@ -6,7 +6,6 @@ Only `fold` changes the durable part, so that a restarted weaver folds the log a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -14,15 +13,14 @@ import msgspec
 from msgspec.structs import replace
 
 from torchloom.core.state.change_ledger import Change, ChangePhase, Ledger, LedgerState
-from torchloom.core.state.checkpoint_index import CheckpointIndex, CheckpointIndexState
-from torchloom.core.state.device import Device
-from torchloom.core.state.device import fold as fold_device
-from torchloom.core.state.drmap import DRMap, Seat
+from torchloom.core.state.checkpoint_index import CheckpointIndex
+from torchloom.core.state.device import Device, fold_device
+from torchloom.core.state.drmap import DRMap
 from torchloom.core.state.goodput import Account, Accounts
-from torchloom.core.state.incident import Incident, cause_of, follow, stopped
-from torchloom.core.state.incidents import Incidents
+from torchloom.core.state.incidents import Incident, Incidents, cause_of
 from torchloom.core.state.pending_operations import PendingOperation, Volatile
-from torchloom.core.state.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
+from torchloom.core.state.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence, Sign
+from torchloom.core.state.ranks import Rank, Ranks
 from torchloom.core.state.runs import Run, Runs, RunsState
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
@@ -37,7 +35,7 @@ from torchloom.protocol.records import (
     DeviceCleared,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
-    DeviceSeated,
+    DeviceRegistered,
     InboxRead,
     JobBegan,
     JobEnded,
@@ -59,6 +57,7 @@ from torchloom.protocol.records import (
     TermBegan,
 )
 from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.views import Assignment, CheckpointsView
 from torchloom.settings import Settings
 
 FORMAT = 2
@@ -67,29 +66,6 @@ FORMAT = 2
 1 stored sentences. 2 stores phrases and typed reasons (docs/decisions/0015-phrases.md).
 """
 KEEP_EVICTED = 1000
-
-
-class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    id: RankId
-    incarnation: str
-    presence: Presence
-    since: float
-    reason: Prose = ""
-    left: Literal["", "finished", "interrupted"] = ""
-    """How, if it has left."""
-    patient: bool = False
-    node: str = ""
-    pid: int = 0
-    devices: tuple[str, ...] = ()
-    world_size: int = 1
-    launcher: str = ""
-    counted: bool = False
-    """Its script has not attached."""
-    incident: str = ""
-    """The open incident about this rank."""
-    member: str = ""
-    """Its replica's id in torchft: of this life alone."""
-    process: str = ""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,10 +86,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...] = ()
     ranks: tuple[Rank, ...] = ()
     devices: tuple[Device, ...] = ()
-    hand_seats: tuple[Seat, ...] = ()
+    registered: tuple[Assignment, ...] = ()
     incidents: tuple[Incident, ...] = ()
     ledger: LedgerState = LedgerState()
-    keeping: CheckpointIndexState = CheckpointIndexState()
+    checkpoints: tuple[CheckpointsView, ...] = ()
     runs: RunsState = RunsState()
     goodput: tuple[Account, ...] = ()
     evicted: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -130,28 +106,19 @@ class ClusterState:
         self.settings = settings
         self.runtime = RuntimeState(settings)
         self.ledger = Ledger(state.ledger)
-        self.keeping = CheckpointIndex(state.keeping)
+        self.checkpoints = CheckpointIndex(state.checkpoints)
         self.runs = Runs(state.runs)
         self.goodput = Accounts(state.goodput)
         self.evicted = dict(state.evicted)
-        """By job: whom its lighthouse must not count on, the latest."""
+        """By job: the latest members that its lighthouse must not count on."""
         self.term = state.term
         self.inbox_seq = state.inbox_seq
         self.jobs = {job.name: job for job in state.jobs}
-        self.ranks = {rank.id: rank for rank in state.ranks}
         self.devices = {device.id: device for device in state.devices}
         self.incidents = Incidents(state.incidents, state.incident_count)
-        self.hand_seats = set(state.hand_seats)
-        self.drmap = DRMap(self.hand_seats)
-        self._order: list[RankId] | None = None
-        self.ranks_of_job: dict[str, set[RankId]] = {}
-        self.present_of_job: Counter[str] = Counter()
-        """How many of them are present."""
-        for rank in state.ranks:
-            self.ranks_of_job.setdefault(rank.id.job, set()).add(rank.id)
-            if rank.presence in PRESENT:
-                self.present_of_job[rank.id.job] += 1
-                self._seat(rank)
+        self.registered = set(state.registered)
+        self.drmap = DRMap(self.registered)
+        self.ranks = Ranks(state.ranks, self.drmap)
         self.runtime.adopt(
             (rank.id, rank.incarnation, rank.presence is Presence.LOST or rank.presence is Presence.DEAD,
              rank.presence is Presence.LEFT or rank.presence is Presence.FAILED)
@@ -174,59 +141,48 @@ class ClusterState:
             jobs=tuple(self.jobs[name] for name in sorted(self.jobs)),
             ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
             devices=tuple(self.devices[device] for device in sorted(self.devices)),
-            hand_seats=tuple(sorted(self.hand_seats, key=lambda seat: (seat.device, seat.replica))),
+            registered=tuple(sorted(self.registered, key=lambda assignment: (assignment.device, assignment.replica))),
             incidents=tuple(self.incidents.values()),
             ledger=self.ledger.state(),
-            keeping=self.keeping.state(),
+            checkpoints=self.checkpoints.state(),
             runs=self.runs.state(),
             goodput=self.goodput.state(),
             evicted=tuple((job, self.evicted[job]) for job in sorted(self.evicted)),
         )
 
-    def order(self) -> list[RankId]:
-        """All ranks, sorted; sorted anew only when there are others."""
-        if self._order is None:
-            self._order = sorted(self.ranks)
-        return self._order
-
     def lives(self, rank: RankId, incarnation: str) -> bool:
-        """Whether this life of the rank is still counted on."""
-        known = self.ranks.get(rank)
-        return known is not None and known.incarnation == incarnation and known.presence in PRESENT
+        """Whether this incarnation of the rank still counts as present."""
+        latest = self.ranks.find(rank, incarnation)
+        return latest is not None and latest.presence in PRESENT
 
     def furthest(self, run: Run) -> int:
-        """The furthest step that was heard of from the attempt under way, or the one it went on from."""
+        """The furthest step reported of the attempt under way, or the step it resumed from."""
         steps = [run.resume_step or 0]
         for place in run.places:
-            rank_runtime = self.runtime.ranks.get(run.rank(place.rank))
-            if (
-                rank_runtime is not None
-                and rank_runtime.beat is not None
-                and rank_runtime.incarnation == place.incarnation
-            ):
-                steps.append(rank_runtime.beat.step)
-        for node in run.nodes:  # an agent sees steps that a rank did not live to tell of
-            if (seen := self.runtime.nodes.get(node)) is not None:
-                mine = (s for s in seen.beat.attempts if s.job == run.job and s.attempt == run.attempt)
-                steps += [rank.step for status in mine for rank in status.ranks]
+            beat = self.runtime.last_beat(run.rank(place.rank), place.incarnation)
+            if beat is not None:
+                steps.append(beat.step)
+        for node in run.nodes:  # an agent sees steps that a rank did not live to report
+            if (status := self.runtime.attempt_status(node, run)) is not None:
+                steps += [rank.step for rank in status.ranks]
         return max(steps)
 
     def ranks_of(self, run: Run) -> list[RankId]:
-        """Those that are known of the replica it runs."""
-        return sorted(rank for rank in self.ranks_of_job.get(run.of.job, ()) if rank.of == run.of)
+        """The ranks that have joined of the replica that it starts."""
+        return [rank.id for rank in self.ranks.of_replica(run.replica_id)]
 
     def incidents_of(self, run: Run) -> list[Incident]:
-        """The open ones that are about this run; oldest first."""
-        mine = self.incidents.open_of(run.of.job)
-        return [i for i in mine if self.runs.concerned(i.job, i.about) == run]
+        """The open incidents about this run; oldest first."""
+        of_job = self.incidents.open_of(run.replica_id.job)
+        return [incident for incident in of_job if self.runs.concerned(incident.job, incident.about) == run]
 
     def restart_runtime(self, now: float) -> None:
-        """After a replay, a reconnection or a nap: full patience for everyone."""
+        """After a replay, a reconnection or a suspension: every timer starts again."""
         lost = {rank.id: rank.patient for rank in self.ranks.values() if rank.presence is Presence.LOST}
         self.runtime.restart(now, lost)
 
     def beat_seconds(self) -> float:
-        """How often each rank should speak, given how many there are."""
+        """Seconds between two beats of a rank: more ranks send less often."""
         return max(self.settings.beat_seconds, len(self.ranks) / self.settings.ranks_per_beat_second)
 
     # ── fold ──
@@ -247,38 +203,38 @@ class ClusterState:
             case RankJoined():
                 self._join(record, at)
             case RankAttached(rank=rank):
-                self.ranks[rank] = replace(self.ranks[rank], counted=False)
+                self.ranks.modify(rank, counted=False)
             case RankLost(rank=rank, reason=reason, patient=patient):
-                self._turn(rank, Sign.LINK_CLOSED, reason, at, patient=patient)
+                self.ranks.advance(rank, Sign.LINK_CLOSED, reason, at, patient=patient)
                 self.runtime.lost(rank, patient, at)
             case RankFound(rank=rank, reason=reason):
-                self._turn(rank, Sign.HEARD, reason, at)
+                self.ranks.advance(rank, Sign.HEARD, reason, at)
                 self.runtime.found(rank, at)
             case RankDied(rank=rank, reason=reason, confirmed=confirmed):
-                self._turn(rank, Sign.ENDED_BADLY if confirmed else Sign.GRACE_OVER, reason, at)
+                self.ranks.advance(rank, Sign.ENDED_BADLY if confirmed else Sign.GRACE_OVER, reason, at)
                 self.runtime.gone(rank, final=confirmed)
             case RankLeft(rank=rank, how=how):
-                self._turn(rank, Sign.GOODBYE, life_over(how), at)
-                self.ranks[rank] = replace(self.ranks[rank], left=how)
+                self.ranks.advance(rank, Sign.GOODBYE, life_over(how), at)
+                self.ranks.modify(rank, left=how)
                 self.runtime.gone(rank, final=True)
             case RankForgotten(rank=rank):
                 self._forget(rank)
             case JobBegan(job=name):
-                for rank in list(self.ranks_of_job.get(name, ())):  # what remains of an earlier run
-                    if self.ranks[rank].presence not in PRESENT:
-                        self._forget(rank)
+                for rank_of_earlier_run in self.ranks.of_job(name):
+                    if rank_of_earlier_run.presence not in PRESENT:
+                        self._forget(rank_of_earlier_run.id)
                 self.ledger.forget(name)
-                began = self.jobs.get(name)
-                phase = JOB_NEXT[(began.phase, JobSign.JOINED)] if began else JobPhase.RUNNING
+                job = self.jobs.get(name)
+                phase = JOB_NEXT[(job.phase, JobSign.JOINED)] if job else JobPhase.RUNNING
                 self.jobs[name] = Job(name=name, phase=phase, began=at)
             case JobEnded(job=name, outcome=outcome, reason=reason):
                 self.jobs[name] = replace(self.jobs[name], phase=JobPhase(outcome), ended=at, reason=reason)
             case JobForgotten(job=name):
                 self._forget_job(name)
-            case DeviceSeated(device=device, replica=replica, node=node):
-                seat = Seat(device, replica, None, node)
-                self.hand_seats.add(seat)
-                self.drmap.add(seat)
+            case DeviceRegistered(device=device, replica=replica, node=node):
+                assignment = Assignment(device=device, replica=replica, node=node)
+                self.registered.add(assignment)
+                self.drmap.add(assignment)
                 self._know_device(device, node, at)
             case DeviceBlamed() | DeviceCleared() | DeviceMarkedFailed() | DeviceMarkedRecovered():
                 if isinstance(record, DeviceBlamed):
@@ -313,19 +269,19 @@ class ClusterState:
                 self.ledger.end(record)
                 self.runtime.operations.end(request)
             case MemberJoined(rank=rank, member=member):
-                if rank in self.ranks and self.ranks[rank].incarnation == record.incarnation:
-                    self.ranks[rank] = replace(self.ranks[rank], member=member)
+                if self.ranks.find(rank, record.incarnation) is not None:
+                    self.ranks.modify(rank, member=member)
             case MembersEvicted(job=job, members=members):
                 self.evicted[job] = (*self.evicted.get(job, ()), *members)[-KEEP_EVICTED:]
             case _:
                 if isinstance(record, CheckpointSaved):
                     self.runtime.saves(record.rank.job).saved(at)
-                self.keeping.fold(record, at)
-                follow(self.incidents, self.runs, record, at)
+                self.checkpoints.fold(record, at)
+                self.incidents.follow_run(record, self.runs, at)
                 self.runs.fold(record, at)
                 self.goodput.fold(record, at, self._run_of(record.rank) if isinstance(record, JobResumed) else "")
                 if isinstance(record, AttemptStopping) and record.incident in self.incidents:
-                    self._stopped_for(record.incident, self.runs.by_job[record.job], at)
+                    self._stopped_for(record.incident, self.runs.by_name[record.job], at)
 
     def _follow_change(self, change: Change, at: float) -> None:
         """Keep the course of a change in step with the ledger, and tell the watch what beats must say from now on."""
@@ -339,7 +295,7 @@ class ClusterState:
         elif change.phase is ChangePhase.ABORTED:
             operations.end(change.request)
         if change.takes_effect and change.change.action == "set":
-            for rank in self.ranks_of_job.get(change.job, ()):  # also of those that joined while it was agreed on
+            for rank in self.ranks.ids_of(change.job):  # also of those that joined while it was agreed on
                 if change.is_for(rank):
                     self.runtime.expect(rank, self.ranks[rank].incarnation, change.change)
         if change.phase is ChangePhase.COMMITTED:
@@ -350,53 +306,14 @@ class ClusterState:
             operation.committed, operation.began, operation.sent = True, at, at
 
     def _join(self, record: RankJoined, at: float) -> None:
-        self.goodput.fold(record, at, self._run_of(record.rank))
-        hello, rank_id = record.hello, record.rank
-        rank = Rank(
-            id=rank_id,
-            incarnation=hello.incarnation,
-            presence=Presence.LIVE,
-            since=at,
-            node=hello.node,
-            pid=hello.pid,
-            devices=hello.devices,
-            world_size=hello.world_size,
-            launcher=hello.launcher,
-            counted=hello.counted,
-            process=hello.process,
-        )
-        self._count(rank_id, Presence.LIVE)
-        self.ranks[rank_id] = rank
-        self._order = None
-        self.ranks_of_job.setdefault(rank_id.job, set()).add(rank_id)
+        rank, hello = record.rank, record.hello
+        self.goodput.fold(record, at, self._run_of(rank))
         for device in hello.devices:
             self._know_device(device, hello.node, at)
-        self.drmap.remove_rank(rank_id)
-        self._seat(rank)
-        self.runtime.joined(rank_id, hello.incarnation, at)
-        for change in self.ledger.in_force(rank_id):
-            self.runtime.expect(rank_id, hello.incarnation, change)
-
-    def _turn(self, rank_id: RankId, sign: Sign, reason: Prose, at: float, patient: bool = False) -> None:
-        rank = self.ranks[rank_id]
-        presence = RANK_NEXT[(rank.presence, sign)]
-        self._count(rank_id, presence)
-        rank = replace(rank, presence=presence, since=at, reason=reason, patient=patient)
-        self.ranks[rank_id] = rank
-        if presence in PRESENT:
-            self._seat(rank)
-        else:
-            self.drmap.remove_rank(rank_id)
-
-    def _count(self, rank: RankId, presence: Presence | None) -> None:
-        """A rank is about to have this presence; None: to be forgotten."""
-        known = self.ranks.get(rank)
-        was = known is not None and known.presence in PRESENT
-        self.present_of_job[rank.job] += (presence in PRESENT) - was
-
-    def _seat(self, rank: Rank) -> None:
-        for device in rank.devices:
-            self.drmap.add(Seat(device, rank.id.of, rank.id.rank, rank.node))
+        self.ranks.join(record, at)
+        self.runtime.joined(rank, hello.incarnation, at)
+        for change in self.ledger.in_force(rank):
+            self.runtime.expect(rank, hello.incarnation, change)
 
     def _know_device(self, device: str, node: str, at: float) -> None:
         if device not in self.devices:
@@ -405,32 +322,25 @@ class ClusterState:
             self.devices[device] = replace(self.devices[device], node=node)
 
     def _forget_job(self, name: str) -> None:
-        for rank in list(self.ranks_of_job.get(name, ())):
-            self._forget(rank)
+        for rank in self.ranks.of_job(name):
+            self._forget(rank.id)
         self.jobs.pop(name, None)
         self.runtime.forget_job(name)
         self.ledger.forget(name)
-        self.keeping.forget(name)
+        self.checkpoints.pop(name, None)
         self.evicted.pop(name, None)
         for run in self.runs.forget(name):
             self.goodput.forget(run)
 
     def _forget(self, rank: RankId) -> None:
-        self._count(rank, None)
-        self.ranks.pop(rank, None)
-        self._order = None
-        self.ranks_of_job.get(rank.job, set()).discard(rank)
-        if not self.ranks_of_job.get(rank.job):
-            self.ranks_of_job.pop(rank.job, None)
-            del self.present_of_job[rank.job]
-        self.drmap.remove_rank(rank)
+        del self.ranks[rank]
         self.runtime.forgotten(rank)
 
     def _open(self, record: IncidentOpened, at: float) -> None:
         self.incidents.open(record, at)
         self._refer(record.about, record.id)
         run = self.runs.concerned(record.job, record.about)
-        self.goodput.fold(record, at, run.job if run is not None else "")
+        self.goodput.fold(record, at, run.name if run is not None else "")
 
     def _amend(self, record: IncidentAmended, at: float) -> None:
         incident = self.incidents.get(record.id)
@@ -442,12 +352,12 @@ class ClusterState:
             self._refer(incident.about, "")
 
     def _run_of(self, rank: RankId) -> str:
-        run = self.runs.of(rank.of)
-        return run.job if run is not None else ""
+        run = self.runs.of(rank.replica_id)
+        return run.name if run is not None else ""
 
     def _stopped_for(self, id: str, run: Run, at: float) -> None:
-        incident = self.incidents[id] = stopped(self.incidents[id], run, at)
-        self.goodput.blame(run.job, cause_of(incident), incident.opened, at)
+        incident = self.incidents.record_stop(id, run, at)
+        self.goodput.blame(run.name, cause_of(incident), incident.opened, at)
 
     def _refer(self, about: About, incident: str) -> None:
         """Let the rank or device that an incident is about as a whole point to it while it is open."""
@@ -455,5 +365,5 @@ class ClusterState:
             return
         if about.device in self.devices:
             self.devices[about.device] = replace(self.devices[about.device], incident=incident)
-        elif about.rank in self.ranks:
-            self.ranks[about.rank] = replace(self.ranks[about.rank], incident=incident)
+        elif about.rank is not None and about.rank in self.ranks:
+            self.ranks.modify(about.rank, incident=incident)

@@ -14,10 +14,10 @@ class Curve:
         assert capacity >= 2
         self.capacity = capacity
         self.stride = 1
-        """Of so many points offered, one is kept."""
+        """One of this number of offered points is kept."""
         self._offered = 0
         self._extra = False
-        """The newest stands out of line and gives way to the next."""
+        """The newest is between two kept points, and the next one replaces it."""
         self._points: list[Point] = []
 
     def add(self, point: Point) -> None:

@@ -1,4 +1,4 @@
-"""A device, and who says that it is broken: the durable part of it."""
+"""A device, and the sources that report it failed. The durable part."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torchloom.protocol.phrase import Prose
 from torchloom.protocol.records import DeviceBlamed, DeviceCleared, DeviceMarkedFailed, DeviceMarkedRecovered
 
 BLAMES_KEPT = 64
-"""For one device; beyond, the oldest is forgotten."""
+"""Failure reports of one device; beyond, the oldest is forgotten."""
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody says that a device is broken."""
+    """A source reports that a device has failed."""
 
     by: str
     cause: str
     began: float = 0.0
     alert: bool = False
-    """An alert: it is told again and again while it lasts."""
+    """An alert, which its source repeats while it lasts."""
     overruled: bool = False
-    """A person has said since that the device works."""
+    """An operator has reported since that the device works."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,10 +32,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     cause: Prose = ""
     incident: str = ""
     blames: tuple[Blame, ...] = ()
-    """All who say that it is broken, also those whom a person has overruled."""
+    """All failure reports, also those that an operator has overruled."""
 
 
-def fold(
+def fold_device(
     device: Device, record: DeviceBlamed | DeviceCleared | DeviceMarkedFailed | DeviceMarkedRecovered, at: float
 ) -> Device:
     match record:

@@ -1,89 +1,58 @@
-"""DRMap: which devices a replica uses and which replicas use a device, many to many, all directions always agreeing.
+"""DRMap: which replicas use a device and which devices a rank uses, many to many, both directions always agreeing.
 
-Monitoring systems speak of devices, training speaks of replicas; this translates. The unit is a seat: one rank of a
-replica on one device of a node, or a whole replica where the pair was registered by hand.
+Monitoring systems report devices, training consists of replicas; this translates. The unit is an assignment: one rank
+of a replica on one device of a node, or a whole replica where an operator registered the pair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.protocol.views import Assignment
 
 Key = TypeVar("Key")
 
 
-class Seat(NamedTuple):
-    device: str
-    replica: ReplicaId
-    rank: int | None
-    """None: registered by hand for the replica as a whole."""
-    node: str
-
-
 class DRMap:
-    def __init__(self, seats: Iterable[Seat] = ()) -> None:
-        self._by_device: dict[str, set[Seat]] = {}
-        self._by_replica: dict[ReplicaId, set[Seat]] = {}
-        self._by_node: dict[str, set[Seat]] = {}
-        self._by_rank: dict[tuple[ReplicaId, int | None], set[Seat]] = {}
-        for seat in seats:
-            self.add(seat)
+    def __init__(self, assignments: Iterable[Assignment] = ()) -> None:
+        self._by_device: dict[str, set[Assignment]] = {}
+        self._by_rank: dict[tuple[ReplicaId, int | None], set[Assignment]] = {}
+        for assignment in assignments:
+            self.add(assignment)
 
-    def add(self, seat: Seat) -> None:
-        self._by_device.setdefault(seat.device, set()).add(seat)
-        self._by_replica.setdefault(seat.replica, set()).add(seat)
-        self._by_node.setdefault(seat.node, set()).add(seat)
-        self._by_rank.setdefault((seat.replica, seat.rank), set()).add(seat)
+    def add(self, assignment: Assignment) -> None:
+        self._by_device.setdefault(assignment.device, set()).add(assignment)
+        self._by_rank.setdefault((assignment.replica, assignment.rank), set()).add(assignment)
 
-    def remove(self, seat: Seat) -> None:
-        _discard(self._by_device, seat.device, seat)
-        _discard(self._by_replica, seat.replica, seat)
-        _discard(self._by_node, seat.node, seat)
-        _discard(self._by_rank, (seat.replica, seat.rank), seat)
+    def remove(self, assignment: Assignment) -> None:
+        _discard(self._by_device, assignment.device, assignment)
+        _discard(self._by_rank, (assignment.replica, assignment.rank), assignment)
 
     def remove_rank(self, rank: RankId) -> None:
-        for seat in list(self._by_rank.get((rank.of, rank.rank), ())):
-            self.remove(seat)
+        for assignment in self.assignments_of(rank):
+            self.remove(assignment)
 
     def replicas_on(self, device: str) -> tuple[ReplicaId, ...]:
-        return tuple(sorted({seat.replica for seat in self._by_device.get(device, ())}))
+        return tuple(sorted({assignment.replica for assignment in self._by_device.get(device, ())}))
 
-    def ranks_on(self, device: str) -> tuple[RankId, ...]:
-        return tuple(sorted(RankId(*s.replica, s.rank) for s in self._by_device.get(device, ()) if s.rank is not None))
+    def assignments_of(self, rank: RankId) -> list[Assignment]:
+        return sorted(self._by_rank.get((rank.replica_id, rank.rank), ()), key=_order)
 
-    def devices_of(self, replica: ReplicaId) -> tuple[str, ...]:
-        return tuple(sorted({seat.device for seat in self._by_replica.get(replica, ())}))
+    def __iter__(self) -> Iterator[Assignment]:
+        return iter(sorted((a for assignments in self._by_device.values() for a in assignments), key=_order))
 
-    def devices_of_rank(self, rank: RankId) -> tuple[str, ...]:
-        return tuple(sorted({seat.device for seat in self._by_rank.get((rank.of, rank.rank), ())}))
-
-    def seats_of_rank(self, rank: RankId) -> tuple[Seat, ...]:
-        return tuple(sorted(self._by_rank.get((rank.of, rank.rank), ()), key=_order))
-
-    def seats_of(self, replica: ReplicaId) -> tuple[Seat, ...]:
-        return tuple(sorted(self._by_replica.get(replica, ()), key=_order))
-
-    def on_node(self, node: str) -> tuple[Seat, ...]:
-        return tuple(sorted(self._by_node.get(node, ()), key=_order))
-
-    def __iter__(self) -> Iterator[Seat]:
-        return iter(sorted((seat for seats in self._by_device.values() for seat in seats), key=_order))
-
-    def __contains__(self, seat: Seat) -> bool:
-        return seat in self._by_device.get(seat.device, ())
-
-    def __len__(self) -> int:
-        return sum(len(seats) for seats in self._by_device.values())
+    def __contains__(self, assignment: Assignment) -> bool:
+        return assignment in self._by_device.get(assignment.device, ())
 
 
-def _discard(index: dict[Key, set[Seat]], key: Key, seat: Seat) -> None:
-    seats = index.get(key, set())
-    seats.discard(seat)
-    if not seats:
+def _order(assignment: Assignment) -> tuple[str, ReplicaId, int]:
+    return assignment.device, assignment.replica, -1 if assignment.rank is None else assignment.rank
+
+
+def _discard(index: dict[Key, set[Assignment]], key: Key, assignment: Assignment) -> None:
+    assignments = index.get(key, set())
+    assignments.discard(assignment)
+    if not assignments:
         index.pop(key, None)
-
-
-def _order(seat: Seat) -> tuple[str, ReplicaId, int]:
-    return seat.device, seat.replica, -1 if seat.rank is None else seat.rank

@@ -1,19 +1,19 @@
-"""What became of a run's time: every second since it was submitted is productive, or lost for a cause.
+"""Goodput: every second since a run was submitted is productive, or lost for a cause.
 
     waiting     there was no room for its ranks
     starting    an attempt that nothing had gone wrong before, until all its ranks ran; and of every attempt what its
-                ranks did before one of them was heard of (imports), or all of it if it came to no step
+                ranks did before one of them joined (imports), or all of it if no step was made
     a kind      of incident (hang, crash, device, …; `node` where a node or its agent was lost): from its first sign, or
                 from the end of the attempt, until all ranks ran again
-    redone      ranks ran, but what they did was not in the checkpoint from which the next attempt went on
+    redone      ranks ran, but what they did was not in the checkpoint from which the next attempt resumed
     paused      all ranks were
     moving      an attempt was ended because its node was leaving
-    ending      somebody had asked for the end
+    ending      an operator had requested the end
 
-The rest is productive. Time goes to one account after the other, so the sum is always all of it. What is redone is told
-by steps: those of an attempt are taken to have been equally long, from when a rank of it was first heard of. Of ranks
-that are never heard of nothing is known but where the next attempt goes on: what they do is taken to be productive,
-until that, or that the run failed, says otherwise.
+The rest is productive. Each second goes to exactly one cause, so the sum is always all of it. What is redone is counted
+in steps: the steps of an attempt are assumed to be equally long, from when its first rank joined. Of ranks that never
+join only the step from which the next attempt resumes is known: their time counts as productive until that step, or
+the failure of the run, shows otherwise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torchloom.protocol.run_records import (
 from torchloom.protocol.views import Goodput
 
 RUNNING, BETWEEN = "running", "between"
-"""What is no loss, and what is divided between the cause of a restart and waiting for room."""
+"""No loss; and time that is divided between the cause of a restart and waiting for room."""
 WAITING, STARTING, PAUSED, REDONE, MOVING, ENDING, OTHER = (
     "waiting", "starting", "paused", "redone", "moving", "ending", "other",
 )  # fmt: skip
@@ -74,17 +74,17 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     submitted: float
     since: float
-    """Up to here it is accounted for."""
+    """The time up to which it is accounted for."""
     doing: str = WAITING
-    """Where the time from then on goes."""
+    """The cause that gets the time from then on."""
     cause: str = ""
-    """Why its ranks have to be started again."""
+    """Why its ranks have to be restarted."""
     until: float = 0.0
     """The pause before the next attempt, which is part of the cause."""
     first: int = 0
     """The step that the attempt under way began with."""
     joined: bool = False
-    """A rank of it was heard of, so its steps are known."""
+    """A rank of it has joined, so its steps are known."""
     running: float = 0.0
     """Seconds in which it ran."""
     latest: float = 0.0
@@ -190,7 +190,7 @@ def _stopping(account: Account, record: AttemptStopping, at: float) -> Account:
     stepless = account.joined and record.step <= account.first  # then it left no stretch
     latest = max(0.0, at - before) if doing == RUNNING and not stepless else 0.0
     cause = doing if doing in HANGS else OTHER if record.counts else MOVING
-    cause = ENDING if record.then == "cancel" else cause
+    cause = ENDING if record.next_action == "cancel" else cause
     return replace(account, doing=cause, cause=cause, latest=latest, standing="", whole=())
 
 

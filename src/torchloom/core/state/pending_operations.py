@@ -1,7 +1,7 @@
-"""Changes and orders under way, as far as the weaver may forget them: who has answered, who still waits for an answer.
+"""Changes and orders under way, as far as the weaver may forget them: which ranks answered, which operators wait.
 
-A restarted weaver finds them unanswered and asks everyone again; ranks answer again what they have done already.
-A course changes when a reply is taken in (`take`), and by records; those that are about nothing durable are `Volatile`.
+A restarted weaver asks all ranks again; ranks repeat their answers. An operation changes when a reply arrives (`take`)
+and by records; records about nothing durable are `Volatile`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Lives = tuple[tuple[RankId, str], ...]
 
 
 class ChangeRequest(msgspec.Struct, frozen=True):
-    """A change somebody wants, before it has a step."""
+    """A requested change, before it has a step."""
 
     ask: SetKnobs
     action: Action = "set"
@@ -28,14 +28,14 @@ class ChangeRequest(msgspec.Struct, frozen=True):
 
 
 class Volatile(msgspec.Struct, frozen=True):
-    """A record that is folded like any other, but not stored: a restarted weaver does without it."""
+    """A record that is folded like any other, but not stored: a restarted weaver does not need it."""
 
     request: str
-    """Of the course it is about."""
+    """The request of the operation."""
 
 
 class OperationBegan(Volatile, frozen=True):
-    """Somebody wants a change, and its ranks are asked where they are."""
+    """A change was requested, and its ranks are asked for their steps."""
 
     job: str
     lives: Lives
@@ -44,35 +44,35 @@ class OperationBegan(Volatile, frozen=True):
 
 
 class OperationEnded(Volatile, frozen=True):
-    """It came to nothing, and no rank has changed."""
+    """It was given up, and no rank has changed."""
 
 
 class WaiterAdded(Volatile, frozen=True):
     reply: str
-    """Where."""
+    """The reply subject."""
 
 
 class WaitersAnswered(Volatile, frozen=True):
-    """Nobody waits any more."""
+    """All waiting operators were answered."""
 
 
 class RanksAskedAgain(Volatile, frozen=True):
-    """Its ranks, those that have not answered."""
+    """The ranks that have not answered were asked again."""
 
 
 class VerdictAsked(Volatile, frozen=True):
-    """The server is to let one stand."""
+    """A verdict was sent to the server."""
 
 
 @dataclass(slots=True)
 class PendingOperation:
-    """One change (or order) on its way."""
+    """One change or order under way."""
 
     request: str
     job: str
     lives: dict[RankId, str]
     change_request: ChangeRequest | None = None
-    """What was asked; not known after a restart of the weaver."""
+    """None for orders, and after a restart of the weaver."""
     id: str = ""
     """The change's or order's, once it is in the log."""
     began: float = 0.0
@@ -81,14 +81,14 @@ class PendingOperation:
     verdict_asked: float | None = None
     committed: bool = False
     waiters: list[str] = field(default_factory=list)
-    """Where an answer is awaited."""
+    """Reply subjects of the operators that wait."""
     step_reports: dict[RankId, StepReport] = field(default_factory=dict)
     ready: dict[RankId, Ready] = field(default_factory=dict)
     applied: dict[RankId, Applied] = field(default_factory=dict)
     ordered: dict[RankId, Ordered] = field(default_factory=dict)
 
     def take(self, rank: RankId, reply: Reply) -> bool:
-        """Remember an answer of one of its ranks; whether it was news."""
+        """Store an answer of one of its ranks; whether it is the first of its kind."""
         if self.lives.get(rank) != reply.incarnation:
             return False
         match reply:
@@ -116,7 +116,7 @@ class PendingOperations:
         return found or next((operation for operation in self.by_request.values() if operation.id == id), None)
 
     def inquiring(self, job: str) -> PendingOperation | None:
-        """The change of a job that is wanted but not yet proposed."""
+        """The change of a job that is requested but not yet proposed."""
         return next((c for c in self.by_request.values() if c.job == job and not c.id), None)
 
     def begin(self, operation: PendingOperation) -> None:
@@ -126,7 +126,7 @@ class PendingOperations:
         self.by_request.pop(request, None)
 
     def take(self, rank: RankId, reply: Reply) -> PendingOperation | None:
-        """The course that a reply belongs to, if it is news there."""
+        """The operation that a reply belongs to, if it is new there."""
         operation = self.find(reply.id)
         return operation if operation is not None and operation.take(rank, reply) else None
 

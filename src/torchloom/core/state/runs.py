@@ -7,8 +7,8 @@
                      │                        v
                   restarting <──────────── stopping ──> failed, cancelled
 
-A run is in one phase; an attempt is one start of all its ranks. Agents are told what should be, and say what is, until
-the two are the same: a weaver that was killed in between goes on from the log and their next beats.
+A run is in one phase; an attempt is one start of all its ranks. Agents receive the desired state and report the actual
+one until both agree. A weaver that was killed in between continues from the log and their next beats.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from torchloom.core.state.fields import copy_fields
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.incident_records import About, ResponseBegan, ResponseWent
 from torchloom.protocol.job import Task
@@ -40,7 +41,7 @@ from torchloom.protocol.run_records import (
 )
 
 LIGHTHOUSE = "lighthouse"
-"""What the one among the runs of a torchft job is called in which no rank trains."""
+"""Replica name of the run of a torchft job that starts the lighthouse."""
 KEEP_NOTES = 50
 """Attempts of one run that are remembered."""
 KEEP_STOPS = 1000
@@ -63,7 +64,7 @@ class RunSign(StrEnum):
     """What happens to a run."""
 
     PLACED = "there is room for all ranks"
-    LAUNCHED = "agents were told to start them"
+    LAUNCHED = "agents start them"
     ALL_RUNNING = "all ranks run"
     HELD = "all ranks are paused"
     GOES_ON = "a rank is paused no longer"
@@ -100,11 +101,13 @@ RUN_NEXT: Mapping[tuple[RunPhase, RunSign], RunPhase] = {
     (P.RESTARTING, S.GIVEN_UP): P.FAILED,
 }
 OVER = frozenset({P.DONE, P.FAILED, P.CANCELLED})
+UNDER_WAY = frozenset({P.PLACING, P.STARTING, P.RUNNING, P.PAUSED})
+"""Phases in which an attempt needs its nodes."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    job: str
-    """What it is called: as its job; one of several replicas as `JOB:NUMBER`."""
+    name: str
+    """The name of the job; of one of several replicas `JOB:NUMBER`."""
     task: Task
     request: str
     phase: RunPhase = RunPhase.SUBMITTED
@@ -112,7 +115,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     submitted: float = 0.0
     operator: str = ""
     attempt: int = 0
-    """Counts on over all runs of a job, so that what is left of an older one is not taken for this one's."""
+    """Counted over all runs of a job, so that processes of an older run are not taken for this one's."""
     before: int = 0
     """Attempts of the runs before this one."""
     places: tuple[Place, ...] = ()
@@ -120,55 +123,60 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     resume: str = ""
     resume_step: int | None = None
-    then: str = "restart"
-    """What follows when all is stopped."""
+    next_action: str = "restart"
+    """What follows when all ranks have stopped."""
     wait_until: float = 0.0
     reason: Prose = ""
     notes: tuple[AttemptNote, ...] = ()
     step: int = 0
-    """The furthest that was heard of, once it is over."""
+    """The furthest step that was reported, once it is over."""
     stops: tuple[float, ...] = ()
-    """When attempts were stopped to be started again: what the budget of restarts is counted by."""
-    deaf: tuple[int, ...] = ()
-    """Ranks that are killed rather than asked to end."""
+    """When attempts were stopped to be restarted: `max_restarts` counts these."""
+    kill_now: tuple[int, ...] = ()
+    """Ranks that are killed at once."""
     rollback: Rollback | None = None
-    """What the next attempt goes back to."""
+    """The checkpoint that the next attempt goes back to."""
     skip: tuple[int, int] | None = None
-    """Steps whose batches are left out from now on."""
+    """Steps whose batches are skipped from now on."""
     response: ResponseBegan | None = None
-    """What is being done about an incident; its `do` is what is left."""
+    """The response under way; its `do` has the remaining actions."""
     responding: float = 0.0
-    """Since when."""
+    """Since when, if there is one."""
     responses: tuple[tuple[str, float], ...] = ()
-    """What was responded to, and when: what the limit of a rule is counted by."""
+    """Kinds of incidents and when a response began: the limits of rules count these."""
     drained: bool = False
-    """It is to leave at the end of a step, and to stay away."""
+    """It leaves at the end of a step, and is not restarted until the drain is undone."""
 
     @property
     def over(self) -> bool:
         return self.phase in OVER
 
     @property
-    def of(self) -> ReplicaId:
-        """The job and the replica of it whose ranks it starts."""
-        return ReplicaId(self.task.part_of or self.job, self.task.replica)
+    def under_way(self) -> bool:
+        """Whether an attempt is, and is not being stopped."""
+        return self.phase in UNDER_WAY
 
     @property
-    def serves(self) -> bool:
-        """It is no replica but what the replicas of its job need."""
+    def replica_id(self) -> ReplicaId:
+        """The replica whose ranks it starts."""
+        return ReplicaId(self.task.part_of or self.name, self.task.replica)
+
+    @property
+    def is_lighthouse(self) -> bool:
+        """It starts the lighthouse of its job, and no replica."""
         return self.task.replica == LIGHTHOUSE
 
     def rank(self, number: int) -> RankId:
-        return RankId(*self.of, number)
+        return RankId(*self.replica_id, number)
 
     @property
     def world_size(self) -> int:
-        """Once it is placed, what there was room for."""
+        """The number of ranks; once it is placed, those that there was room for."""
         return len(self.places) or self.task.per_node * self.task.nodes
 
     @property
     def ordinal(self) -> int:
-        """The how-manieth attempt of this run is under way."""
+        """The number of the attempt within this run."""
         return self.attempt - self.before
 
     @property
@@ -177,7 +185,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def note(self) -> AttemptNote:
-        """Of the attempt under way, or the last."""
+        """The note of the attempt under way, or of the last one."""
         return self.notes[-1]
 
 
@@ -189,18 +197,18 @@ class RunsState(msgspec.Struct, frozen=True, kw_only=True):
 class Runs:
     def __init__(self, state: RunsState | None = None) -> None:
         state = state or RunsState()
-        self.by_job = {run.job: run for run in state.runs}
-        self._names = {run.of: run.job for run in state.runs}
+        self.by_name = {run.name: run for run in state.runs}
+        self._names = {run.replica_id: run.name for run in state.runs}
         self.drained = set(state.drained)
 
     def state(self) -> RunsState:
         return RunsState(
-            runs=tuple(self.by_job[job] for job in sorted(self.by_job)), drained=tuple(sorted(self.drained))
+            runs=tuple(self.by_name[job] for job in sorted(self.by_name)), drained=tuple(sorted(self.drained))
         )
 
     def active(self, job: str) -> Run | None:
         """The run of a job, while it is under way."""
-        run = self.by_job.get(job)
+        run = self.by_name.get(job)
         return run if run is not None and not run.over else None
 
     def of(self, replica: ReplicaId) -> Run | None:
@@ -209,57 +217,55 @@ class Runs:
         return None if name is None else self.active(name)
 
     def of_job(self, job: str) -> list[Run]:
-        """Those of its runs that are under way: one, or one for each replica and for what they need."""
-        return [run for run in self.by_job.values() if run.of.job == job and not run.over]
+        """Its runs that are not over: one, or one for each replica and for the lighthouse."""
+        return [run for run in self.by_name.values() if run.replica_id.job == job and not run.over]
 
     def named(self, name: str) -> list[Run]:
         """The run of this name; those of the last submission, if a job is named that has several."""
-        mine = [run for run in self.by_job.values() if run.of.job == name]
+        mine = [run for run in self.by_name.values() if run.replica_id.job == name]
         if not mine:
-            return [self.by_job[name]] if name in self.by_job else []
+            return [self.by_name[name]] if name in self.by_name else []
         last = max(mine, key=lambda run: run.submitted).request
-        return sorted((run for run in mine if run.request == last), key=lambda run: run.job)
+        return sorted((run for run in mine if run.request == last), key=lambda run: run.name)
 
     def concerned(self, job: str, about: About) -> Run | None:
-        """The run that an incident is about, over or not; none if it is about all of a job with several."""
-        name = self._names.get(about.rank.of, "") if about.rank is not None else about.run or about.job
-        return self.by_job.get(name) or self.by_job.get(job)
+        """The run that an incident is about, over or not; None if it is about a job with several runs."""
+        name = self._names.get(about.rank.replica_id, "") if about.rank is not None else about.run or about.job
+        return self.by_name.get(name) or self.by_name.get(job)
 
     def due(self, node: str | None = None) -> list[str]:
-        """Jobs whose run may go on, the oldest first: all of them, or those that the word of a node may concern."""
-        runs = sorted((run for run in self.by_job.values() if not run.over), key=lambda run: run.submitted)
-        return [run.job for run in runs if node is None or not run.places or node in run.nodes]
+        """Names of runs that may advance, the oldest first: all of them, or those that a beat of a node may concern."""
+        runs = sorted((run for run in self.by_name.values() if not run.over), key=lambda run: run.submitted)
+        return [run.name for run in runs if node is None or not run.places or node in run.nodes]
 
     def forget(self, job: str) -> list[str]:
-        """A job, with all its replicas; what their runs were called."""
-        gone = [run for run in self.by_job.values() if run.of.job == job]
+        """Forget all runs of a job; returns their names."""
+        gone = [run for run in self.by_name.values() if run.replica_id.job == job]
         for run in gone:
-            del self.by_job[run.job]
-            self._names.pop(run.of, None)
-        return [run.job for run in gone]
+            del self.by_name[run.name]
+            self._names.pop(run.replica_id, None)
+        return [run.name for run in gone]
 
     # ── fold ──
 
     def fold(self, record: Record, at: float) -> None:
         match record:
-            case RunSubmitted(job=job, task=task, request=request, operator=operator):
-                last = self.by_job[job].attempt if job in self.by_job else 0
-                run = Run(job=job, task=task, request=request, operator=operator, since=at, submitted=at)
-                self.by_job[job] = replace(run, attempt=last, before=last)
-                self._names[run.of] = job
+            case RunSubmitted(job=job):
+                last = self.by_name[job].attempt if job in self.by_name else 0
+                run = copy_fields(Run, record, name=job, since=at, submitted=at, attempt=last, before=last)
+                self.by_name[job] = run
+                self._names[run.replica_id] = job
             case AttemptBegan(job=job, attempt=attempt, places=places):
                 run = self._turn(job, S.PLACED, at)
                 notes = (*run.notes, AttemptNote(number=attempt - run.before, began=at))[-KEEP_NOTES:]
                 # A lighthouse stays where it was: replicas know no other.
-                host, port = (run.host, run.port) if run.serves else ("", 0)
-                self.by_job[job] = replace(
-                    run, attempt=attempt, places=places, notes=notes, host=host, port=port, resume="", resume_step=None
+                host, port = (run.host, run.port) if run.is_lighthouse else ("", 0)
+                self._modify(
+                    job, attempt=attempt, places=places, notes=notes, host=host, port=port, resume="", resume_step=None
                 )
             case AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=resume_step):
                 run = self._turn(job, S.LAUNCHED, at)
-                self.by_job[job] = replace(
-                    run, host=host, port=port, resume=resume, resume_step=resume_step, rollback=None
-                )
+                self._modify(job, host=host, port=port, resume=resume, resume_step=resume_step, rollback=None)
                 self._note(job, resume_step=resume_step, heals=record.heals)
             case AttemptRunning(job=job, warm=warm, why_cold=why_cold):
                 self._turn(job, S.ALL_RUNNING, at)
@@ -267,18 +273,18 @@ class Runs:
             case AttemptPaused(job=job, held=held):
                 self._turn(job, S.HELD if held else S.GOES_ON, at)
             case AttemptStopping(
-                job=job, reason=reason, failure=failure, step=step, then=then, code=code, counts=counts
+                job=job, reason=reason, failure=failure, step=step, next_action=next_action, code=code, counts=counts
             ):
                 run = self._turn(job, S.STOP, at)
-                stops = (*run.stops, at)[-KEEP_STOPS:] if then == "restart" and counts else run.stops
+                stops = (*run.stops, at)[-KEEP_STOPS:] if next_action == "restart" and counts else run.stops
                 back = record.rollback
                 skip = back.skip if back is not None and back.skip is not None else run.skip
-                self.by_job[job] = replace(
-                    run,
-                    then=then,
+                self._modify(
+                    job,
+                    next_action=next_action,
                     reason=reason,
                     stops=stops,
-                    deaf=record.deaf,
+                    kill_now=record.kill_now,
                     rollback=back or run.rollback,
                     skip=skip,
                     response=None,
@@ -294,33 +300,37 @@ class Runs:
                     code=code,
                 )
             case ResponseBegan(job=job, kind=kind):
-                run = self.by_job[job]
+                run = self.by_name[job]
                 responses = (*run.responses, (kind, at))[-KEEP_STOPS:]
-                self.by_job[job] = replace(run, response=record, responding=at, responses=responses)
+                self._modify(job, response=record, responding=at, responses=responses)
             case ResponseWent(job=job, left=left):
-                run = self.by_job[job]
+                run = self.by_name[job]
                 rest = replace(run.response, do=left) if run.response is not None and left else None
-                self.by_job[job] = replace(run, response=rest)
+                self._modify(job, response=rest)
             case AttemptEnded(job=job, wait_seconds=wait_seconds):
                 run = self._turn(job, S.ALL_GONE, at)
-                self.by_job[job] = replace(run, wait_until=at + wait_seconds)
+                self._modify(job, wait_until=at + wait_seconds)
                 self._note(job, ended=at)
             case RunEnded(job=job, phase=phase, reason=reason, step=step):
                 sign = {"done": S.ALL_SUCCEEDED, "failed": S.GIVEN_UP, "cancelled": S.CANCELLED}[phase]
                 run = self._turn(job, sign, at)
-                self.by_job[job] = replace(run, reason=reason, step=step)
+                self._modify(job, reason=reason, step=step)
                 if run.notes:
                     self._note(job, ended=at)
             case ReplicaDrained(job=job, drained=drained):
-                self.by_job[job] = replace(self.by_job[job], drained=drained)
+                self._modify(job, drained=drained)
             case NodeDrained(node=node, drained=drained):
                 (self.drained.add if drained else self.drained.discard)(node)
 
     def _turn(self, job: str, sign: RunSign, at: float) -> Run:
-        run = self.by_job[job]
-        self.by_job[job] = run = replace(run, phase=RUN_NEXT[(run.phase, sign)], since=at)
+        run = self.by_name[job]
+        self.by_name[job] = run = replace(run, phase=RUN_NEXT[(run.phase, sign)], since=at)
         return run
 
-    def _note(self, job: str, **known: object) -> None:
-        run = self.by_job[job]
-        self.by_job[job] = replace(run, notes=(*run.notes[:-1], replace(run.note, **known)))
+    def _modify(self, job: str, **fields: object) -> None:
+        self.by_name[job] = replace(self.by_name[job], **fields)
+
+    def _note(self, job: str, **fields: object) -> None:
+        """Add to the note of the latest attempt."""
+        run = self.by_name[job]
+        self._modify(job, notes=(*run.notes[:-1], replace(run.note, **fields)))

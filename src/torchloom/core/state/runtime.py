@@ -1,7 +1,7 @@
-"""What the weaver has seen since it began, and is free to forget: links, last beats, deadlines.
+"""The runtime state: what the weaver has observed since it started, and may forget. Links, last beats, deadlines.
 
-Nothing here is stored. After a restart or a reconnection it begins anew with full patience (`restart`), so that a
-weaver that slept, or was cut off, never calls anyone dead for its own absence.
+Nothing here is stored. After a restart or a reconnection every timer starts again (`restart`): a weaver that was
+suspended or cut off must not declare a rank dead because of its own absence.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.core.state.curves import Curve
 from torchloom.core.state.pending_operations import PendingOperations
+from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
-from torchloom.protocol.node import NodeBeat
+from torchloom.protocol.node import AttemptStatus, NodeBeat
 from torchloom.protocol.rank import Beat, ChangeSpec
 from torchloom.settings import Settings
 
 DUE_KEPT = 8
 NODE_SILENCE = 6.0
-"""An agent that has not spoken for so long is gone, and what it ran with it."""
+"""Seconds without a beat after which an agent counts as gone."""
 Life = tuple[RankId, str]
 """One incarnation of one rank."""
 Attempts = tuple[tuple[str, int], ...]
@@ -35,7 +36,7 @@ Attempts = tuple[tuple[str, int], ...]
 
 @dataclass(slots=True)
 class RankRuntime:
-    """How a rank that has joined fares."""
+    """What was observed of a rank that has joined."""
 
     incarnation: str
     heard: float
@@ -45,42 +46,42 @@ class RankRuntime:
     charted: float = 0.0
     """When the last beat that went into the curve was heard."""
     missing: bool = False
-    """Lost or presumed dead: its next beat is news."""
+    """Lost or presumed dead: its next beat needs a decision."""
     over: bool = False
-    """Left or failed: nothing more is expected of this life."""
+    """Left or failed: this incarnation is not expected to send more."""
     due: list[ChangeSpec] = field(default_factory=list)
     """The latest changes, which must be in force from their steps on. A rank may learn late that it missed one."""
     missed: ChangeSpec | None = None
     """The newest of them whose step has passed without it."""
     astray: int = 0
-    """Beats in a row that said so."""
+    """Beats in a row in which that change was missing."""
     mended: bool = False
-    """The latest beat says that all is well again."""
+    """The latest beat has all changes again."""
     found: tuple[Finding, ...] = ()
-    """What beats have shown and nobody has looked at yet."""
+    """Findings that have not been taken yet."""
 
     def compare(self, beat: Beat) -> None:
-        """What a beat says is in force with what must be."""
+        """Compare the change that a beat reports with those that must be in force."""
         behind = [change for change in self.due if change.number > beat.change and change.step <= beat.step]
         missed = max(behind, key=lambda change: change.number, default=None)
         self.mended = missed is None and self.astray >= 2
         if missed is None:
             self.astray = 0
         elif missed != self.missed and self.astray >= 2:
-            self.astray = 1  # the last one was told; this is another
+            self.astray = 1  # the last one was reported; this is another
         else:
             self.astray += 1
         self.missed = missed
 
 
 def _lasting(beat: NodeBeat) -> NodeBeat:
-    """Without what is different every time, and nothing follows from."""
+    """Without values that differ in every beat, and that no decision depends on."""
     return replace(beat, pressure=None, readings=())
 
 
 @dataclass(slots=True)
 class NodeSeen:
-    """What an agent said last."""
+    """The last beat of an agent."""
 
     beat: NodeBeat
     heard: float
@@ -94,21 +95,21 @@ class RuntimeState:
     links: dict[Life, set[str]] = field(default_factory=dict)
     """Open connections of each life; an empty set means that it had one and it closed."""
     deadlines: dict[RankId, float] = field(default_factory=dict)
-    """When a lost rank is to be called dead."""
+    """When a lost rank is presumed dead."""
     blind_until: float = 0.0
-    """No one is blamed for silence before this."""
+    """Silence is not judged before this time."""
     told: dict[Life, float] = field(default_factory=dict)
-    """When an unknown or muted life was last answered, so that a flood gets a trickle back."""
+    """When an unknown or muted incarnation was last answered: a rate limit."""
     reunion: bool = False
-    """A roll-call is due."""
+    """The server must be asked who is connected."""
     operations: PendingOperations = field(default_factory=PendingOperations)
     """Changes and orders under way."""
     lighthouses: dict[str, LighthouseBeat] = field(default_factory=dict)
-    """By job: what its lighthouse said last."""
+    """By job: the last beat of its lighthouse."""
     examined: dict[str, float] = field(default_factory=dict)
-    """When the agent of a node last told whether it is fit."""
+    """When the agent of a node last reported whether it is fit."""
     meanwhile: list[tuple[Life, str, bool]] | None = None
-    """While a roll-call is being answered: links that opened (True) or closed since it was asked for."""
+    """While the server lists connections: links that opened (True) or closed since it was asked."""
     _cases: dict[str, tuple[Attempts, HangTracker]] = field(default_factory=dict)
     _races: dict[str, StragglerDetector[RankId]] = field(default_factory=dict)
     _saves: dict[str, CheckpointIntervalDetector] = field(default_factory=dict)
@@ -132,8 +133,18 @@ class RuntimeState:
             rank_runtime.astray != 2 and not rank_runtime.mended and not rank_runtime.missing and not found
         )  # 1 may be under way
 
+    def last_beat(self, rank: RankId, incarnation: str) -> Beat | None:
+        """The last beat of this incarnation, if one was heard since the weaver started."""
+        rank_runtime = self.ranks.get(rank)
+        return rank_runtime.beat if rank_runtime is not None and rank_runtime.incarnation == incarnation else None
+
+    def attempt_status(self, node: str, run: Run) -> AttemptStatus | None:
+        """What the agent of a node last reported about the attempt under way."""
+        attempts = self.nodes[node].beat.attempts if node in self.nodes else ()
+        return next((status for status in attempts if (status.job, status.attempt) == (run.name, run.attempt)), None)
+
     def take_found(self, rank: RankId) -> tuple[Finding, ...]:
-        """What the beats of a rank have shown since this was last asked."""
+        """The findings of a rank since the last call."""
         rank_runtime = self.ranks.get(rank)
         if rank_runtime is None:
             return ()
@@ -141,7 +152,7 @@ class RuntimeState:
         return found
 
     def case(self, job: str, attempts: Attempts = ()) -> HangTracker:
-        """The hangs of a job or run, as long as these attempts are under way."""
+        """The hang tracker of a job or run, for these attempts."""
         known, case = self._cases.get(job, ((), None))
         if case is None or known != attempts:
             case = HangTracker()
@@ -159,13 +170,13 @@ class RuntimeState:
             known.pop(job, None)
 
     def hear_lighthouse(self, job: str, beat: LighthouseBeat) -> bool:
-        """Take in what the lighthouse of a job said; whether it is news."""
+        """Store a beat of a lighthouse; whether it differs from the last one."""
         known = self.lighthouses.get(job)
         self.lighthouses[job] = beat
         return known != beat
 
     def hear_node(self, node: str, beat: NodeBeat, now: float) -> bool:
-        """Take in what an agent said; whether it is news. An older life of the agent is not listened to."""
+        """Store a beat of an agent; whether it differs from the last one. Beats of an older incarnation are ignored."""
         known = self.nodes.get(node)
         if known is not None and beat.incarnation < known.beat.incarnation and now - known.heard < NODE_SILENCE:
             return False
@@ -175,19 +186,19 @@ class RuntimeState:
         return known is None or _lasting(known.beat) != _lasting(beat)
 
     def node_speaks(self, node: str, now: float) -> bool:
-        """Whether an agent is there; after this weaver was away, it has time to say so."""
+        """Whether an agent sends beats; after this weaver was away, the agent has time to send the first."""
         if now < self.blind_until + NODE_SILENCE:
             return True
         known = self.nodes.get(node)
         return known is not None and now - known.heard < NODE_SILENCE
 
     def leaves(self, node: str) -> bool:
-        """Whether an agent said that it is about to end, with all it runs."""
+        """Whether an agent has announced that it ends, with all ranks it runs."""
         known = self.nodes.get(node)
         return known is not None and known.beat.leaving
 
     def forget_nodes(self, now: float) -> None:
-        """Those that said that they leave, or that served one job alone, and have been silent since."""
+        """Forget silent agents that announced their end, or that served only one job."""
         patience = self.settings.node_patience_seconds + NODE_SILENCE
         for node, seen in list(self.nodes.items()):
             away = now - seen.heard
@@ -201,7 +212,7 @@ class RuntimeState:
             self.meanwhile.append((life, link, True))
 
     def link_closed(self, life: Life, link: str) -> None:
-        if len(self.links) > 2 * len(self.ranks) + 1000:  # of the long gone, a late hello is no longer awaited
+        if len(self.links) > 2 * len(self.ranks) + 1000:  # a hello of these incarnations is not expected any more
             self.links = {life: links for life, links in self.links.items() if links}
         self.links.setdefault(life, set()).discard(link)
         if self.meanwhile is not None:
@@ -214,11 +225,11 @@ class RuntimeState:
         return self.links.get(life) == set()
 
     def ask_roll(self) -> None:
-        """A roll-call is under way: remember what changes until its answer is taken in."""
+        """The server is asked who is connected: record what changes until it answers."""
         self.meanwhile = []
 
     def call_roll(self, present: dict[Life, set[str]]) -> None:
-        """Who is connected, as the server said, corrected by what was seen after it had been asked."""
+        """Take in who is connected, as listed by the server, and what changed after it had been asked."""
         news, self.meanwhile = self.meanwhile or [], None
         self.links = {life: set(links) for life, links in present.items()}
         for life, link, opened in news:
@@ -228,7 +239,7 @@ class RuntimeState:
     # ── what follows from records ──
 
     def adopt(self, lives: Iterable[tuple[RankId, str, bool, bool]]) -> None:
-        """Begin with ranks known from a snapshot: (rank, incarnation, missing, over)."""
+        """Start with the ranks of a snapshot: (rank, incarnation, missing, over)."""
         for rank, incarnation, missing, over in lives:
             self.ranks[rank] = RankRuntime(incarnation, 0.0, RankDetectors(self.settings), missing=missing, over=over)
 
@@ -240,7 +251,7 @@ class RuntimeState:
         self.deadlines.pop(rank, None)
 
     def expect(self, rank: RankId, life: str, change: ChangeSpec) -> None:
-        """From its step on, this life must have this change in force."""
+        """From its step on, this change must be in force in this incarnation."""
         rank_runtime = self.ranks.get(rank)
         if rank_runtime is not None and rank_runtime.incarnation == life:
             rank_runtime.due = [*rank_runtime.due[1 - DUE_KEPT :], change]
@@ -257,7 +268,7 @@ class RuntimeState:
         rank_runtime.heard = now
 
     def gone(self, rank: RankId, *, final: bool) -> None:
-        """Dead, left or failed. Of one only presumed dead, a beat is still news."""
+        """Dead, left or failed. A beat of a rank that is only presumed dead still needs a decision."""
         self.deadlines.pop(rank, None)
         rank_runtime = self.ranks[rank]
         rank_runtime.missing = not final
@@ -272,7 +283,7 @@ class RuntimeState:
     # ── patience ──
 
     def restart(self, now: float, lost: dict[RankId, bool]) -> None:
-        """Begin every timer anew: this weaver was away. `lost` maps each lost rank to whether it gets long patience."""
+        """Restart every timer: this weaver was away. `lost` maps each lost rank to whether it gets the long grace."""
         for rank_runtime in self.ranks.values():
             rank_runtime.heard = now
         for seen in self.nodes.values():
@@ -287,7 +298,7 @@ class RuntimeState:
             operation.began = now
 
     def silent(self, ranks: Iterable[RankId], now: float, beat_seconds: float) -> list[RankId]:
-        """Who of these has not been heard for longer than anyone should be quiet."""
+        """The ranks among these that have sent nothing for too long."""
         if now < self.blind_until:
             return []
         limit = now - max(self.settings.silence_seconds, 5 * beat_seconds)

@@ -1,8 +1,8 @@
-"""Replicas under torchft: what they say of themselves, and whom their lighthouse must not count on any more.
+"""Replicas under torchft: what they report, and which members their lighthouse must not count on any more.
 
-A lighthouse alone waits for a dead replica until heartbeats have been missing for long enough. Here its end is known
-at once, so it is evicted: by the id that torchft made for that one life of it, which is never used again. What was
-evicted is in the log, and the lighthouse is told until its own beats show that it knows.
+A lighthouse alone waits for a dead replica until its heartbeats have been missing for long enough. The weaver learns of
+its end at once and evicts it, by the id that torchft made for that incarnation and never uses again. Evictions are in
+the log, and are repeated to the lighthouse until its own beats confirm them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.state.cluster import ClusterState, life_over
+from torchloom.core.state.fields import copy_fields
 from torchloom.core.state.presence import PRESENT, Presence
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
@@ -33,42 +34,35 @@ from torchloom.protocol.records import (
 from torchloom.protocol.run_records import AttemptStopping, RunEnded
 
 
-def reported(cluster: ClusterState, rank: RankId, said: Joined | Regrouped | Healed | Discarded) -> Decision:
-    """What a life says that is over, or that nobody knows of, is not listened to."""
-    known = cluster.ranks.get(rank)
-    if known is None or known.incarnation != said.incarnation:
+def handle_report(cluster: ClusterState, rank: RankId, said: Joined | Regrouped | Healed | Discarded) -> Decision:
+    """Reports of superseded or unknown incarnations are ignored."""
+    known = cluster.ranks.find(rank, said.incarnation)
+    if known is None:
         return NOTHING
     match said:
         case Joined(member=member):
             if known.member == member:
                 return NOTHING
-            joined = MemberJoined(
-                rank=rank,
-                incarnation=said.incarnation,
-                member=member,
-                lighthouse=said.lighthouse,
-                version=said.version,
-                devices=known.devices,
+            first = Decision((copy_fields(MemberJoined, said, rank=rank, devices=known.devices),))
+            late = known.presence not in PRESENT  # it was gone before its report was read
+            return (
+                merge_decisions([first, evict(cluster, rank.job, (member,), phrase("life_has_ended"))])
+                if late
+                else first
             )
-            first = Decision((joined,))
-            late = known.presence not in PRESENT  # it told who it is, and was gone before that was heard
-            return together([first, evict(cluster, rank.job, (member,), phrase("life_has_ended"))]) if late else first
-        case Regrouped(quorum=quorum, step=step, participants=participants):
-            record: Record = MemberRegrouped(rank=rank, quorum=quorum, step=step, participants=participants)
-            return Decision((record,))
-        case Healed(step=step, source=source, seconds=seconds):
-            record = MemberHealed(rank=rank, step=step, source=source, seconds=seconds)
-            return Decision((record,))
-        case Discarded(step=step, count=count, quorum=quorum, why=why):
-            record = MemberDiscarded(rank=rank, step=step, count=count, quorum=quorum, why=why)
-            return Decision((record,))
+        case Regrouped():
+            return Decision((copy_fields(MemberRegrouped, said, rank=rank),))
+        case Healed():
+            return Decision((copy_fields(MemberHealed, said, rank=rank),))
+        case Discarded():
+            return Decision((copy_fields(MemberDiscarded, said, rank=rank),))
 
 
 # ── evicting ──
 
 
 def evict(cluster: ClusterState, job: str, members: Iterable[str], reason: Prose) -> Decision:
-    """Those among them that were not evicted before."""
+    """Evict the members that were not evicted before."""
     known = cluster.evicted.get(job, ())
     new = tuple(dict.fromkeys(member for member in members if member and member not in known))
     if not new:
@@ -85,60 +79,62 @@ class Gone(NamedTuple):
     why: Prose
 
 
-def with_evictions(cluster: ClusterState, decision: Decision) -> Decision:
-    """A decision by which ranks are gone, and what follows from it for the lighthouses of their jobs."""
-    gone = [lost for record in decision.stored for lost in _gone(cluster, record)]
-    return replace(together([decision, *_evictions(cluster, gone)]), answer=decision.answer) if gone else decision
+def add_evictions(cluster: ClusterState, decision: Decision) -> Decision:
+    """Add to a decision the evictions of the members whose incarnation it ends."""
+    gone = [lost for record in decision.stored for lost in _find_departed(cluster, record)]
+    return (
+        replace(merge_decisions([decision, *_evictions(cluster, gone)]), answer=decision.answer) if gone else decision
+    )
 
 
 def _evictions(cluster: ClusterState, gone: list[Gone]) -> list[Decision]:
-    """All ranks of a replica go under one id."""
+    """All ranks of a replica have one id."""
     once = {lost.member: lost for lost in reversed(gone)}
     return [evict(cluster, lost.job, (lost.member,), lost.why) for lost in once.values()]
 
 
-def _gone(cluster: ClusterState, record: Record) -> list[Gone]:
-    """Whose life is over, and why."""
+def _find_departed(cluster: ClusterState, record: Record) -> list[Gone]:
+    """The members whose incarnation ends with a record, and why."""
     match record:
         case RankDied(rank=rank, reason=reason, confirmed=True):
-            return _lives(cluster, [rank], reason)
+            return _departed_members(cluster, [rank], reason)
         case RankLeft(rank=rank, how=how):
-            return _lives(cluster, [rank], life_over(how))
+            return _departed_members(cluster, [rank], life_over(how))
         case AttemptStopping(job=job, reason=reason):  # a replica goes whole
-            run = cluster.runs.by_job[job]
-            met = [Gone(run.of.job, member, reason) for member in _met_at(cluster, run)]
-            return [*_lives(cluster, cluster.ranks_of(run), reason), *met]
+            run = cluster.runs.by_name[job]
+            met = [Gone(run.replica_id.job, member, reason) for member in _members_at(cluster, run)]
+            return [*_departed_members(cluster, cluster.ranks_of(run), reason), *met]
         case RunEnded(job=job, reason=reason):
-            run = cluster.runs.by_job[job]
-            return [Gone(run.of.job, member, reason) for member in _met_at(cluster, run)]
+            run = cluster.runs.by_name[job]
+            return [Gone(run.replica_id.job, member, reason) for member in _members_at(cluster, run)]
         case RankJoined(rank=rank):
             before = cluster.ranks.get(rank)
             again = before is not None and before.presence is not Presence.LIVE
-            return _lives(cluster, [rank], phrase("life_replaced")) if again else []
+            return _departed_members(cluster, [rank], phrase("life_replaced")) if again else []
     return []
 
 
-def _lives(cluster: ClusterState, ranks: Iterable[RankId], why: Prose) -> list[Gone]:
+def _departed_members(cluster: ClusterState, ranks: Iterable[RankId], why: Prose) -> list[Gone]:
     known = [cluster.ranks[rank] for rank in ranks if rank in cluster.ranks]
     return [Gone(rank.id.job, rank.member, why) for rank in known if rank.member]
 
 
-def _met_at(cluster: ClusterState, run: Run) -> list[str]:
-    """Who met where the ranks of this attempt were told to: so a script that says nothing is known, too."""
-    beat = cluster.runtime.lighthouses.get(run.of.job)
+def _members_at(cluster: ClusterState, run: Run) -> list[str]:
+    """Members that met at the address of this attempt: so also those whose script reports nothing are found."""
+    beat = cluster.runtime.lighthouses.get(run.replica_id.job)
     where = f"{run.host}:{run.port}"
     return [member for member, store in beat.stores.items() if store == where] if beat is not None and run.port else []
 
 
-def lighthouse_heard(cluster: ClusterState, job: str) -> Decision:
-    """It is told again what it does not know, and of those it counts on who is gone."""
+def handle_lighthouse_beat(cluster: ClusterState, job: str) -> Decision:
+    """Repeat evictions that the lighthouse has not confirmed, and evict members it counts on that are gone."""
     beat = cluster.runtime.lighthouses[job]
     missing = tuple(member for member in cluster.evicted.get(job, ()) if member not in beat.evicted)
     counted = {*beat.members, *beat.waiting}
     gone = [
         Gone(job, known.member, known.reason or phrase("life_gone"))
-        for rank in cluster.ranks_of_job.get(job, ())
-        if (known := cluster.ranks[rank]).member in counted and known.presence in {Presence.FAILED, Presence.LEFT}
+        for known in cluster.ranks.of_job(job)
+        if known.member in counted and known.presence in {Presence.FAILED, Presence.LEFT}
     ]
     again = Decision(evictions=((job, Evict(term=cluster.term, members=missing)),)) if missing else NOTHING
-    return together([again, *_evictions(cluster, gone)])
+    return merge_decisions([again, *_evictions(cluster, gone)])

@@ -1,8 +1,8 @@
-"""A job of replicas under torchft: a run for each of them, and one for the lighthouse that they meet at.
+"""A job of replicas under torchft: a run for each of them, and one for their lighthouse.
 
-The runs are like any other: placed, started, watched, and started again by themselves. What makes them one job is that
-their ranks speak as replicas of it, that replicas are started only when it is known where their lighthouse is, and that
-the lighthouse ends with the last of them.
+The runs are like any other: placed, started, supervised and restarted one by one. They are one job because their ranks
+report as replicas of it, because replicas start only when the address of their lighthouse is known, and because the
+lighthouse ends with the last of them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torchloom.protocol.phrase import Prose, phrase
 
 OURS, STOCK = "loom", "stock"
 ADDRESS, FOLDER = "{address}", "{folder}"
-"""In the words of a lighthouse: where it is to listen, and where it keeps what it must not forget."""
+"""Placeholders in the arguments of a lighthouse: its address, and the folder for its durable state."""
 _ALWAYS = 1_000_000
 _AWAY = frozenset({RunPhase.SUBMITTED, RunPhase.RESTARTING})
 TORCHFT_SECONDS = "60"
-"""Of each of its timeouts, if nothing is said."""
+"""torchft's own default for each of its timeouts."""
 QUORUM_RETRIES = 299
-"""Of a replica whose lighthouse does not answer: it is being started again."""
+"""Of a replica whose lighthouse does not answer: it is being restarted."""
 
 
-def parts(job: str, task: Task) -> list[tuple[str, Task]]:
-    """The runs that a job is made of: itself, or its replicas and what they need."""
+def split_job(job: str, task: Task) -> list[tuple[str, Task]]:
+    """The runs of a job: itself, or its replicas and their lighthouse."""
     if task.torchft is None:
         return [(job, task)]
     ft = task.torchft
@@ -45,7 +45,7 @@ def parts(job: str, task: Task) -> list[tuple[str, Task]]:
 
 
 def timeouts(ft: Torchft) -> dict[str, str]:
-    """Each longer than what it waits for, so that nobody gives up on somebody who is only slow.
+    """Each is longer than what it waits for, so that slow replicas are not given up.
 
     heartbeat timeout < join timeout < quorum and collectives; all of torchft's own, in whole seconds.
     """
@@ -83,34 +83,36 @@ def _lighthouse(job: str, task: Task, ft: Torchft) -> Task:
     )
 
 
-# ── together ──
+# ── the replicas of a job ──
 
 
 def siblings(cluster: ClusterState, run: Run) -> list[Run]:
     """The other replicas of its job, over or not, of the same submission."""
     mine = [
-        other for other in cluster.runs.by_job.values() if other.of.job == run.of.job and other.request == run.request
+        other
+        for other in cluster.runs.by_name.values()
+        if other.replica_id.job == run.replica_id.job and other.request == run.request
     ]
-    return [other for other in mine if other.job != run.job and not other.serves]
+    return [other for other in mine if other.name != run.name and not other.is_lighthouse]
 
 
 def lighthouse(cluster: ClusterState, run: Run) -> Run | None:
-    """The run of the lighthouse of its job; none if somebody else runs it."""
-    found = cluster.runs.by_job.get(f"{run.of.job}:{LIGHTHOUSE}") if run.task.part_of else None
+    """The run of the lighthouse of its job; None if torchLoom does not run it."""
+    found = cluster.runs.by_name.get(f"{run.replica_id.job}:{LIGHTHOUSE}") if run.task.part_of else None
     return found if found is not None and found.request == run.request else None
 
 
-def waits(cluster: ClusterState, run: Run) -> bool:
-    """A replica, for its lighthouse."""
-    if run.task.torchft is None or run.serves or run.task.torchft.lighthouse not in {OURS, STOCK}:
+def waits_for_lighthouse(cluster: ClusterState, run: Run) -> bool:
+    """Whether a replica cannot start because the address of its lighthouse is not known."""
+    if run.task.torchft is None or run.is_lighthouse or run.task.torchft.lighthouse not in {OURS, STOCK}:
         return False
     light = lighthouse(cluster, run)
     return light is None or not light.port
 
 
 def with_lighthouse(cluster: ClusterState, run: Run) -> Task:
-    """The task of a replica as it is started: it is told where its lighthouse is."""
-    if run.task.torchft is None or run.serves:
+    """The task of a replica as it is started: with the address of its lighthouse."""
+    if run.task.torchft is None or run.is_lighthouse:
         return run.task
     light = lighthouse(cluster, run)
     address = f"http://{light.host}:{light.port}" if light is not None else run.task.torchft.lighthouse
@@ -118,24 +120,19 @@ def with_lighthouse(cluster: ClusterState, run: Run) -> Task:
 
 
 def heals(cluster: ClusterState, run: Run) -> bool:
-    """Whether another replica trains, from which this one takes over its state: it needs no checkpoint."""
+    """Whether another replica trains, from which this one copies its state: it needs no checkpoint."""
     return run.task.torchft is not None and any(other.phase is RunPhase.RUNNING for other in siblings(cluster, run))
 
 
 def trains(cluster: ClusterState, run: Run) -> bool:
-    """Whether it has parameters that others can take over, as far as its ranks have said."""
+    """Whether it has parameters that others can copy, as far as its ranks have reported."""
     if run.phase is not RunPhase.RUNNING:
         return False
-    lives = {run.rank(place.rank): place.incarnation for place in run.places}
-    known = [cluster.ranks[rank] for rank in lives if rank in cluster.ranks]
-    joined = [rank for rank in known if rank.incarnation == lives[rank.id]]
+    ranks = [cluster.ranks.find(run.rank(place.rank), place.incarnation) for place in run.places]
+    joined = [rank for rank in ranks if rank is not None]
     if not joined:
         return run.ordinal == 1  # a later one has nothing before it has healed
-    beats = [
-        rank_runtime.beat
-        for rank in joined
-        if (rank_runtime := cluster.runtime.ranks.get(rank.id)) and rank_runtime.beat is not None
-    ]
+    beats = [beat for rank in joined if (beat := cluster.runtime.last_beat(rank.id, rank.incarnation)) is not None]
     unknown = not beats or any(rank.counted for rank in joined)
     return unknown or any(beat.step > 0 for beat in beats)
 
@@ -145,14 +142,14 @@ def can_heal(cluster: ClusterState, run: Run) -> bool:
     return run.task.torchft is not None and any(trains(cluster, other) for other in siblings(cluster, run))
 
 
-def served(cluster: ClusterState, run: Run) -> bool:
-    """Of a lighthouse: nobody is left who needs it."""
-    return run.serves and all(other.phase in OVER for other in siblings(cluster, run))
+def is_unused_lighthouse(cluster: ClusterState, run: Run) -> bool:
+    """Whether a run is a lighthouse whose replicas are all over."""
+    return run.is_lighthouse and all(other.phase in OVER for other in siblings(cluster, run))
 
 
-def left_alone(cluster: ClusterState, run: Run) -> bool:
-    """Of a replica that is away: the others have ended well, or are over while it may not be started."""
-    if run.task.torchft is None or run.serves:
+def is_left_alone(cluster: ClusterState, run: Run) -> bool:
+    """Whether a replica is away while the others have ended well, or are over and it may not be started."""
+    if run.task.torchft is None or run.is_lighthouse:
         return False
     others = siblings(cluster, run)
     waiting = [other for other in others if not other.over]
@@ -164,13 +161,13 @@ def left_alone(cluster: ClusterState, run: Run) -> bool:
     return done >= run.task.torchft.min_replicas or (run.drained and len(waiting) < len(others))
 
 
-def whole_job(cluster: ClusterState, last: Run, phase: str, reason: Prose) -> tuple[str, Prose]:
+def job_outcome(cluster: ClusterState, last: Run, phase: str, reason: Prose) -> tuple[str, Prose]:
     """How a job ends with the last of its runs, and why: well, if enough of its replicas did."""
     if last.task.torchft is None:
         return phase, reason
-    ends = {run.job: (run.phase.value, run.reason) for run in siblings(cluster, last)}
-    if not last.serves:
-        ends[last.job] = phase, reason
+    ends = {run.name: (run.phase.value, run.reason) for run in siblings(cluster, last)}
+    if not last.is_lighthouse:
+        ends[last.name] = phase, reason
     phases = [phase for phase, _ in ends.values()]
     done, count = phases.count("done"), len(phases)
     if done >= last.task.torchft.min_replicas:

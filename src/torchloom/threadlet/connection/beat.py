@@ -38,7 +38,7 @@ async def make_beat(state: RankState) -> Beat:
         change=boundary.participant.in_force,
         paused=boundary.participant.paused,
         knobs=boundary.values() if state.rank.rank == 0 else {},
-        still=meter.still(),
+        idle_seconds=meter.idle_seconds(),
         phase=state.liveness.phases.now,
         collectives=collectives,
         quorum=member.quorum,

@@ -205,7 +205,7 @@ class Meter:
             self.marks[PAUSED] = 0
             self._paused = False
 
-    def still(self) -> float:
+    def idle_seconds(self) -> float:
         """Seconds without a step or other progress."""
         if self._paused:
             return 0.0
