@@ -1,4 +1,4 @@
-"""An agent does what a weaver says, here one that is played; server, keepers and ranks are real."""
+"""An agent does what a weaver says, here one that is played; server, supervisors and ranks are real."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from nats.aio.client import Client
 
-from tests.agent.stand import until
+from tests.agent.harness import until
 from tests.flow.plane import plane
 from torchloom.agent.agent import Agent
 from torchloom.agent.node import this_node
@@ -69,14 +69,14 @@ async def told(folder: Path) -> AsyncIterator[Told]:
             await weaver.close()
 
 
-async def test_a_job_waits_until_the_keeper_of_the_one_of_its_name_before_has_left(tmp_path: Path) -> None:
+async def test_a_job_waits_until_the_supervisor_of_the_one_of_its_name_before_has_left(tmp_path: Path) -> None:
     async with told(tmp_path) as here:
         await here.tell(here.launch(1))
         await until(lambda: here.done(1))
         link = here.agent.jobs["mnist"].cold
         assert link is not None
-        keeper = psutil.Process(link.state.pid)
-        keeper.suspend()
+        supervisor = psutil.Process(link.state.pid)
+        supervisor.suspend()
         await here.tell(Dismiss(term=1, job="mnist", attempt=1, last=True), here.launch(2))
         await until(lambda: here.rank(2) is not None)
         assert here.rank(1) is None
@@ -84,17 +84,17 @@ async def test_a_job_waits_until_the_keeper_of_the_one_of_its_name_before_has_le
         waiting = here.rank(2)
         assert waiting is not None
         assert waiting.state == "starting"
-        keeper.resume()
+        supervisor.resume()
         await until(lambda: here.done(2))
-        assert not keeper.is_running()
+        assert not supervisor.is_running()
 
 
-async def test_nothing_of_a_keeper_is_left_when_its_job_is_over(tmp_path: Path) -> None:
+async def test_nothing_of_a_supervisor_is_left_when_its_job_is_over(tmp_path: Path) -> None:
     async with told(tmp_path) as here:
         await here.tell(here.launch(1))
         await until(lambda: here.done(1))
-        assert (tmp_path / "jobs" / "mnist" / "keeper").is_dir()
+        assert (tmp_path / "jobs" / "mnist" / "supervisor").is_dir()
         await here.tell(Dismiss(term=1, job="mnist", attempt=1, last=True))
-        await until(lambda: not (tmp_path / "jobs" / "mnist" / "keeper").exists())
+        await until(lambda: not (tmp_path / "jobs" / "mnist" / "supervisor").exists())
         assert here.agent.jobs == {}
         assert list((tmp_path / "jobs" / "mnist" / "logs").glob("*/attempt-1/rank-0.out"))

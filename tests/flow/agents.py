@@ -145,7 +145,7 @@ class Cluster:
     # ── the end ──
 
     def close(self) -> None:
-        """Whatever still lives of what was started here, keepers and ranks too, by the folder they work in."""
+        """Whatever still lives of what was started here, supervisors and ranks too, by the folder they work in."""
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

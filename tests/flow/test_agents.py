@@ -125,7 +125,9 @@ def test_a_cancelled_job_leaves_nothing_behind_but_what_it_printed(site: Cluster
     assert site.loom("wait", "mnist").returncode == 130
     pids = [site.pid(rank) for rank in range(4)]
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    site.until(lambda: not [p for p in ours(site.folder) if "torchloom.agent.supervisor.main" in said(p)], "keepers go")
+    site.until(
+        lambda: not [p for p in ours(site.folder) if "torchloom.agent.supervisor.main" in said(p)], "supervisors go"
+    )
     assert "[0] rank 0 of 4" in site.loom("logs", "mnist").stdout
 
 
@@ -186,7 +188,7 @@ def test_a_server_that_hangs_makes_nobody_start_anything_anew(impatient: Cluster
 
 
 def spares(site: Cluster, node: str = "") -> list[psutil.Process]:
-    """Keepers that were made for no job; ranks forked from them look like them."""
+    """Supervisors that were made for no job; ranks forked from them look like them."""
     alike = [process for process in ours(site.folder) if f"{node}/spare-" in said(process)]
     found = []
     for process in alike:
@@ -204,8 +206,8 @@ def test_a_job_takes_the_process_that_has_imported_torch_and_another_is_made(sit
     site.submit(node="n3", nproc_per_node=2, standby=True)
     site.until(lambda: site.trains(2), "two ranks")
     assert "Job mnist runs, 2 warm" in site.loom("events", "--last", "20").stdout
-    keeper = psutil.Process(site.pid(0)).parent()
-    assert keeper in first
+    supervisor = psutil.Process(site.pid(0)).parent()
+    assert supervisor in first
 
     def another() -> bool:
         taken = site.standby_mb("n3")
@@ -215,14 +217,14 @@ def test_a_job_takes_the_process_that_has_imported_torch_and_another_is_made(sit
     site.until(another, "another one")
     agent.kill()  # the next agent finds the ranks in it, and ends the spare one that nobody knows
     agent.wait()
-    lost = [process for process in spares(site) if process != keeper]
+    lost = [process for process in spares(site) if process != supervisor]
     again = site.start_agent("n3")
-    assert psutil.Process(site.pid(0)).parent() == keeper
+    assert psutil.Process(site.pid(0)).parent() == supervisor
     _, alive = psutil.wait_procs(lost, timeout=60)
     assert not alive
     (site.folder / "finish").touch()
     assert site.loom("wait", "mnist").returncode == 0
-    site.until(lambda: not spares(site), "its keeper goes")
+    site.until(lambda: not spares(site), "its supervisor goes")
     again.terminate()
     assert again.wait(60) == 0
 
@@ -247,11 +249,11 @@ def test_a_job_that_runs_again_on_the_same_agent_finds_a_process_that_is_ready_t
         site.submit(node="n4", nproc_per_node=2, standby=True)
         site.until(lambda: site.trains(2), f"two ranks, time {again}")
         site.until(lambda: warm(site, "n4") == [True, True], f"both of them warm, time {again}")
-        (keeper,) = {psutil.Process(site.pid(rank)).parent() for rank in (0, 1)}
-        assert keeper is not None
+        (supervisor,) = {psutil.Process(site.pid(rank)).parent() for rank in (0, 1)}
+        assert supervisor is not None
         (site.folder / "finish").touch()
         assert site.loom("wait", "mnist").returncode == 0
-        _, alive = psutil.wait_procs([keeper], timeout=60)
+        _, alive = psutil.wait_procs([supervisor], timeout=60)
         assert not alive
         (site.folder / "finish").unlink()
     agent.terminate()

@@ -1,4 +1,4 @@
-"""One attempt on one node: its ranks, started through a keeper, each with what is known of it."""
+"""One attempt on one node: its ranks, started through a supervisor, each with what is known of it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Attempt:
         write_private(self.folder / LAUNCH, encode(replace(launch, creds={})))
         self.logs.mkdir(parents=True, exist_ok=True)
         begins = {place.rank: self._order(launch, place, python, base, ways) for place in places}
-        # All at once: the keeper forks the next while the one before still becomes a rank.
+        # All at once: the supervisor forks the next while the one before still becomes a rank.
         await asyncio.gather(*(self._begin(rank, begin) for rank, begin in begins.items()))
 
     def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], ways: RankPaths) -> Begin:
@@ -174,7 +174,7 @@ class Attempt:
     def lost(self, gone: Gone) -> None:
         for rank, status in self.ranks.items():
             if status.state != "ended":
-                if status.pid and not gone.replaced:  # it died with its keeper; what it had started did not
+                if status.pid and not gone.replaced:  # it died with its supervisor; what it had started did not
                     with contextlib.suppress(OSError):
                         os.killpg(status.pid, signal.SIGKILL)
                 self._end(rank, code=None, signal="SIGKILL", evidence=gone.why)

@@ -116,7 +116,7 @@ def cause_of(ended: Ended, error: str) -> str:
 def summary(ended: Ended, cause: str = "") -> str:
     """One line: how it ended, and why."""
     if ended.lost:
-        return "killed with its keeper"
+        return "killed with its supervisor"
     if ended.signal is not None:
         dumped = ", core dumped" if ended.core_dumped else ""
         what = f"killed by {signal_name(ended.signal)}{dumped}"

@@ -12,10 +12,18 @@ import asyncio
 import os
 import shutil
 import sys
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from torchloom.agent.monitor.rank_probe import NOT_RUNNING, RankProbe, process_state
-from torchloom.protocol.facts import RankStacks
+from msgspec.structs import replace
+
+from torchloom.agent.attempt import Attempt
+from torchloom.agent.monitor.exit_evidence import last_lines
+from torchloom.agent.monitor.pressure import host_line
+from torchloom.agent.monitor.rank_probe import LOOK_SECONDS, NOT_RUNNING, RankProbe, process_state
+from torchloom.protocol.facts import Inspected, RankStacks
+from torchloom.protocol.node import Inspect
 from torchloom.shared.liveness_page import SHOWN, SIGNAL, WANTED, View
 
 ITSELF_SECONDS = 0.25
@@ -144,3 +152,36 @@ def spy() -> str | None:
 
 def _read(fd: int) -> str:
     return os.pread(fd, 4 * TEXT, 0).decode(errors="replace").replace("\0", "")
+
+
+LINES = 5
+"""Of what a rank wrote to stderr last."""
+MAX_SAID = 1000
+Attempts = Callable[[], Iterable[Attempt]]
+
+
+async def watch(attempts: Attempts, alarm: Callable[[], None]) -> None:
+    """Until cancelled. `alarm` is called while something looks wrong."""
+    before = time.monotonic()
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        now = time.monotonic()
+        for attempt in attempts():
+            for sight in attempt.sights.values():
+                sight.look(now - before)
+                if sight.alarming:
+                    alarm()
+        before = now
+
+
+async def inspect(attempt: Attempt, order: Inspect, node: str) -> Inspected:
+    """Where every rank of the attempt that runs here is."""
+    spies = asyncio.Semaphore(SPIES)
+    alive = [rank for rank, status in sorted(attempt.ranks.items()) if status.state == "running"]
+    found = await asyncio.gather(*(take(rank, attempt.sights[rank], spies) for rank in alive if rank in attempt.sights))
+    ranks = tuple(replace(stacks, said=_said(attempt, stacks.rank)) for stacks in found)
+    return Inspected(job=order.job, node=node, incident=order.incident, ranks=ranks, host=host_line())
+
+
+def _said(attempt: Attempt, rank: int) -> str:
+    return "\n".join(last_lines(attempt.log(rank, "err"), LINES))[-MAX_SAID:]

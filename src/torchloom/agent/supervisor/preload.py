@@ -27,7 +27,7 @@ def load(module: str) -> str:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking whether there is CUDA must not start CUDA
     try:
         importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a broken module must not end the keeper
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a broken module must not end the supervisor
         return f"cannot preload {module}: {type(error).__name__}: {error}"
     finally:
         if given is None:
@@ -39,7 +39,7 @@ def load(module: str) -> str:
 
 def settle() -> None:
     """After importing: what a fork must not do twice, or need not do at all."""
-    sys.stdout.flush()  # what modules have said belongs to the keeper's log, not to every rank's
+    sys.stdout.flush()  # what modules have said belongs to the supervisor's log, not to every rank's
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
     gc.collect()

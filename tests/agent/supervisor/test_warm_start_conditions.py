@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.supervisor.fork_check import ColdStart, ParentEnvironment, Target, fit
 from torchloom.agent.supervisor.protocol import Begin
+from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, Target, fit
 
 ENV = {"HOME": "/root", "OMP_NUM_THREADS": "4", "RANK": "0"}
 PYTHON = "/venv/bin/python"
@@ -22,13 +22,13 @@ def begin(*argv: str, env: dict[str, str] = ENV, cwd: str = "/", python: str = P
     return Begin(key="k", argv=(python, *argv), env=env, cwd=cwd, stdout="/o", stderr="/e")
 
 
-def why(order: Begin, keeper: ParentEnvironment | None = None) -> str:
+def why(order: Begin, supervisor: ParentEnvironment | None = None) -> str:
     with pytest.raises(ColdStart) as cold:
-        fit(order, keeper or birth())
+        fit(order, supervisor or birth())
     return str(cold.value)
 
 
-def test_scripts_and_modules_with_the_keepers_flags_fit() -> None:
+def test_scripts_and_modules_with_the_supervisors_flags_fit() -> None:
     assert fit(begin("train.py", "-m", "x"), birth()) == Target("train.py", False, ("-m", "x"))
     assert fit(begin("-m", "pkg.train", "x"), birth()) == Target("pkg.train", True, ("x",))
     assert fit(begin("-u", "-X", "dev", "train.py"), birth("-u", "-X", "dev")) == Target("train.py", False, ())
@@ -37,12 +37,12 @@ def test_scripts_and_modules_with_the_keepers_flags_fit() -> None:
 @pytest.mark.parametrize(
     ("argv", "flags", "reason"),
     [
-        (("-u", "train.py"), (), "the keeper's interpreter was not started with the flag -u"),
-        (("train.py",), ("-u",), "the keeper's interpreter was started with the flags -u"),
+        (("-u", "train.py"), (), "the supervisor's interpreter was not started with the flag -u"),
+        (("train.py",), ("-u",), "the supervisor's interpreter was started with the flags -u"),
         (("-c", "pass"), (), "code that is not in a file"),
         (("-",), (), "code that is not in a file"),
         ((), (), "no script is named"),
-        (("-m",), (), "the keeper's interpreter was not started with the flag -m"),
+        (("-m",), (), "the supervisor's interpreter was not started with the flag -m"),
     ],
 )
 def test_another_way_to_call_the_interpreter_does_not(
@@ -52,7 +52,7 @@ def test_another_way_to_call_the_interpreter_does_not(
 
 
 def test_another_interpreter_does_not() -> None:
-    assert why(begin("t.py", python="/bin/python")) == f"the interpreter is /bin/python, the keeper's is {PYTHON}"
+    assert why(begin("t.py", python="/bin/python")) == f"the interpreter is /bin/python, the supervisor's is {PYTHON}"
 
 
 LATE = [
@@ -95,9 +95,9 @@ def test_any_other_may_not(name: str) -> None:
 
 def test_a_relative_pythonpath_binds_to_the_working_folder(tmp_path: Path) -> None:
     env = ENV | {"PYTHONPATH": f"/lib:{tmp_path.name}"}
-    keeper = birth(env=env, cwd=str(tmp_path))
-    fit(begin("t.py", env=env, cwd=str(tmp_path)), keeper)
-    assert why(begin("t.py", env=env), keeper) == "PYTHONPATH has relative parts, and the working folder is another"
+    supervisor = birth(env=env, cwd=str(tmp_path))
+    fit(begin("t.py", env=env, cwd=str(tmp_path)), supervisor)
+    assert why(begin("t.py", env=env), supervisor) == "PYTHONPATH has relative parts, and the working folder is another"
 
 
 def test_folders_archives_and_bytecode_are_left_to_the_interpreter(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.agent.harness import until
 from tests.agent.nvml.fake import A, B, FakeDriver
-from tests.agent.stand import until
 from tests.flow.plane import Plane, plane
 from torchloom.agent.monitor.gpu_health import (
     UNTHROTTLED_SECONDS,

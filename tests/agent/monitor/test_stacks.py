@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.agent.test_sight import RANK, held
+from tests.agent.monitor.test_rank_probe import RANK, held
 from torchloom.agent.monitor import stacks as module
 from torchloom.agent.monitor.rank_probe import RankProbe
 from torchloom.agent.monitor.stacks import STATES, catches, forced, spy, take

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.stand import ENV, RankProgress
+from tests.agent.harness import ENV, SupervisorHarness
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.monitor.exit_evidence import (
     cause_of,
@@ -93,7 +93,7 @@ def test_one_line_says_how_it_ended() -> None:
     assert summary(ended(signal=9)) == "killed by SIGKILL"
     assert summary(ended(signal=11, core_dumped=True)) == "killed by SIGSEGV, core dumped"
     assert summary(ended(signal=40)) == "killed by signal 40"
-    assert summary(ended(signal=9, lost=True)) == "killed with its keeper"
+    assert summary(ended(signal=9, lost=True)) == "killed with its supervisor"
 
 
 def test_why_it_ended_is_the_exception_or_that_memory_was_short() -> None:
@@ -167,17 +167,17 @@ def small_cgroup() -> Iterator[Path]:
 
 
 async def test_a_real_oom_kill_is_told_from_another_sigkill(small_cgroup: Path, tmp_path: Path) -> None:
-    stand = RankProgress(tmp_path)
-    state = await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, env=ENV))
+    harness = SupervisorHarness(tmp_path)
+    state = await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, env=ENV))
     (small_cgroup / "cgroup.procs").write_text(str(state.pid))
-    stand.script("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "plain.py")
-    stand.script(
+    harness.script("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "plain.py")
+    harness.script(
         "x = []\nwhile True: x.append(bytearray(os.urandom(1)) * 10**7)".replace("os.", "__import__('os')."),
         "hungry.py",
     )
-    plain = (await stand.live("plain.py")).ended
-    hungry = (await stand.live("hungry.py")).ended
-    await stand.link.dismiss()
+    plain = (await harness.live("plain.py")).ended
+    hungry = (await harness.live("hungry.py")).ended
+    await harness.link.dismiss()
     assert plain.signal == hungry.signal == signal.SIGKILL
     assert out_of_memory(plain) == ""
     assert cause_of(hungry, "") == "out of memory: the kernel killed a process of its cgroup while it ran"
