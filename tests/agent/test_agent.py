@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
+import pytest
 from nats.aio.client import Client
 
 from tests.agent.harness import until
@@ -34,10 +35,15 @@ class Told:
         for command in commands:
             await self.weaver.publish(TASK.to(node="n1"), encode(command))
 
-    def launch(self, attempt: int) -> Launch:
+    def launch(self, attempt: int, script: str = "pass", **settings: object) -> Launch:
         place = Place(rank=0, local=0, node="n1", incarnation=new_incarnation())
-        task = Task(argv=("-c", "pass"), cwd=str(self.folder), standby=False)
-        return Launch(term=1, job="mnist", attempt=attempt, task=task, places=(place,), host="127.0.0.1", port=1)
+        task = Task(argv=("-c", script), cwd=str(self.folder), standby=False, **settings)  # type: ignore[arg-type]
+        return Launch(
+            term=1, job="mnist", attempt=attempt, task=task, places=(place,), host="127.0.0.1", port=1, ordinal=attempt
+        )
+
+    def printed(self, attempt: int) -> str:
+        return self.agent.jobs["mnist"].attempts[attempt].log(0, "out").read_text()
 
     def rank(self, attempt: int) -> RankStatus | None:
         statuses = [status for status in self.agent.beat().attempts if status.attempt == attempt]
@@ -98,3 +104,15 @@ async def test_nothing_of_a_supervisor_is_left_when_its_job_is_over(tmp_path: Pa
         await until(lambda: not (tmp_path / "jobs" / "mnist" / "supervisor").exists())
         assert here.agent.jobs == {}
         assert list((tmp_path / "jobs" / "mnist" / "logs").glob("*/attempt-1/rank-0.out"))
+
+
+async def test_a_rank_gets_the_threads_that_its_job_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    show = "import os; print(os.environ['OMP_NUM_THREADS'], os.environ.get('MKL_NUM_THREADS'))"
+    asked: dict[str, object] = {"threads_per_rank": 3}
+    async with told(tmp_path) as here:
+        for attempt, settings in enumerate(({}, asked, asked | {"env": {"MKL_NUM_THREADS": "2"}}), 1):
+            await here.tell(here.launch(attempt, show, **settings))
+            await until(lambda attempt=attempt: here.done(attempt))  # type: ignore[misc]
+        assert [here.printed(attempt) for attempt in (1, 2, 3)] == ["7 None\n", "3 3\n", "3 2\n"]
