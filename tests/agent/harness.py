@@ -14,6 +14,7 @@ import psutil
 
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended, NotBegun, State
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorOptions
+from torchloom.protocol.phrase import Prose
 
 SECONDS = 60.0
 """How long anything may take before a test gives up on it."""
@@ -89,7 +90,7 @@ class SupervisorHarness:
             assert answer.warm, answer.why_cold
         return answer
 
-    async def refused(self, begin: Begin) -> str:
+    async def refused(self, begin: Begin) -> Prose:
         answer = await asyncio.wait_for(self.link.begin(begin), SECONDS)
         assert isinstance(answer, NotBegun), answer
         return answer.why

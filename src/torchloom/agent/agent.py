@@ -39,8 +39,10 @@ from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient,
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import decode_node_command, encode
 from torchloom.protocol.node import Dismiss, Examine, Halt, Inspect, Launch, NodeBeat, NodeCommand, Prepare
+from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import FACT, NODE, TASK
 from torchloom.shared.incarnation import new_incarnation
+from torchloom.views.wording.phrases import render
 
 logger = logging.getLogger("torchloom.agent")
 BEAT_SECONDS = 1.0
@@ -272,10 +274,11 @@ class Agent:
             job.standby = link = await self.link(job, partial(SupervisorClient.start, job.folder / STANDBY, how))
             state = await link.settled()
             if state.why_cold:
-                self.say(f"{command.job}: no standby: {state.why_cold}")
+                self.say(render(phrase("no_standby", job=command.job, why=state.why_cold)))
             self._news.set()
         except (TorchLoomError, OSError) as error:
-            self.say(f"{command.job}: no standby: {getattr(error, 'message', '') or error}")
+            why = getattr(error, "message", "") or str(error)
+            self.say(render(phrase("no_standby", job=command.job, why=why)))
 
     def keep_spare(self) -> None:
         """From now on, have a process ready for whatever job comes."""

@@ -172,9 +172,6 @@ def _ranks_of(attempt: Attempt) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "nothing"
 
 
-GONE = "it was gone when a new agent looked for it; was the machine started anew?"
-
-
 async def adopt(agent: Agent) -> int:
     """Find everything again; how many ranks still run."""
     found = 0
@@ -191,7 +188,7 @@ async def adopt(agent: Agent) -> int:
             for attempt in attempts:
                 found += _found(attempt, link, kept)
         for attempt in attempts:
-            attempt.miss(GONE)
+            attempt.miss()
     return found
 
 

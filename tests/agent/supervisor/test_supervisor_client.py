@@ -19,7 +19,9 @@ from torchloom.agent.supervisor.children import ExitRecordStore
 from torchloom.agent.supervisor.protocol import Begin
 from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone, SupervisorOptions
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
+from torchloom.protocol.phrase import Phrase, phrase
 
+MISSING = "No such file or directory"
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 FAMILY = """
 import os, subprocess, sys, time
@@ -38,6 +40,10 @@ child.wait()
 print(child.returncode, flush=True)
 time.sleep(600)
 """
+
+
+def cannot(what: str, **args: str) -> Phrase:
+    return phrase(f"cannot_{what}", **args)
 
 
 async def test_an_end_is_told_and_written_down_until_it_is_forgotten(harness: SupervisorHarness) -> None:
@@ -125,17 +131,17 @@ async def test_one_file_can_take_both_outputs(harness: SupervisorHarness) -> Non
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"argv": ("/no/such/python", "x.py")}, "cannot run /no/such/python: No such file or directory"),
-        ({"argv": ("/etc/passwd",)}, "cannot run /etc/passwd: Permission denied"),
-        ({"argv": ("no-such-command",)}, "cannot run no-such-command: No such file or directory"),
-        ({"cwd": "/no/such/folder"}, "cannot enter /no/such/folder: No such file or directory"),
-        ({"stdout": "/no/such/file"}, "cannot write to /no/such/file: No such file or directory"),
-        ({"stderr": "relative"}, "the path of an output must be absolute: relative"),
-        ({"env": {"A": "x" * 200_000}}, f"cannot run {sys.executable}: Argument list too long"),
+        ({"argv": ("/no/such/python", "x.py")}, cannot("run", program="/no/such/python", error=MISSING)),
+        ({"argv": ("/etc/passwd",)}, cannot("run", program="/etc/passwd", error="Permission denied")),
+        ({"argv": ("no-such-command",)}, cannot("run", program="no-such-command", error=MISSING)),
+        ({"cwd": "/no/such/folder"}, cannot("enter", folder="/no/such/folder", error=MISSING)),
+        ({"stdout": "/no/such/file"}, cannot("write_to", path="/no/such/file", error=MISSING)),
+        ({"stderr": "relative"}, phrase("output_not_absolute", path="relative")),
+        ({"env": {"A": "x" * 200_000}}, cannot("run", program=sys.executable, error="Argument list too long")),
     ],
 )
 async def test_a_start_that_fails_says_why_and_leaves_nothing(
-    harness: SupervisorHarness, change: dict[str, object], why: str
+    harness: SupervisorHarness, change: dict[str, object], why: Phrase
 ) -> None:
     begin: Begin = msgspec.structs.replace(harness.order("train.py"), **change)
     assert await harness.refused(begin) == why
@@ -148,20 +154,20 @@ async def test_a_pipe_that_nobody_reads_does_not_stop_the_supervisor(harness: Su
     pipe = harness.home / "pipe"
     os.mkfifo(pipe)
     begin = msgspec.structs.replace(harness.order("train.py"), stderr=str(pipe))
-    assert await harness.refused(begin) == f"cannot write to {pipe}: No such device or address"
+    assert await harness.refused(begin) == cannot("write_to", path=str(pipe), error="No such device or address")
 
 
 async def test_a_warm_start_that_fails_says_why_too(light: SupervisorHarness) -> None:
     light.script("")
     begin = msgspec.structs.replace(light.order("train.py", warm=True), cwd="/no/such/folder")
-    assert await light.refused(begin) == "cannot enter /no/such/folder: No such file or directory"
+    assert await light.refused(begin) == cannot("enter", folder="/no/such/folder", error=MISSING)
 
 
 async def test_a_key_is_started_once(harness: SupervisorHarness) -> None:
     harness.script("")
     begin = harness.order("train.py")
     await harness.begin(begin)
-    assert await harness.refused(begin) == "it was started before"
+    assert await harness.refused(begin) == phrase("started_before")
 
 
 @pytest.mark.parametrize(
@@ -240,7 +246,8 @@ async def test_what_cannot_be_imported_ahead_makes_starts_cold(tmp_path: Path) -
     )
     harness.script("")
     answer = await harness.link.begin(harness.order("train.py", warm=True))  # asked while it preloads
-    assert answer.why_cold == "cannot preload no_such_module: ModuleNotFoundError: No module named 'no_such_module'"  # type: ignore[union-attr]
+    error = "ModuleNotFoundError: No module named 'no_such_module'"
+    assert answer.why_cold == phrase("cannot_preload", module="no_such_module", error=error)  # type: ignore[union-attr]
     assert (await harness.link.settled()).why_cold == answer.why_cold  # type: ignore[union-attr]
     await harness.link.close()
 
@@ -254,7 +261,7 @@ async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> No
     env = ENV | {"PYTHONPATH": str(tmp_path / "lib")}
     await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, preload=("threaded",), env=env))
     state = await harness.link.settled()
-    assert state.why_cold == "preloading has left 1 threads, which do not survive a fork"
+    assert state.why_cold == phrase("threads_preloaded", count=1)
     await harness.link.close()
 
 
@@ -264,6 +271,7 @@ async def test_a_new_agent_takes_the_place_of_the_old(light_folder: Path, tmp_pa
     await new.find(light_folder)
     await until(lambda: bool(old.gone))
     assert old.gone[0].replaced
+    assert old.gone[0].why == phrase("supervisor_replaced")
     with pytest.raises(SupervisorGone):
         old.link.signal("any", 15)
     new.script("")
@@ -332,6 +340,7 @@ async def test_ranks_die_with_their_supervisor_and_the_agent_hears_of_it(tmp_pat
     await until(lambda: bool(harness.gone))
     assert sorted(harness.gone[0].keys) == sorted(rank.key for rank in begun)
     assert not harness.gone[0].replaced
+    assert (harness.gone[0].why.code, harness.gone[0].why.args["pid"]) == ("supervisor_dead", harness.link.state.pid)
     await until(lambda: not any(lives(rank.pid) for rank in begun))
     with pytest.raises(SupervisorGone):
         await harness.link.begin(harness.order("train.py"))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.agent.harness import SupervisorHarness
 from torchloom.agent.supervisor.protocol import Begun
+from torchloom.protocol.phrase import phrase
 
 
 async def test_torch_is_there_already_and_computes(torch_harness: SupervisorHarness) -> None:
@@ -83,15 +84,13 @@ async def test_a_rank_cannot_have_other_thread_counts_than_its_supervisor(torch_
     begun = await torch_harness.link.begin(begin)
     assert isinstance(begun, Begun)
     assert not begun.warm
-    assert begun.why_cold == (
-        "its environment differs in OMP_NUM_THREADS, which is read only when an interpreter or a library starts"
-    )
+    assert begun.why_cold == phrase("environment_differs", name="OMP_NUM_THREADS")
     assert (await torch_harness.end_of(begin.key)).code == 0
     assert torch_harness.text(begin.stdout) == "2\n"
 
 
 async def test_the_error_torch_records_is_found(torch_harness: SupervisorHarness) -> None:
-    from torchloom.agent.monitor.exit_evidence import last_lines, raised, recorded_error, summary
+    from torchloom.agent.monitor.exit_evidence import cause_of, how_it_ended, last_lines, raised, recorded_error
 
     torch_harness.script("""
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -104,7 +103,8 @@ main()
     await torch_harness.begin(begin)
     ended = await torch_harness.end_of(begin.key)
     assert recorded_error(file) == raised(last_lines(begin.stderr)) == "ValueError: diverged at step 7"
-    assert summary(ended, recorded_error(file)) == "exit code 1: ValueError: diverged at step 7"
+    assert how_it_ended(ended) == phrase("exit_code", status=1)
+    assert cause_of(ended, recorded_error(file)) == ("exception", "ValueError: diverged at step 7")
 
 
 @pytest.mark.parametrize("warm", [True, False])

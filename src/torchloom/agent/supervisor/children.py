@@ -23,6 +23,7 @@ from torchloom.agent.monitor.exit_evidence import oom_kills
 from torchloom.agent.supervisor.fork import Child, StartFailed, fork_rank, read_complaint
 from torchloom.agent.supervisor.poll_loop import PollLoop
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended, NotBegun, RankRecord, Signal, encode
+from torchloom.protocol.phrase import Prose, phrase
 
 BEGUN = ".begun.json"
 END = ".end.json"
@@ -93,17 +94,17 @@ class ChildProcesses:
     def kept(self) -> tuple[RankRecord, ...]:
         return tuple(self._kept.values())
 
-    def begin(self, begin: Begin, become: Become, why_cold: str | None) -> None:
+    def begin(self, begin: Begin, become: Become, why_cold: Prose | None) -> None:
         """Start it; `why_cold` is None if `become` makes a warm one."""
         key = begin.key
         if key in self._kept or key in self._running:
-            self._tell(NotBegun(key=key, why="it was started before"))
+            self._tell(NotBegun(key=key, why=phrase("started_before")))
             return
         kills = oom_kills()
         try:
             child = fork_rank(begin, become)
         except StartFailed as error:
-            self._tell(NotBegun(key=key, why=str(error)))
+            self._tell(NotBegun(key=key, why=error.why))
             return
         begun = Begun(key=key, pid=child.pid, at=time.time(), warm=why_cold is None, why_cold=why_cold or "")
         rank = self._running[key] = ChildRank(begun, child, begin.sweep, kills)

@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from torchloom.agent.supervisor.protocol import Begin
+from torchloom.protocol.phrase import Prose, phrase
 
 PR_SET_PDEATHSIG = 1
 STARTUP = str(Path(__file__).parent / "startup")
@@ -26,7 +29,8 @@ FAILED = 127
 
 
 class StartFailed(Exception):
-    pass
+    def __init__(self, why: Prose) -> None:
+        self.why = why
 
 
 def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -70,7 +74,7 @@ def fork_rank(begin: Begin, become: Callable[[int], NoReturn]) -> Child:
         os.close(fd)
     if failure:
         os.close(reading)
-        raise StartFailed(f"cannot fork: {failure.strerror}")
+        raise StartFailed(phrase("cannot_fork", error=failure.strerror))
     return Child(pid, reading)
 
 
@@ -87,7 +91,7 @@ def exec_rank(begin: Begin, complaint: int) -> NoReturn:
     try:
         os.execvpe(begin.argv[0], begin.argv, with_startup(begin.env))
     except OSError as error:
-        raise StartFailed(f"cannot run {begin.argv[0]}: {error.strerror}") from None
+        raise StartFailed(phrase("cannot_run", program=begin.argv[0], error=error.strerror)) from None
 
 
 def with_startup(env: Mapping[str, str]) -> dict[str, str]:
@@ -98,13 +102,13 @@ def with_startup(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": f"{STARTUP}{os.pathsep}{given}" if given else STARTUP}
 
 
-def read_complaint(child: Child) -> str | None:
+def read_complaint(child: Child) -> Prose | None:
     """Why it could not start; empty if it runs; None if that is not yet known."""
     try:
         data = os.read(child.complaint, 65536)
     except BlockingIOError:
         return None
-    return data.decode(errors="replace")
+    return msgspec.json.decode(data, type=Prose) if data else ""
 
 
 def _in_child(
@@ -122,17 +126,18 @@ def _in_child(
         try:
             os.chdir(begin.cwd)
         except OSError as error:
-            raise StartFailed(f"cannot enter {begin.cwd}: {error.strerror}") from None
+            raise StartFailed(phrase("cannot_enter", folder=begin.cwd, error=error.strerror)) from None
         become(complaint)
     except Exception as error:  # noqa: BLE001  whatever it is, a half-made rank must not go on as a second supervisor
-        os.write(complaint, (str(error) or repr(error)).encode(errors="replace")[:4000])
+        why = error.why if isinstance(error, StartFailed) else (str(error) or repr(error))[:4000]
+        os.write(complaint, msgspec.json.encode(why))
         os._exit(FAILED)
 
 
 def _open_outputs(begin: Begin) -> tuple[int, int]:
     for path in (begin.stdout, begin.stderr):
         if not path.startswith("/"):
-            raise StartFailed(f"the path of an output must be absolute: {path}")
+            raise StartFailed(phrase("output_not_absolute", path=path))
     out = _open_output(begin.stdout)
     try:
         return out, _open_output(begin.stderr)
@@ -146,7 +151,7 @@ def _open_output(path: str) -> int:
     try:
         fd = os.open(path, how | os.O_NONBLOCK, 0o600)  # a pipe that nobody reads must not stop the supervisor
     except OSError as error:
-        raise StartFailed(f"cannot write to {path}: {error.strerror}") from None
+        raise StartFailed(phrase("cannot_write_to", path=path, error=error.strerror)) from None
     os.set_blocking(fd, True)
     return fd
 

@@ -44,6 +44,7 @@ from torchloom.agent.supervisor.protocol import (
 )
 from torchloom.agent.supervisor.transport import ClientConnection
 from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, Target, fit
+from torchloom.protocol.phrase import Prose, phrase
 
 
 class Reborn(BaseException):
@@ -63,7 +64,7 @@ class Supervisor:
         self.visitor: ClientConnection | None = None
         self.modules = tuple(modules)
         self.to_load = modules
-        self.why_cold = "" if modules else "nothing is preloaded"
+        self.why_cold: Prose = "" if modules else phrase("nothing_preloaded")
         self.waiting: list[Begin] = []
         """Warm starts that were asked for before everything was loaded."""
         self.leaving = False
@@ -170,7 +171,7 @@ class Supervisor:
                 raise ColdStart(why)
             target = fit(begin, self.birth)
         except ColdStart as cold:
-            self.ward.begin(begin, partial(exec_rank, begin), str(cold))
+            self.ward.begin(begin, partial(exec_rank, begin), cold.why)
         else:
             self.ward.begin(begin, partial(self._reborn, begin, target), None)
 

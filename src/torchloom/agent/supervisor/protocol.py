@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from torchloom.protocol.phrase import Prose
+
 ALREADY = 5
 """Exit code where another supervisor has the folder."""
 START = "import sys; sys.flags.safe_path or sys.path.pop(0); from torchloom.agent.supervisor.main import main; main()"
@@ -84,13 +86,13 @@ class Begun(SupervisorMessage, frozen=True):
     """Of the rank; the number of its session and process group as well."""
     at: float
     warm: bool = False
-    why_cold: str = ""
+    why_cold: Prose = ""
     """Why it is a fresh interpreter although a warm start was asked for."""
 
 
 class NotBegun(SupervisorMessage, frozen=True):
     key: Key
-    why: str
+    why: Prose
 
 
 class Ended(SupervisorMessage, frozen=True):
@@ -120,7 +122,7 @@ class State(SupervisorMessage, frozen=True):
     preloading: bool = False
     """Warm starts asked for now will wait until it is over."""
     preloaded: tuple[str, ...] = ()
-    why_cold: str = ""
+    why_cold: Prose = ""
     """Why every start will be cold; empty if they can be warm."""
     memory_mb: float = 0.0
     """Proportional share: what is shared with living ranks is divided among them."""

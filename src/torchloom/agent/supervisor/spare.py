@@ -18,6 +18,8 @@ from typing import Any
 from torchloom.agent.supervisor.protocol import Ended
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone, SupervisorOptions
 from torchloom.errors import TorchLoomError, Unreachable
+from torchloom.protocol.phrase import phrase
+from torchloom.views.wording.phrases import render
 
 FOLDER = "spare"
 PAUSE = 2.0
@@ -83,10 +85,10 @@ class Spare:
                 link = await self._open(folder, self._how)
                 state = await link.settled()
             except (TorchLoomError, OSError) as error:
-                self._say(f"no spare process: {getattr(error, 'message', '') or error}")
+                self._say(render(phrase("no_spare", why=getattr(error, "message", "") or str(error))))
                 return
             if state.why_cold:
-                self._say(f"no spare process: {state.why_cold}")
+                self._say(render(phrase("no_spare", why=state.why_cold)))
                 await _dismiss(link)
                 return
             self._link = link

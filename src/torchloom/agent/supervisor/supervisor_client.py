@@ -45,6 +45,8 @@ from torchloom.agent.supervisor.protocol import (
 from torchloom.agent.supervisor.protocol import check as check_word
 from torchloom.agent.supervisor.transport import PacketSocket
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
+from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.views.wording.phrases import render
 
 LOG = "supervisor.log"
 
@@ -94,14 +96,18 @@ __all__ = ["Gone", "SupervisorClient", "SupervisorGone", "SupervisorOptions"]
 class Gone:
     """The supervisor is dead, and so are its ranks; or it is alive and now talks to someone else."""
 
-    why: str
+    why: Phrase
     keys: tuple[str, ...]
     """The ranks that were running, as far as this link knew."""
     replaced: bool = False
 
 
 class SupervisorGone(TorchLoomError):
-    """What was asked of a supervisor that died meanwhile. A rank that was being started is dead too."""
+    """The supervisor died before it answered. A rank that was being started is dead too."""
+
+    def __init__(self, folder: Path, gone: Gone) -> None:
+        self.why = phrase("supervisor_gone", folder=str(folder), why=gone.why)
+        super().__init__(render(self.why))
 
 
 @dataclass(eq=False)
@@ -160,7 +166,7 @@ class SupervisorClient:
         if self.tied and not self._over:
             await self.dismiss()
             return
-        self._finish(Gone("closed", ()), tell=False)
+        self._finish(Gone(phrase("supervisor_closed"), ()), tell=False)
 
     async def dismiss(self) -> None:
         """Ask the supervisor to kill all ranks and to end; returns when it has."""
@@ -224,14 +230,14 @@ class SupervisorClient:
         try:
             await first
         except BaseException:
-            self._finish(Gone("closed", ()), tell=False)
+            self._finish(Gone(phrase("supervisor_closed"), ()), tell=False)
             raise
         self.gone = told
         return self
 
     def _say(self, word: FromAgent) -> None:
         if self._over:
-            raise SupervisorGone(f"the supervisor in {self.folder} is gone: {self._over.why}")
+            raise SupervisorGone(self.folder, self._over)
         self._line.say(encode(word))
 
     def _hear(self, data: bytes) -> None:
@@ -256,7 +262,7 @@ class SupervisorClient:
                 self.running.pop(ended.key, None)
                 self.ended(ended)
             case Replaced():
-                self._finish(Gone("another agent talks to the supervisor now", tuple(self.running), True), tell=True)
+                self._finish(Gone(phrase("supervisor_replaced"), tuple(self.running), True), tell=True)
 
     def _answer(self, answer: Begun | NotBegun) -> None:
         start = self._starts.pop(answer.key, None)
@@ -264,17 +270,17 @@ class SupervisorClient:
             start.set_result(answer)
 
     def _obituary(self) -> Gone:
-        why = f"the supervisor (process {self.state.pid}) is dead"
+        how: Prose = ""
         if self.process and (code := self.process.poll()) is not None:
-            why += f": killed by {signal_name(-code)}" if code < 0 else f": exit code {code}"
-        return Gone(why, tuple(self.running))
+            how = phrase("killed_by", signal=signal_name(-code)) if code < 0 else phrase("exit_code", status=code)
+        return Gone(phrase("supervisor_dead", pid=self.state.pid, how=how), tuple(self.running))
 
     def _finish(self, gone: Gone, tell: bool) -> None:
         if self._over:
             return
         self._over = gone
         self._line.close()
-        error = SupervisorGone(f"the supervisor in {self.folder} is gone: {gone.why}")
+        error = SupervisorGone(self.folder, gone)
         everyone: list[asyncio.Future[Any]] = [*self._starts.values(), *self._looks]
         for waiting in everyone:
             if not waiting.done():

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from torchloom.agent.supervisor.protocol import Begin
 from torchloom.integrations.torchft import rendezvous_store
+from torchloom.protocol.phrase import Prose, phrase
 from torchloom.threadlet import unattached
 
 LATE = frozenset({
@@ -65,7 +66,10 @@ class Target:
 
 
 class ColdStart(Exception):
-    """It must be a fresh interpreter, because."""
+    """The rank must be a fresh interpreter. `why` is empty if that was asked for."""
+
+    def __init__(self, why: Prose) -> None:
+        self.why = why
 
 
 def fit(begin: Begin, birth: ParentEnvironment) -> Target:
@@ -73,43 +77,45 @@ def fit(begin: Begin, birth: ParentEnvironment) -> Target:
     target = _target(begin, birth)
     for name in sorted(begin.env.keys() | birth.env.keys()):
         if begin.env.get(name) != birth.env.get(name) and not _read_late(name):
-            verb = "lacks" if name not in begin.env else "differs in" if name in birth.env else "adds"
+            missing, new = name not in begin.env, name not in birth.env
             raise ColdStart(
-                f"its environment {verb} {name}, which is read only when an interpreter or a library starts"
+                phrase(
+                    "environment_lacks" if missing else "environment_adds" if new else "environment_differs", name=name
+                )
             )
     parts = birth.env["PYTHONPATH"].split(os.pathsep) if birth.env.get("PYTHONPATH") else []
     if begin.cwd != birth.cwd and not all(part.startswith("/") for part in parts):
-        raise ColdStart("PYTHONPATH has relative parts, and the working folder is another")
+        raise ColdStart(phrase("relative_pythonpath"))
     if target.module:
         home = begin.cwd
     else:
         script = os.path.join(begin.cwd, target.name)  # noqa: PTH118
         if script.endswith(".pyc") or pkgutil.get_importer(script) is not None:
-            raise ColdStart(f"{target.name} is not a plain script")
+            raise ColdStart(phrase("not_a_plain_script", script=target.name))
         home = os.path.dirname(os.path.realpath(script))  # noqa: PTH120
     if not sys.flags.safe_path:
         for name in _shadowed(home):
-            raise ColdStart(f"{home} has a module {name} of its own, and another one is loaded already")
+            raise ColdStart(phrase("module_shadowed", folder=home, module=name))
     return target
 
 
 def _target(begin: Begin, birth: ParentEnvironment) -> Target:
     python, rest = begin.argv[0], begin.argv[1:]
     if python != birth.python:
-        raise ColdStart(f"the interpreter is {python}, the supervisor's is {birth.python}")
+        raise ColdStart(phrase("other_interpreter", python=python, own=birth.python))
     flags = birth.flags
     if rest[: len(flags)] != flags:
-        raise ColdStart(f"the supervisor's interpreter was started with the flags {' '.join(flags)}")
+        raise ColdStart(phrase("other_flags", flags=" ".join(flags)))
     match rest[len(flags) :]:
         case ["-m", module, *arguments]:
             return Target(module, True, tuple(arguments))
         case [script, *arguments] if script and not script.startswith("-"):
             return Target(script, False, tuple(arguments))
         case [("-c" | "-"), *_]:
-            raise ColdStart("code that is not in a file")
+            raise ColdStart(phrase("code_without_file"))
         case [flag, *_]:
-            raise ColdStart(f"the supervisor's interpreter was not started with the flag {flag}")
-    raise ColdStart("no script is named")
+            raise ColdStart(phrase("flag_missing", flag=flag))
+    raise ColdStart(phrase("no_script_named"))
 
 
 def _read_late(name: str) -> bool:

@@ -222,7 +222,7 @@ def _failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: floa
     reason = phrase("rank_of_run_failed", rank=first.rank, how=how, error=first.error)
     # Who kills from outside may not do so again; every other end could be the same each time, on whatever rank.
     outside = first.signal == "SIGKILL" and not first.cause
-    error = first.error if first.cause == "exception" else ""
+    error = str(first.error) if first.cause == "exception" else ""
     failure = Failure(kind="crash", signal=first.signal, code=first.code, cause=first.cause, error=error)
     number = SIGNALS.get(first.signal, 0)
     code = 128 + number if first.signal else first.code or 1

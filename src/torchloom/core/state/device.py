@@ -16,7 +16,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody says that a device is broken."""
 
     by: str
-    cause: str
+    cause: Prose
     began: float = 0.0
     alert: bool = False
     """An alert: it is told again and again while it lasts."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchloom.protocol.job import Response
+from torchloom.views.wording.agent_templates import AGENT_TEMPLATES
 from torchloom.views.wording.incident_templates import INCIDENT_TEMPLATES
 
 TEMPLATES: Mapping[str, str] = {
     **INCIDENT_TEMPLATES,
+    **AGENT_TEMPLATES,
     # changes
     "all_ranks_ready": "all ranks are ready",
     "change_aborted": "{id} was not made: {why}",
