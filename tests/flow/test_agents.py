@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.flow.agents import LOOM, PATIENCE, Cluster, cluster, ours, said
-from tests.flow.records import KILLED, phrases
+from tests.flow.agents import LOOM, PATIENCE, Cluster, cluster, needs_nodes, ours, said
+from tests.flow.records import BY_SIGKILL, KILLED, phrases, rank_failed
+from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.views.wording.phrases import render
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +68,12 @@ def test_loom_run_over_several_nodes_shows_what_all_ranks_print_and_ends_them_wh
         site.until(lambda line=line: line in output.read_text(), f"what rank {rank} printed")  # type: ignore[misc]
     psutil.Process(site.pid(0)).kill()
     site.until(lambda: "[0] rank 0 of 2 on node 0 from 0 attempt 1" in output.read_text(), "a second attempt")
-    site.until(lambda: KILLED in phrases(*site.records("mnist")), "why")
+    failure = f"loom: {rank_failed(0, BY_SIGKILL)}"
+    site.until(lambda: failure in output.read_text(), "why")
+    assert KILLED in phrases(*site.records("mnist"))
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 130
-    assert "mnist is cancelled" in output.read_text()
+    assert f"mnist is cancelled: {render('interrupted')}" in output.read_text()
     assert not any(psutil.pid_exists(site.pid(rank)) for rank in (0, 1))
 
 
@@ -79,7 +83,7 @@ def test_the_exit_code_of_a_job_that_fails_is_that_of_loom_wait(site: Cluster) -
     (site.folder / "finish").touch()
     waited = site.loom("wait", "mnist")
     assert waited.returncode == 7
-    assert "mnist is failed" in waited.stderr
+    assert f"mnist is failed: {rank_failed(0, phrase('exit_code', status=7))}" in waited.stderr
     assert ("exit_code", {"status": 7}) in phrases(*site.records("mnist"))
 
 
@@ -134,14 +138,16 @@ def test_a_cancelled_job_leaves_nothing_behind_but_what_it_printed(site: Cluster
 def test_nothing_is_started_on_a_drained_node_and_the_one_who_waits_is_told_what_for(site: Cluster) -> None:
     assert site.loom("drain", "n1").returncode == 0
     site.submit(nnodes=2)
-    site.until(site.waits, "a job that waits")
+    there = needs_nodes(2, 1, n1=phrase("room_drained"), n2=phrase("room_free", free=2, count=2, failed=None))
+    site.until(lambda: site.waits_for() == there, "a job that waits")
     waited = site.loom("wait", "mnist", "--timeout", "1")
-    assert (waited.returncode, "mnist waits for" in waited.stderr) == (124, True)
+    assert (waited.returncode, f"mnist waits for {there}" in waited.stderr) == (124, True)
     assert {node.node: node.drained for node in site.nodes()} == {"n1": True, "n2": False}
     assert "drained" in site.loom("nodes").stdout
     assert site.loom("drain", "n1", "--undo").returncode == 0
     site.until(lambda: site.trains(2), "two ranks")
-    assert site.loom("drain", "n7").returncode == 4
+    unknown = site.loom("drain", "n7")
+    assert (unknown.returncode, render(phrase("no_agent_on_node", node="n7")) in unknown.stderr) == (4, True)
 
 
 def test_two_agents_of_one_name_are_one_too_many(site: Cluster, tmp_path: Path) -> None:
@@ -261,13 +267,21 @@ def test_a_job_that_runs_again_on_the_same_agent_finds_a_process_that_is_ready_t
 
 
 @pytest.mark.parametrize(
-    ("settings", "code"), [({"nproc_per_node": 1000}, 4), ({"node": "n9"}, 4), ({"script": ""}, 2)]
+    ("settings", "code", "refusal"),
+    [
+        ({"nproc_per_node": 1000}, 4, phrase("task_too_large", ranks=1000, most=2, node="n1")),
+        ({"node": "n9"}, 4, phrase("no_agent_on_node", node="n9")),
+        ({"script": ""}, 2, None),
+    ],
 )
-def test_what_cannot_be_run_is_refused_at_once(site: Cluster, settings: dict[str, object], code: int) -> None:
+def test_what_cannot_be_run_is_refused_at_once(
+    site: Cluster, settings: dict[str, object], code: int, refusal: Phrase | None
+) -> None:
     text = "".join(f"{key} = {value!r}\n" for key, value in ({"script": "train.py"} | settings).items())
     (site.folder / "wrong.toml").write_text(text)
     done = site.loom("submit", "wrong.toml")
-    assert done.returncode == code, done.stderr
+    reason = render(refusal) if refusal is not None else "names neither script nor module"  # of the file itself
+    assert (done.returncode, reason in done.stderr) == (code, True), done.stderr
     assert site.records("wrong") == []
 
 
@@ -279,4 +293,6 @@ def test_a_script_or_an_interpreter_that_is_not_there_is_said_where_it_was_looke
     site.submit(python="no-such-python", max_restarts=0)
     waited = site.loom("wait", "mnist")
     assert waited.returncode not in {0, 130}
-    assert "no-such-python" in str(site.records("mnist"))
+    why = phrase("cannot_run", program="no-such-python", error="No such file or directory")
+    assert (why.code, why.args) in phrases(*site.records("mnist"))
+    assert f"mnist is failed: {rank_failed(0, phrase('exit_code', status=127), why)}" in waited.stderr

@@ -57,7 +57,7 @@ def test_a_checkpoint_folder_that_is_not_there_yet_is_fit_and_said_to_be_missing
 
 
 def test_a_clock_may_be_a_little_wrong() -> None:
-    assert clock(0.01).found == phrase("clock_right", seconds=0.01)
+    assert clock(0.01).found == phrase("clock_right")
     assert clock(-4.9).fit
     late = clock(-5.1)
     assert (late.fit, late.found) == (False, phrase("clock_behind", seconds=5.1))
