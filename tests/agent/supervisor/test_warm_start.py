@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agent.harness import SupervisorHarness
+from tests.agent.harness import ENV, SupervisorHarness
+from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
 
 LOOK = """
 import json, os, signal, sys, threading
@@ -64,6 +67,22 @@ async def test_a_script_sees_the_same(light: SupervisorHarness, how: str) -> Non
     assert warm["argv"][1:] == ["--lr", "0.1", "", "ü"]
     assert warm["environ"]["RANK"] == "3"
     assert warm["file"].startswith(str(light.home))
+
+
+async def test_a_rank_ignores_no_signal_because_its_agent_does(tmp_path: Path) -> None:
+    """As an agent does that a shell has started in the background."""
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        harness = SupervisorHarness(tmp_path)
+        options = SupervisorOptions(tied=True, preload=("multiprocessing.spawn",), env=ENV)
+        await harness.start(tmp_path / "supervisor", options)
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+    harness.script(LOOK + TELL)
+    warm, cold = await both(harness, "train.py")
+    assert warm["handlers"] == cold["handlers"]
+    assert warm["handlers"]["SIGQUIT"] == warm["handlers"]["SIGUSR1"]
+    await harness.link.dismiss()
 
 
 @pytest.mark.parametrize("module", ["package.train", "package", "alone"])

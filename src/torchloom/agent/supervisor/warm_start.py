@@ -142,14 +142,19 @@ def _shadowed(home: str) -> Iterator[str]:
 
 
 NO_SUCH_SCRIPT = 2
-SUPERVISOR_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
+SUPERVISOR_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
+"""Those for which the supervisor has handlers."""
+PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Every interpreter ignores them from its start. What else is ignored, the supervisor ignores or has inherited so."""
 
 
 def prepare(begin: Begin, target: Target, birth: ParentEnvironment) -> None:
     """Everything a new interpreter would have, and that a fork has not. Runs in the rank's working folder."""
     signal.set_wakeup_fd(-1)
-    for number in SUPERVISOR_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+    for number in signal.valid_signals():
+        ignored = signal.getsignal(number) is signal.SIG_IGN and number not in PYTHON_IGNORES
+        if ignored or number in SUPERVISOR_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.environ.clear()
