@@ -83,7 +83,7 @@ def kill_nats_in_recovery(run: Run, blow: Blow) -> None:
     _kill_plane(run, "nats-server")
 
 
-def kill_keepers(run: Run, _: Blow) -> None:
+def kill_supervisors(run: Run, _: Blow) -> None:
     """The one that has the ranks, and the standby."""
     _kill(run.children("torchloom.agent.supervisor.main"))
 
@@ -98,9 +98,9 @@ def kill_in_recovery(run: Run, blow: Blow) -> None:
     """One rank, and then whoever is there a moment later: its peer, which is being ended, or the next attempt."""
     run.kill(blow.rank)
     time.sleep(blow.apart)
-    for keeper in run.children("torchloom.agent.supervisor.main"):
+    for supervisor in run.children("torchloom.agent.supervisor.main"):
         with contextlib.suppress(psutil.Error):
-            _kill(keeper.children())
+            _kill(supervisor.children())
 
 
 def damage_the_newest(run: Run, blow: Blow) -> None:
@@ -132,7 +132,7 @@ KINDS: dict[str, Callable[[Run, Blow], None]] = {
     fault.__name__: fault
     for fault in (
         kill_one, kill_both, stop_one_and_kill_the_other, let_one_exit, let_one_raise, kill_weaver, kill_nats,
-        kill_weaver_in_recovery, kill_nats_in_recovery, kill_keepers, kill_standby_in_recovery, kill_in_recovery,
+        kill_weaver_in_recovery, kill_nats_in_recovery, kill_supervisors, kill_standby_in_recovery, kill_in_recovery,
         damage_the_newest,
     )
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Keepers that stand for a whole session, so that torch is imported once; each test comes as a new agent.
+"""Supervisors that harness for a whole session, so that torch is imported once; each test comes as a new agent.
 
 And GPUs that a test makes up.
 """
@@ -13,15 +13,15 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from tests.agent.harness import ENV, SupervisorHarness
 from tests.agent.nvml.fake import A, B, FakeDriver, build
-from tests.agent.stand import ENV, RankProgress
 from torchloom.agent.monitor import gpus
 from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
 
 
 def _standing(folder: Path, *preload: str) -> Iterator[Path]:
-    starter = RankProgress(folder.parent)
-    env = ENV | {"MASTER_ADDR": "known to the keeper, and not to its ranks"}
+    starter = SupervisorHarness(folder.parent)
+    env = ENV | {"MASTER_ADDR": "known to the supervisor, and not to its ranks"}
 
     async def start() -> None:
         await starter.start(folder, SupervisorOptions(tied=True, preload=preload, env=env, cwd=str(folder.parent)))
@@ -29,7 +29,7 @@ def _standing(folder: Path, *preload: str) -> Iterator[Path]:
         await starter.link.close()
 
     async def dismiss() -> None:
-        ender = RankProgress(folder.parent)
+        ender = SupervisorHarness(folder.parent)
         await ender.find(folder)
         await ender.link.dismiss()
 
@@ -42,47 +42,47 @@ def _standing(folder: Path, *preload: str) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def light_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A keeper that can fork ranks, but has imported nothing large."""
-    yield from _standing(tmp_path_factory.mktemp("light") / "keeper", "multiprocessing.spawn")
+    """A supervisor that can fork ranks, but has imported nothing large."""
+    yield from _standing(tmp_path_factory.mktemp("light") / "supervisor", "multiprocessing.spawn")
 
 
 @pytest.fixture(scope="session")
 def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A keeper that has imported torch."""
-    yield from _standing(tmp_path_factory.mktemp("torch") / "keeper", "torch", "numpy.random")
+    """A supervisor that has imported torch."""
+    yield from _standing(tmp_path_factory.mktemp("torch") / "supervisor", "torch", "numpy.random")
 
 
-async def _found(folder: Path, home: Path) -> AsyncIterator[RankProgress]:
-    stand = RankProgress(home)
-    await stand.find(folder)
-    state = await stand.link.settled()
+async def _found(folder: Path, home: Path) -> AsyncIterator[SupervisorHarness]:
+    harness = SupervisorHarness(home)
+    await harness.find(folder)
+    state = await harness.link.settled()
     assert state.why_cold == ""
-    yield stand
-    assert not stand.gone
-    for key in stand.ends:
-        stand.link.forget(key)
-    await stand.link.close()
+    yield harness
+    assert not harness.gone
+    for key in harness.ends:
+        harness.link.forget(key)
+    await harness.link.close()
 
 
 @pytest.fixture
-async def light(light_folder: Path, tmp_path: Path) -> AsyncIterator[RankProgress]:
-    async for stand in _found(light_folder, tmp_path):
-        yield stand
+async def light(light_folder: Path, tmp_path: Path) -> AsyncIterator[SupervisorHarness]:
+    async for harness in _found(light_folder, tmp_path):
+        yield harness
 
 
 @pytest.fixture
-async def torch_stand(torch_folder: Path, tmp_path: Path) -> AsyncIterator[RankProgress]:
-    async for stand in _found(torch_folder, tmp_path):
-        yield stand
+async def torch_harness(torch_folder: Path, tmp_path: Path) -> AsyncIterator[SupervisorHarness]:
+    async for harness in _found(torch_folder, tmp_path):
+        yield harness
 
 
 @pytest.fixture
-async def stand(tmp_path: Path) -> AsyncIterator[RankProgress]:
-    """A tied keeper of the test's own, with nothing preloaded."""
-    stand = RankProgress(tmp_path)
-    await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, env=ENV))
-    yield stand
-    await stand.link.close()
+async def harness(tmp_path: Path) -> AsyncIterator[SupervisorHarness]:
+    """A tied supervisor of the test's own, with nothing preloaded."""
+    harness = SupervisorHarness(tmp_path)
+    await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, env=ENV))
+    yield harness
+    await harness.link.close()
 
 
 @pytest.fixture(scope="session")

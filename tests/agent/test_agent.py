@@ -1,4 +1,4 @@
-"""An agent does what a weaver says, here one that is played; server, keepers and ranks are real."""
+"""An agent does what a weaver says, here one that is played; server, supervisors and ranks are real."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
+import pytest
 from nats.aio.client import Client
 
-from tests.agent.stand import until
+from tests.agent.harness import until
 from tests.flow.plane import plane
 from torchloom.agent.agent import Agent
 from torchloom.agent.node import this_node
@@ -34,10 +35,15 @@ class Told:
         for command in commands:
             await self.weaver.publish(TASK.to(node="n1"), encode(command))
 
-    def launch(self, attempt: int) -> Launch:
+    def launch(self, attempt: int, script: str = "pass", **settings: object) -> Launch:
         place = Place(rank=0, local=0, node="n1", incarnation=new_incarnation())
-        task = Task(argv=("-c", "pass"), cwd=str(self.folder), standby=False)
-        return Launch(term=1, job="mnist", attempt=attempt, task=task, places=(place,), host="127.0.0.1", port=1)
+        task = Task(argv=("-c", script), cwd=str(self.folder), standby=False, **settings)  # type: ignore[arg-type]
+        return Launch(
+            term=1, job="mnist", attempt=attempt, task=task, places=(place,), host="127.0.0.1", port=1, ordinal=attempt
+        )
+
+    def printed(self, attempt: int) -> str:
+        return self.agent.jobs["mnist"].attempts[attempt].log(0, "out").read_text()
 
     def rank(self, attempt: int) -> RankStatus | None:
         statuses = [status for status in self.agent.beat().attempts if status.attempt == attempt]
@@ -69,14 +75,14 @@ async def told(folder: Path) -> AsyncIterator[Told]:
             await weaver.close()
 
 
-async def test_a_job_waits_until_the_keeper_of_the_one_of_its_name_before_has_left(tmp_path: Path) -> None:
+async def test_a_job_waits_until_the_supervisor_of_the_one_of_its_name_before_has_left(tmp_path: Path) -> None:
     async with told(tmp_path) as here:
         await here.tell(here.launch(1))
         await until(lambda: here.done(1))
         link = here.agent.jobs["mnist"].cold
         assert link is not None
-        keeper = psutil.Process(link.state.pid)
-        keeper.suspend()
+        supervisor = psutil.Process(link.state.pid)
+        supervisor.suspend()
         await here.tell(Dismiss(term=1, job="mnist", attempt=1, last=True), here.launch(2))
         await until(lambda: here.rank(2) is not None)
         assert here.rank(1) is None
@@ -84,17 +90,29 @@ async def test_a_job_waits_until_the_keeper_of_the_one_of_its_name_before_has_le
         waiting = here.rank(2)
         assert waiting is not None
         assert waiting.state == "starting"
-        keeper.resume()
+        supervisor.resume()
         await until(lambda: here.done(2))
-        assert not keeper.is_running()
+        assert not supervisor.is_running()
 
 
-async def test_nothing_of_a_keeper_is_left_when_its_job_is_over(tmp_path: Path) -> None:
+async def test_nothing_of_a_supervisor_is_left_when_its_job_is_over(tmp_path: Path) -> None:
     async with told(tmp_path) as here:
         await here.tell(here.launch(1))
         await until(lambda: here.done(1))
-        assert (tmp_path / "jobs" / "mnist" / "keeper").is_dir()
+        assert (tmp_path / "jobs" / "mnist" / "supervisor").is_dir()
         await here.tell(Dismiss(term=1, job="mnist", attempt=1, last=True))
-        await until(lambda: not (tmp_path / "jobs" / "mnist" / "keeper").exists())
+        await until(lambda: not (tmp_path / "jobs" / "mnist" / "supervisor").exists())
         assert here.agent.jobs == {}
         assert list((tmp_path / "jobs" / "mnist" / "logs").glob("*/attempt-1/rank-0.out"))
+
+
+async def test_a_rank_gets_the_threads_that_its_job_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    show = "import os; print(os.environ['OMP_NUM_THREADS'], os.environ.get('MKL_NUM_THREADS'))"
+    asked: dict[str, object] = {"threads_per_rank": 3}
+    async with told(tmp_path) as here:
+        for attempt, settings in enumerate(({}, asked, asked | {"env": {"MKL_NUM_THREADS": "2"}}), 1):
+            await here.tell(here.launch(attempt, show, **settings))
+            await until(lambda attempt=attempt: here.done(attempt))  # type: ignore[misc]
+        assert [here.printed(attempt) for attempt in (1, 2, 3)] == ["7 None\n", "3 3\n", "3 2\n"]

@@ -17,10 +17,12 @@ import psutil
 
 from tests.flow.records import read_records
 from torchloom.bus.weaver_client import WeaverClient
+from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.records import Record
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import NodeView, RunsView
 from torchloom.settings import Settings
+from torchloom.views.wording.phrases import render
 
 LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main"]
 PATIENCE = 120.0
@@ -108,10 +110,9 @@ class Cluster:
         found = asyncio.run(read_records(self.settings))
         return [record for record in found if not job or getattr(record, "job", "") == job]
 
-    def waits(self, job: str = "mnist") -> bool:
-        """Whether a job cannot be placed, and says what it waits for."""
-        run = next((run for run in self._runs().runs if run.job == job), None)
-        return run is not None and bool(run.waiting)
+    def waits_for(self, job: str = "mnist") -> str:
+        """What a job that cannot be placed waits for, as people read it; empty if it does not wait."""
+        return next((run.waiting for run in self._runs().runs if run.job == job), "")
 
     def agent(self, name: str) -> int:
         """The process of an agent, as the control plane knows it."""
@@ -145,7 +146,7 @@ class Cluster:
     # ── the end ──
 
     def close(self) -> None:
-        """Whatever still lives of what was started here, keepers and ranks too, by the folder they work in."""
+        """Whatever still lives of what was started here, supervisors and ranks too, by the folder they work in."""
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -176,6 +177,13 @@ def said(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""
+
+
+def needs_nodes(count: int, ranks: int, **nodes: Phrase) -> str:
+    """As people read that a job waits for nodes with room for its ranks, and what each offers (node_a: node-a)."""
+    offers = [phrase("of_node", node=node.replace("_", "-"), text=offer) for node, offer in nodes.items()]
+    there = phrase("nodes_there", nodes=offers, more=None)
+    return render(phrase("waits_for_node" if count == 1 else "waits_for_nodes", count=count, ranks=ranks, there=there))
 
 
 @contextlib.contextmanager

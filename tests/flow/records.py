@@ -1,4 +1,7 @@
-"""What the log holds, as data: a test of what happened compares codes of phrases, and not the sentences of a view."""
+"""What the log holds, as data: a test of what happened compares codes of phrases, and not the sentences of a view.
+
+A test of what people see renders the phrase that it expects. `make test-noise` changes `render` in all processes alike.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,21 @@ from torchloom.bus.connection import connect, find
 from torchloom.bus.log_reader import read_log
 from torchloom.protocol.codec import decode_entry
 from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import Record
 from torchloom.protocol.subjects import LOG_STREAM, Role
 from torchloom.settings import Settings
+from torchloom.views.wording.phrases import render
 
 KILLED = ("killed_by", {"signal": "SIGKILL"})
+BY_SIGKILL = phrase("killed_by", signal="SIGKILL")
 PLACES = frozenset({"rank_waits_in", "ranks_wait_in", "rank_is_in", "ranks_are_in"})
 """Phrases that say where ranks are, by spans of their numbers."""
+
+
+def rank_failed(rank: int, how: Phrase, error: Prose = "") -> str:
+    """As people read, in this process and in those that a test starts, that a rank of a run failed."""
+    return render(phrase("rank_of_run_failed", rank=rank, how=how, error=error))
 
 
 async def read_records(settings: Settings) -> list[Record]:

@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.flow.agents import LOOM, PATIENCE, Cluster, cluster, ours, said
-from tests.flow.records import KILLED, phrases
+from tests.flow.agents import LOOM, PATIENCE, Cluster, cluster, needs_nodes, ours, said
+from tests.flow.records import BY_SIGKILL, KILLED, phrases, rank_failed
+from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.views.wording.phrases import render
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +68,12 @@ def test_loom_run_over_several_nodes_shows_what_all_ranks_print_and_ends_them_wh
         site.until(lambda line=line: line in output.read_text(), f"what rank {rank} printed")  # type: ignore[misc]
     psutil.Process(site.pid(0)).kill()
     site.until(lambda: "[0] rank 0 of 2 on node 0 from 0 attempt 1" in output.read_text(), "a second attempt")
-    site.until(lambda: KILLED in phrases(*site.records("mnist")), "why")
+    failure = f"loom: {rank_failed(0, BY_SIGKILL)}"
+    site.until(lambda: failure in output.read_text(), "why")
+    assert KILLED in phrases(*site.records("mnist"))
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 130
-    assert "mnist is cancelled" in output.read_text()
+    assert f"mnist is cancelled: {render('interrupted')}" in output.read_text()
     assert not any(psutil.pid_exists(site.pid(rank)) for rank in (0, 1))
 
 
@@ -79,7 +83,7 @@ def test_the_exit_code_of_a_job_that_fails_is_that_of_loom_wait(site: Cluster) -
     (site.folder / "finish").touch()
     waited = site.loom("wait", "mnist")
     assert waited.returncode == 7
-    assert "mnist is failed" in waited.stderr
+    assert f"mnist is failed: {rank_failed(0, phrase('exit_code', status=7))}" in waited.stderr
     assert ("exit_code", {"status": 7}) in phrases(*site.records("mnist"))
 
 
@@ -125,21 +129,25 @@ def test_a_cancelled_job_leaves_nothing_behind_but_what_it_printed(site: Cluster
     assert site.loom("wait", "mnist").returncode == 130
     pids = [site.pid(rank) for rank in range(4)]
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    site.until(lambda: not [p for p in ours(site.folder) if "torchloom.agent.supervisor.main" in said(p)], "keepers go")
+    site.until(
+        lambda: not [p for p in ours(site.folder) if "torchloom.agent.supervisor.main" in said(p)], "supervisors go"
+    )
     assert "[0] rank 0 of 4" in site.loom("logs", "mnist").stdout
 
 
 def test_nothing_is_started_on_a_drained_node_and_the_one_who_waits_is_told_what_for(site: Cluster) -> None:
     assert site.loom("drain", "n1").returncode == 0
     site.submit(nnodes=2)
-    site.until(site.waits, "a job that waits")
+    there = needs_nodes(2, 1, n1=phrase("room_drained"), n2=phrase("room_free", free=2, count=2, failed=None))
+    site.until(lambda: site.waits_for() == there, "a job that waits")
     waited = site.loom("wait", "mnist", "--timeout", "1")
-    assert (waited.returncode, "mnist waits for" in waited.stderr) == (124, True)
+    assert (waited.returncode, f"mnist waits for {there}" in waited.stderr) == (124, True)
     assert {node.node: node.drained for node in site.nodes()} == {"n1": True, "n2": False}
     assert "drained" in site.loom("nodes").stdout
     assert site.loom("drain", "n1", "--undo").returncode == 0
     site.until(lambda: site.trains(2), "two ranks")
-    assert site.loom("drain", "n7").returncode == 4
+    unknown = site.loom("drain", "n7")
+    assert (unknown.returncode, render(phrase("no_agent_on_node", node="n7")) in unknown.stderr) == (4, True)
 
 
 def test_two_agents_of_one_name_are_one_too_many(site: Cluster, tmp_path: Path) -> None:
@@ -186,7 +194,7 @@ def test_a_server_that_hangs_makes_nobody_start_anything_anew(impatient: Cluster
 
 
 def spares(site: Cluster, node: str = "") -> list[psutil.Process]:
-    """Keepers that were made for no job; ranks forked from them look like them."""
+    """Supervisors that were made for no job; ranks forked from them look like them."""
     alike = [process for process in ours(site.folder) if f"{node}/spare-" in said(process)]
     found = []
     for process in alike:
@@ -204,8 +212,8 @@ def test_a_job_takes_the_process_that_has_imported_torch_and_another_is_made(sit
     site.submit(node="n3", nproc_per_node=2, standby=True)
     site.until(lambda: site.trains(2), "two ranks")
     assert "Job mnist runs, 2 warm" in site.loom("events", "--last", "20").stdout
-    keeper = psutil.Process(site.pid(0)).parent()
-    assert keeper in first
+    supervisor = psutil.Process(site.pid(0)).parent()
+    assert supervisor in first
 
     def another() -> bool:
         taken = site.standby_mb("n3")
@@ -215,14 +223,14 @@ def test_a_job_takes_the_process_that_has_imported_torch_and_another_is_made(sit
     site.until(another, "another one")
     agent.kill()  # the next agent finds the ranks in it, and ends the spare one that nobody knows
     agent.wait()
-    lost = [process for process in spares(site) if process != keeper]
+    lost = [process for process in spares(site) if process != supervisor]
     again = site.start_agent("n3")
-    assert psutil.Process(site.pid(0)).parent() == keeper
+    assert psutil.Process(site.pid(0)).parent() == supervisor
     _, alive = psutil.wait_procs(lost, timeout=60)
     assert not alive
     (site.folder / "finish").touch()
     assert site.loom("wait", "mnist").returncode == 0
-    site.until(lambda: not spares(site), "its keeper goes")
+    site.until(lambda: not spares(site), "its supervisor goes")
     again.terminate()
     assert again.wait(60) == 0
 
@@ -247,11 +255,11 @@ def test_a_job_that_runs_again_on_the_same_agent_finds_a_process_that_is_ready_t
         site.submit(node="n4", nproc_per_node=2, standby=True)
         site.until(lambda: site.trains(2), f"two ranks, time {again}")
         site.until(lambda: warm(site, "n4") == [True, True], f"both of them warm, time {again}")
-        (keeper,) = {psutil.Process(site.pid(rank)).parent() for rank in (0, 1)}
-        assert keeper is not None
+        (supervisor,) = {psutil.Process(site.pid(rank)).parent() for rank in (0, 1)}
+        assert supervisor is not None
         (site.folder / "finish").touch()
         assert site.loom("wait", "mnist").returncode == 0
-        _, alive = psutil.wait_procs([keeper], timeout=60)
+        _, alive = psutil.wait_procs([supervisor], timeout=60)
         assert not alive
         (site.folder / "finish").unlink()
     agent.terminate()
@@ -259,13 +267,21 @@ def test_a_job_that_runs_again_on_the_same_agent_finds_a_process_that_is_ready_t
 
 
 @pytest.mark.parametrize(
-    ("settings", "code"), [({"nproc_per_node": 1000}, 4), ({"node": "n9"}, 4), ({"script": ""}, 2)]
+    ("settings", "code", "refusal"),
+    [
+        ({"nproc_per_node": 1000}, 4, phrase("task_too_large", ranks=1000, most=2, node="n1")),
+        ({"node": "n9"}, 4, phrase("no_agent_on_node", node="n9")),
+        ({"script": ""}, 2, None),
+    ],
 )
-def test_what_cannot_be_run_is_refused_at_once(site: Cluster, settings: dict[str, object], code: int) -> None:
+def test_what_cannot_be_run_is_refused_at_once(
+    site: Cluster, settings: dict[str, object], code: int, refusal: Phrase | None
+) -> None:
     text = "".join(f"{key} = {value!r}\n" for key, value in ({"script": "train.py"} | settings).items())
     (site.folder / "wrong.toml").write_text(text)
     done = site.loom("submit", "wrong.toml")
-    assert done.returncode == code, done.stderr
+    reason = render(refusal) if refusal is not None else "names neither script nor module"  # of the file itself
+    assert (done.returncode, reason in done.stderr) == (code, True), done.stderr
     assert site.records("wrong") == []
 
 
@@ -277,4 +293,6 @@ def test_a_script_or_an_interpreter_that_is_not_there_is_said_where_it_was_looke
     site.submit(python="no-such-python", max_restarts=0)
     waited = site.loom("wait", "mnist")
     assert waited.returncode not in {0, 130}
-    assert "no-such-python" in str(site.records("mnist"))
+    why = phrase("cannot_run", program="no-such-python", error="No such file or directory")
+    assert (why.code, why.args) in phrases(*site.records("mnist"))
+    assert f"mnist is failed: {rank_failed(0, phrase('exit_code', status=127), why)}" in waited.stderr

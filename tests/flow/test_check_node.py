@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.flow.agents import LOOM, cluster
+from tests.flow.agents import LOOM, cluster, needs_nodes
+from torchloom.protocol.incident_records import About, IncidentOpened
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 
 
 @pytest.mark.timeout(300)
@@ -27,6 +29,7 @@ def test_without_a_control_plane_this_machine_is_looked_at(tmp_path: Path) -> No
 
 @pytest.mark.timeout(300)
 @pytest.mark.long
+@pytest.mark.wording
 def test_nodes_are_looked_at_and_the_network_between_them(tmp_path: Path) -> None:
     with cluster(tmp_path) as site:
         site.start_agent("n1")
@@ -46,7 +49,18 @@ def test_a_job_waits_where_no_node_is_fit_and_says_why(tmp_path: Path) -> None:
     with cluster(tmp_path) as site:
         site.start_agent("n1")
         site.submit(check=True, nproc_per_node=1, checkpoint_dir="/proc/nothing")
-        site.until(lambda: site.waits() and site.loom("incidents").stdout.count("n1"), "a node that is not fit")
+
+        def unfit() -> list[Prose]:
+            """What the first check that failed found."""
+            opened = [record for record in site.records() if isinstance(record, IncidentOpened)]
+            return [record.evidence[0] for record in opened if record.about == About(node="n1", part="fitness")]
+
+        site.until(unfit, "a node that is not fit")
+        (why,) = unfit()
+        assert isinstance(why, Phrase)
+        assert (why.code, why.args["what"]) == ("check_not_passed", "checkpoint folder")
+        there = needs_nodes(1, 1, n1=phrase("room_not_fit", why=why))
+        site.until(lambda: site.waits_for() == there, "a job that waits")
         told = json.loads(site.loom("incidents", "-o", "json").stdout)
         assert ("n1", "fitness") in [(i["about"]["node"], i["about"]["part"]) for i in told]
         assert "not fit" in site.loom("nodes").stdout

@@ -142,15 +142,15 @@ def test_what_a_rank_has_started_ends_with_it(start: Callable[..., Run]) -> None
     assert run.left() == []
 
 
-def test_a_killed_keeper_takes_its_ranks_and_what_they_started_with_it_and_the_training_goes_on(
+def test_a_killed_supervisor_takes_its_ranks_and_what_they_started_with_it_and_the_training_goes_on(
     start: Callable[..., Run],
 ) -> None:
     run = start()
     run.until_trained()
     run.tell(1, "child")
     run.until((run.folder / "child-1").exists)
-    for keeper in run.children("torchloom.agent.supervisor.main"):
-        keeper.kill()
+    for supervisor in run.children("torchloom.agent.supervisor.main"):
+        supervisor.kill()
     assert run.end() == 0, run.text()
     assert run.ends() == [chain(STEPS)] * 2
     assert run.left() == []
@@ -185,8 +185,8 @@ def test_a_recovery_goes_on_when_the_control_plane_is_killed_in_it(
         run.drain()
         run.kill(1)
         run.until_phase("restarting", 1)
-        keepers = [process.pid for process in run.children("torchloom.agent.supervisor.main")]
-        held = {"restarting": [], "placing": [run.process.pid], "starting": keepers}[phase]
+        supervisors = [process.pid for process in run.children("torchloom.agent.supervisor.main")]
+        held = {"restarting": [], "placing": [run.process.pid], "starting": supervisors}[phase]
         with run.frozen(*held):
             if phase != "restarting":
                 run.drain(undo=True)

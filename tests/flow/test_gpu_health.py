@@ -12,6 +12,7 @@ import pytest
 from tests.agent.nvml.fake import A, B, FakeDriver, build
 from tests.flow.agents import Cluster, cluster
 from torchloom.agent.monitor.pressure import read_pressure
+from torchloom.agent.monitor.xids import describe
 from torchloom.protocol.records import DeviceMarkedFailed
 
 LOST = 15
@@ -56,7 +57,7 @@ def test_a_gpu_that_tells_of_a_fatal_error_gets_no_ranks_until_a_person_says_tha
     driver.xid(A, 79)
     site.until(lambda: machine.devices()[A]["health"] == "failed", "a failed device")
     (failed,) = [record for record in site.records() if isinstance(record, DeviceMarkedFailed)]
-    assert failed.cause == "XID 79: GPU has fallen off the bus"
+    assert failed.cause == describe(79)
     assert machine.devices()[B]["health"] == "ok"
     driver.set(A, error=LOST)  # as it goes on: the same is told in another way, and then again
     driver.xid(A, 79)

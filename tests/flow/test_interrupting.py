@@ -21,12 +21,12 @@ def agent_begins(run: Run) -> bool:
     return any(run.census.temporary.glob("torchloom-agent-*"))
 
 
-def keeper_begins(run: Run) -> bool:
-    return any(run.census.temporary.glob("torchloom-agent-*/*/keeper"))
+def supervisor_begins(run: Run) -> bool:
+    return any(run.census.temporary.glob("torchloom-agent-*/*/supervisor"))
 
 
-def keeper_listens(run: Run) -> bool:
-    return any(run.census.temporary.glob("torchloom-agent-*/*/keeper/keeper.sock"))
+def supervisor_listens(run: Run) -> bool:
+    return any(run.census.temporary.glob("torchloom-agent-*/*/supervisor/supervisor.sock"))
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def keeper_listens(run: Run) -> bool:
     [
         (plane_begins, signal.SIGINT),
         (agent_begins, signal.SIGTERM),
-        (keeper_begins, signal.SIGINT),
-        (keeper_listens, signal.SIGTERM),
+        (supervisor_begins, signal.SIGINT),
+        (supervisor_listens, signal.SIGTERM),
     ],
 )
 def test_interrupted_before_the_ranks_run_nothing_is_left(
@@ -96,8 +96,8 @@ def test_ctrl_c_while_the_next_attempt_begins_ends_it(phase: str, start: Callabl
     run.drain()
     run.kill(1)
     run.until_phase("restarting", 1)
-    keepers = [process.pid for process in run.children("torchloom.agent.supervisor.main")]
-    with run.frozen(*([run.process.pid] if phase == "placing" else keepers)):
+    supervisors = [process.pid for process in run.children("torchloom.agent.supervisor.main")]
+    with run.frozen(*([run.process.pid] if phase == "placing" else supervisors)):
         run.drain(undo=True)
         run.until_phase(phase, 2)
         run.interrupt()

@@ -15,6 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.flow.records import BY_SIGKILL, rank_failed
+from torchloom.protocol.phrase import phrase
+from torchloom.views.wording.phrases import render
+
 LOOM = [sys.executable, "-P", "-m", "torchloom.cli.main"]
 PATIENCE = 120.0
 """Seconds after which something that has not come is taken not to come. Machines may have much else to do."""
@@ -141,11 +145,15 @@ def test_a_killed_rank_is_started_again_with_its_peers_from_the_newest_valid_che
     run.until_trained(1)
     assert len(re.findall(r"from 7 attempt 1", run.text())) == 2
     assert not psutil.pid_exists(peer)
+    run.until(lambda: f"loom: {rank_failed(1, BY_SIGKILL)}" in run.text())
     (tmp_path / "fail-0").touch()
     run.until_trained(2)
     os.kill(run.pid(0), signal.SIGKILL)
     assert run.end() == 137, run.text()
     assert re.findall(r"loom: attempt (\d) goes on from", run.text()) == ["2", "3"]
+    last = phrase("rank_of_run_failed", rank=0, how=BY_SIGKILL, error="")
+    used_up = render(phrase("restarts_used_up", reason=last, allowed=2))
+    assert f"is failed: {used_up}" in run.text()
 
 
 def test_an_exception_that_repeats_ends_it_with_its_code(launch: Callable[..., Launched], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_an_agent_that_is_asked_to_end_takes_its_ranks_along_and_the_job_waits_f
     site.submit(nproc_per_node=2)
     site.until(lambda: site.trains(2), "two ranks")
     family = psutil.Process(agent.pid).children(recursive=True)
-    assert len(family) == 3, "a keeper and two ranks"
+    assert len(family) == 3, "a supervisor and two ranks"
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(60) == 0
     _, alive = psutil.wait_procs(family, timeout=60)

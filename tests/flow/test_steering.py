@@ -26,6 +26,7 @@ from torchloom.agent.supervisor.fork import with_startup
 from torchloom.bus.connection import connect, find
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused
+from torchloom.knobs import BadValue
 from torchloom.protocol.codec import encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.knob_values import Value
@@ -34,6 +35,7 @@ from torchloom.protocol.rank import Order
 from torchloom.protocol.records import ChangeDecided, ChangeProposed, ChangeSettled, OrderGiven
 from torchloom.protocol.subjects import COMMAND, Role
 from torchloom.shared.liveness_page import STEP, view
+from torchloom.views.wording.phrases import render
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_ddp_gloo.py"
 RANK = """
@@ -135,6 +137,11 @@ async def test_what_cannot_be_done_is_refused_and_changes_nothing(tmp_path: Path
             await tell(up, "pause", "hi", 1),
             await tell(up, "stop", "hi", 3),
         ]
+        bounds = [
+            BadValue("batch_size", 65, "above 64, the most it may be"),
+            BadValue("lr", -1.0, "below 0, the least it may be"),
+        ]
+        assert [answer.why for answer in refused[:2]] == [render(error.message) for error in bounds]
         assert [answer.code for answer in refused if isinstance(answer, No)][2:] == [
             "knob_unknown", "step_past", "knob_of_job", "job_unknown", "rank_not_alone", "rank_not_alone",
         ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""An agent: runs the ranks of a node as the weaver tells it to, and says what is.
+"""An agent: runs the ranks of a node as the weaver commands, and reports what runs.
 
-The weaver says what should be and says it again until the agent's beats show that it is so; so every command here is
-one that may come twice. Ranks live in keepers: one for each job that starts them with a fresh interpreter, and, once
-they run, one that has imported torch ahead, from which the next attempt is forked.
+The weaver repeats each command until the agent's beats show that it is carried out, so every command here may arrive
+twice. Ranks are children of supervisors. A job has one that starts them with a fresh interpreter, and, once they run, a
+second one that has imported torch, from which the next attempt is forked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchloom.agent.environment import RankPaths, passed_on, rank_environment
 from torchloom.agent.log_files import log_folder
 from torchloom.agent.monitor.gpu_health import GpuHealth, Limits
 from torchloom.agent.monitor.pressure import read_pressure
-from torchloom.agent.monitor.stack_capture import inspect, watch
+from torchloom.agent.monitor.stacks import inspect, watch
 from torchloom.agent.node import Node
 from torchloom.agent.node_check.check_service import NodeCheckService
 from torchloom.agent.preparation import prepare
@@ -40,8 +40,10 @@ from torchloom.bus.tasks import TaskSet
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import decode_node_command, encode
 from torchloom.protocol.node import Dismiss, Examine, Halt, Inspect, Launch, NodeBeat, NodeCommand, Prepare
+from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import FACT, NODE, TASK
 from torchloom.shared.incarnation import new_incarnation
+from torchloom.views.wording.phrases import render
 
 logger = logging.getLogger("torchloom.agent")
 BEAT_SECONDS = 1.0
@@ -53,8 +55,8 @@ STANDBY_DELAY = 2.0
 """Seconds between the start of an attempt and the beginning of the import for the next: the ranks import now."""
 
 
-COLD, STANDBY = "keeper", "standby"
-"""The folders of a job's keepers."""
+COLD, STANDBY = "supervisor", "standby"
+"""The folders of a job's supervisors."""
 Opening = Callable[[Callable[[Ended], None], Callable[[Gone], None]], Coroutine[Any, Any, SupervisorClient]]
 
 
@@ -69,7 +71,7 @@ class JobHere:
     awaited: asyncio.Task[None] | None = None
     """The standby that is being prepared."""
     before: asyncio.Task[None] | None = None
-    """The leaving of the keepers of the job that had its name, and its folder, before."""
+    """The leaving of the supervisors of the job that had its name, and its folder, before."""
 
     @property
     def links(self) -> list[SupervisorClient]:
@@ -105,9 +107,9 @@ class Agent:
         self.launched: Callable[[Attempt], None] = lambda _: None
         """Told of every attempt whose ranks are started here."""
         self.spare: Spare | None = None
-        """A keeper that has imported torch and waits for a job."""
+        """A supervisor that has imported torch and waits for a job."""
         self._owners: dict[SupervisorClient, JobHere] = {}
-        """Whose keepers are now that were nobody's when they were started."""
+        """Whose supervisors are now that were nobody's when they were started."""
         self.incarnation = new_incarnation()
         self.health = GpuHealth(client, node, self.incarnation, limits)
         self._term = 0
@@ -116,7 +118,7 @@ class Agent:
         self.examining = NodeCheckService(client, node, folder, self.health.look, self._news.set)
         self._tasks = TaskSet()
         self._endings: dict[str, asyncio.Task[None]] = {}
-        """Jobs that are over and whose keepers are leaving."""
+        """Jobs that are over and whose supervisors are leaving."""
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -233,7 +235,7 @@ class Agent:
         python = command.task.python or sys.executable
         base = passed_on(os.environ, self.say)
         try:
-            link = await self._keeper(job, command)
+            link = await self._supervisor(job, command)
             await attempt.start(command, places, link, python, base, self.ways)
         except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear that nothing is started here
             attempt.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
@@ -245,7 +247,7 @@ class Agent:
             env = rank_environment(base, command, places[0], self.ways)
             job.awaited = asyncio.get_running_loop().create_task(self._make_standby(job, command, python, env))
 
-    async def _keeper(self, job: JobHere, command: Launch) -> SupervisorClient:
+    async def _supervisor(self, job: JobHere, command: Launch) -> SupervisorClient:
         """The standby, if there is one that is ready; else one that starts fresh interpreters."""
         if job.before is not None:
             await asyncio.wait((job.before,))
@@ -271,10 +273,11 @@ class Agent:
             job.standby = link = await self.link(job, partial(SupervisorClient.start, job.folder / STANDBY, how))
             state = await link.settled()
             if state.why_cold:
-                self.say(f"{command.job}: no standby: {state.why_cold}")
+                self.say(render(phrase("no_standby", job=command.job, why=state.why_cold)))
             self._news.set()
         except (TorchLoomError, OSError) as error:
-            self.say(f"{command.job}: no standby: {getattr(error, 'message', '') or error}")
+            why = getattr(error, "message", "") or str(error)
+            self.say(render(phrase("no_standby", job=command.job, why=why)))
 
     def keep_spare(self) -> None:
         """From now on, have a process ready for whatever job comes."""
@@ -287,7 +290,7 @@ class Agent:
         self.spare = Spare(self.folder.parent, open, how, self.say)
 
     async def link(self, job: JobHere, open: Opening) -> SupervisorClient:
-        """To a keeper of this job, started or found; what it tells reaches the attempts."""
+        """To a supervisor of this job, started or found; what it tells reaches the attempts."""
         held: list[SupervisorClient] = []
 
         def owner() -> JobHere:
@@ -321,7 +324,7 @@ class Agent:
         return link
 
     def _let_go(self, name: str) -> None:
-        """The job is over: its keepers are not needed any more. One that gets its name waits until they have left."""
+        """End the supervisors of a job that is over. A new job of the same name waits until they have ended."""
         job = self.jobs.pop(name)
         if self.shared:
             self.say(f"{name} is over")
@@ -335,7 +338,7 @@ class Agent:
         ending.add_done_callback(ended)
 
     async def _end(self, job: JobHere) -> None:
-        """Have its keepers leave, and nothing of them stay: where one was, a spare process could not be put."""
+        """Have its supervisors leave, and nothing of them stay: where one was, a spare process could not be put."""
         if job.before is not None:
             await asyncio.wait((job.before,))
         if job.awaited is not None:

@@ -1,4 +1,4 @@
-"""One attempt on one node: its ranks, started through a keeper, each with what is known of it."""
+"""One attempt on one node: its ranks, started through a supervisor, each with what is known of it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from msgspec.structs import replace
 from torchloom.agent.environment import RankPaths, rank_argv, rank_environment
 from torchloom.agent.monitor.exit_evidence import (
     cause_of,
+    how_it_ended,
     last_lines,
-    out_of_memory,
     raised,
     recorded_error,
     signal_name,
-    summary,
 )
 from torchloom.agent.monitor.rank_probe import RankProbe, told
 from torchloom.agent.preparation import Prepared
+from torchloom.agent.supervisor.fork import FAILED
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone
 from torchloom.bus.state_folder import write_private
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import encode
 from torchloom.protocol.node import AttemptStatus, ExitCause, Launch, Place, RankStatus
+from torchloom.protocol.phrase import Prose, phrase
 
 LAUNCH = "launch.json"
 """How it was started, for an agent that takes over."""
@@ -97,13 +98,13 @@ class Attempt:
         self.link = link
         if self.halting is not None:  # meanwhile it was ended
             for rank in self.ranks:
-                self._end(rank, code=None, signal="SIGTERM", evidence="it was not started any more")
+                self._end(rank, signal="SIGTERM", evidence=phrase("rank_stopped_before_start"))
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(self.folder / LAUNCH, encode(replace(launch, creds={})))
         self.logs.mkdir(parents=True, exist_ok=True)
         begins = {place.rank: self._order(launch, place, python, base, ways) for place in places}
-        # All at once: the keeper forks the next while the one before still becomes a rank.
+        # All at once: the supervisor forks the next while the one before still becomes a rank.
         await asyncio.gather(*(self._begin(rank, begin) for rank, begin in begins.items()))
 
     def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], ways: RankPaths) -> Begin:
@@ -128,22 +129,17 @@ class Attempt:
         try:
             answer = await self.link.begin(begin)
         except SupervisorGone as error:
-            self._end(rank, code=None, signal="", evidence=error.message)
+            self._end(rank, evidence=error.why)
             return
         except TorchLoomError as error:
-            self._end(rank, code=1, signal="", evidence=f"exit code 1: it was not started: {error.message}")
+            self._end(rank, code=1, evidence=phrase("rank_not_started", why=error.message))
             return
         if isinstance(answer, Begun):
             self.runs(rank, answer)
         else:
-            self._end(
-                rank,
-                code=127,
-                signal="",
-                evidence=f"exit code 127: {answer.why}",
-                error=answer.why,
-                cause="not_started",
-            )
+            how = phrase("exit_code", status=FAILED)
+            evidence = phrase("rank_end", lines="", how=how, error=answer.why)
+            self._end(rank, code=FAILED, evidence=evidence, error=answer.why, cause="not_started")
 
     # ── what becomes of them ──
 
@@ -151,36 +147,42 @@ class Attempt:
         if self.ranks[rank].state == "starting":
             self.sights[rank] = RankProbe(begun.pid)
             self.ranks[rank] = replace(
-                self.ranks[rank], state="running", pid=begun.pid, warm=begun.warm, why_cold=begun.why_cold[:2000]
+                self.ranks[rank], state="running", pid=begun.pid, warm=begun.warm, why_cold=begun.why_cold
             )
             self.changed()
 
-    def miss(self, why: str) -> None:
+    def miss(self) -> None:
         """Those of which nothing was found."""
         for rank, status in self.ranks.items():
             if status.state == "starting":
-                self._end(rank, code=None, signal="SIGKILL", evidence=why)
+                self._end(rank, signal="SIGKILL", evidence=phrase("rank_missing"))
 
     def ended(self, rank: int, ended: Ended) -> None:
         name = signal_name(ended.signal) if ended.signal is not None else ""
         lines = last_lines(self.log(rank, "err"))
         last = lines[-1] if lines else ""
-        error = cause_of(ended, recorded_error(self.error_file(rank)) or raised(lines) or last)
-        said = "\n".join((*lines, summary(ended, error)))
+        cause, error = cause_of(ended, recorded_error(self.error_file(rank)) or raised(lines) or last)
+        text = "\n".join(lines)[-EVIDENCE:]
+        evidence = phrase("rank_end", lines=text, how=how_it_ended(ended), error=error)
         code = ended.code if ended.signal is None else None
-        cause: ExitCause = "out_of_memory" if out_of_memory(ended) else "exception" if error else ""
-        self._end(rank, code=code, signal=name, evidence=said[-EVIDENCE:], error=error, cause=cause)
+        self._end(rank, code=code, signal=name, evidence=evidence, error=error, cause=cause)
 
     def lost(self, gone: Gone) -> None:
         for rank, status in self.ranks.items():
             if status.state != "ended":
-                if status.pid and not gone.replaced:  # it died with its keeper; what it had started did not
+                if status.pid and not gone.replaced:  # it died with its supervisor; what it had started did not
                     with contextlib.suppress(OSError):
                         os.killpg(status.pid, signal.SIGKILL)
-                self._end(rank, code=None, signal="SIGKILL", evidence=gone.why)
+                self._end(rank, signal="SIGKILL", evidence=gone.why)
 
     def _end(
-        self, rank: int, code: int | None, signal: str, evidence: str, error: str = "", cause: ExitCause = ""
+        self,
+        rank: int,
+        evidence: Prose,
+        code: int | None = None,
+        signal: str = "",
+        error: Prose = "",
+        cause: ExitCause = "",
     ) -> None:
         if self.ranks[rank].state != "ended":
             if rank in self.sights:
@@ -191,7 +193,7 @@ class Attempt:
                 code=code,
                 signal=signal,
                 evidence=evidence,
-                error=error[:200],
+                error=error[:200] if isinstance(error, str) else error,
                 cause=cause,
             )
             self.changed()

@@ -10,24 +10,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from nats.aio.msg import Msg
 
-from torchloom.agent.adoption import adopt
-from torchloom.agent.agent import BEAT_SECONDS, Agent
+from torchloom.agent.agent import BEAT_SECONDS, COLD, STANDBY, Agent, JobHere
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import RankPaths
 from torchloom.agent.log_files import find as find_lines
-from torchloom.agent.log_files import read
+from torchloom.agent.log_files import launches, read
 from torchloom.agent.monitor.gpu_health import Limits
 from torchloom.agent.node import Node
+from torchloom.agent.supervisor.children import ExitRecordStore
+from torchloom.agent.supervisor.protocol import RankRecord
 from torchloom.agent.supervisor.spare import remove_left
+from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone
 from torchloom.bus.connection import close_quietly, connect, find
-from torchloom.errors import AlreadyUp, BadState, TorchLoomError
+from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_look_lines, decode_node_beat, encode
 from torchloom.protocol.operator import No
 from torchloom.protocol.phrase import phrase
@@ -162,3 +166,59 @@ async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> i
 def _ranks_of(attempt: Attempt) -> str:
     ranks = sorted(attempt.ranks)
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "nothing"
+
+
+async def adopt(agent: Agent) -> int:
+    """Find everything again; how many ranks still run."""
+    found = 0
+    for folder in sorted(path for path in agent.folder.iterdir() if path.is_dir()):
+        standing = [launch for launch, over in launches(folder) if not over]
+        attempts = [agent.hold(launch) for launch in standing]
+        for attempt, launch in zip(attempts, standing, strict=True):
+            attempt.expect(launch, agent.node.name)
+        for name in (COLD, STANDBY):
+            job = agent.jobs.get(folder.name) or JobHere(folder)
+            link, kept = await _supervisor(agent, job, folder / name, wanted=bool(attempts))
+            if link is not None:
+                job.cold, job.standby = (link, job.standby) if name == COLD else (job.cold, link)
+            for attempt in attempts:
+                found += _found(attempt, link, kept)
+        for attempt in attempts:
+            attempt.miss()
+    return found
+
+
+async def _supervisor(
+    agent: Agent, job: JobHere, folder: Path, wanted: bool
+) -> tuple[SupervisorClient | None, dict[str, RankRecord]]:
+    """The supervisor in this folder, if it lives, and what it, or what it wrote, says of its ranks."""
+    if not folder.is_dir():
+        return None, {}
+    try:
+        link = await agent.link(job, partial(SupervisorClient.find, folder))
+    except (Unreachable, SupervisorGone):
+        kept = ExitRecordStore(folder).read()
+        if not wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+        return None, kept
+    if not wanted:  # nothing is left that it could be for
+        with contextlib.suppress(SupervisorGone):
+            await link.dismiss()
+        shutil.rmtree(folder, ignore_errors=True)
+        return None, {}
+    return link, {kept.begun.key: kept for kept in link.state.kept}
+
+
+def _found(attempt: Attempt, link: SupervisorClient | None, kept: dict[str, RankRecord]) -> int:
+    running = 0
+    for rank in attempt.ranks:
+        known = kept.get(attempt.key(rank))
+        if known is None:
+            continue
+        if known.ended is not None:
+            attempt.ended(rank, known.ended)
+        elif link is not None:
+            attempt.link = link
+            attempt.runs(rank, known.begun)
+            running += 1
+    return running

@@ -10,6 +10,9 @@ from torchloom.core.state.runs import LIGHTHOUSE
 from torchloom.core.torchft.replica_groups import ADDRESS, FOLDER
 from torchloom.protocol.node import Launch, Place
 
+THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables from which libraries read how many threads to start."""
+
 
 @dataclass(frozen=True)
 class RankPaths:
@@ -49,7 +52,9 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways
     world = len(launch.places)
     local_world = sum(1 for p in launch.places if p.node == place.node)
     env = {name: value for name, value in base.items() if not name.startswith("TORCHELASTIC_")}
-    if local_world > 1:
+    if task.threads_per_rank:
+        env |= dict.fromkeys(THREAD_COUNTS, str(task.threads_per_rank))
+    elif local_world > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks share the cores
     if len(nodes) > 1 and ways.interface:
         for library in ("GLOO", "NCCL"):

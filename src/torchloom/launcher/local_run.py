@@ -28,7 +28,7 @@ from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.core.state.runs import LIGHTHOUSE
 from torchloom.errors import BadState, Unreachable
-from torchloom.launcher.rank_output import Output
+from torchloom.launcher.output import Output
 from torchloom.launcher.run_control import LaunchRequest, RunFollower
 from torchloom.launcher.scratch_folder import scratch
 from torchloom.protocol.subjects import Role

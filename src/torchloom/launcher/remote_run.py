@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from torchloom.bus.weaver_client import WeaverClient
-from torchloom.launcher.rank_output import Output
-from torchloom.launcher.remote_output import RemoteOutput
+from torchloom.launcher.output import Output, RemoteOutput
 from torchloom.launcher.run_control import LaunchRequest, RunFollower
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import RunView

@@ -17,9 +17,7 @@ from typing import Protocol
 
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused, TorchLoomError
-from torchloom.launcher.run_progress import RunProgress
-from torchloom.launcher.status_line import StatusLine, how_far
-from torchloom.launcher.unattached_hint import UnattachedHint, script_of
+from torchloom.launcher.progress import RunProgress, StatusLine, UnattachedHint, how_far, script_of
 from torchloom.protocol.job import Task
 from torchloom.protocol.operator import Cancel, Submit
 from torchloom.protocol.subjects import Role

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from torchloom.protocol.ids import Incarnation, Name, RankNumber, Seconds, Text
 from torchloom.protocol.message import Message, Part
+from torchloom.protocol.phrase import Statement
 
 AlertName = Annotated[str, Meta(max_length=64)]
 
@@ -16,7 +17,7 @@ class DeviceFailed(Message, frozen=True):
     """A monitoring system, an agent or a person says that a device is broken."""
 
     device: Name
-    cause: Text = "unspecified"
+    cause: Statement = "unspecified"
     source: Text = "monitoring"
     alert: AlertName = ""
     """The alert that says so, under the name it has also when it is over; empty: the source itself."""
@@ -43,7 +44,7 @@ class DeviceWarned(Message, frozen=True):
     device: Name
     what: Annotated[str, Meta(max_length=64)]
     """Which condition, in a word: the same at its end. At an end also ALL_OVER."""
-    detail: Text = ""
+    detail: Statement = ""
     source: Text = "monitoring"
     over: bool = False
 
@@ -55,7 +56,7 @@ class RankStacks(Part, frozen=True):
     how: Literal["itself", "signal", "py-spy", "none"]
     """The rank told it at its ease; by force, while its interpreter was held; it was read from outside; not at all."""
     text: Annotated[str, Meta(max_length=20_000)] = ""
-    state: Annotated[str, Meta(max_length=200)] = ""
+    state: Statement = ""
     """Of the process, as the kernel sees it."""
     said: Text = ""
     """The last lines it wrote to stderr."""
@@ -68,8 +69,8 @@ class Inspected(Message, frozen=True):
     node: Name
     incident: Name
     ranks: Annotated[tuple[RankStacks, ...], Meta(max_length=1024)] = ()
-    host: Text = ""
-    """How the machine fares: load, pressure, memory."""
+    host: Statement = ""
+    """Load, memory and pressure of the machine."""
 
 
 class RankExited(Message, frozen=True):

@@ -90,6 +90,15 @@ class JobSettings(Part, frozen=True, kw_only=True):
         dict[str, str], Meta(max_length=1000), Option("Environment variable of the ranks", "NAME=VALUE")
     ] = {}
     """Set in addition to the environment of the agent."""
+    threads_per_rank: Annotated[
+        int,
+        Meta(ge=0, le=1024),
+        Option(
+            "Threads of the math libraries in each rank (OMP_NUM_THREADS and similar); 0: one if ranks share a node",
+            "N",
+        ),
+    ] = 0
+    """Overrides the environment of the agent. `env` overrides it."""
     log_dir: Annotated[str, Meta(max_length=4096), Option("Folder for the output of the ranks", "PATH")] = ""
     grace: Annotated[float, Meta(ge=0, le=3600), Option("Seconds between asking a rank to end and killing it", "S")] = (
         10.0

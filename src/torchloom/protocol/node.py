@@ -9,6 +9,7 @@ from msgspec import Meta
 from torchloom.protocol.ids import Incarnation, Name, RankNumber, Seconds, Text
 from torchloom.protocol.job import Task
 from torchloom.protocol.message import Message, Part
+from torchloom.protocol.phrase import Statement
 from torchloom.protocol.rank import PhaseName
 
 ExitCause = Literal["", "exception", "out_of_memory", "not_started"]
@@ -24,13 +25,13 @@ class RankStatus(Part, frozen=True):
     state: Literal["starting", "running", "ended"] = "starting"
     code: int | None = None
     signal: Annotated[str, Meta(max_length=32)] = ""
-    evidence: Text = ""
-    """How it ended, and the last it said."""
-    error: Annotated[str, Meta(max_length=500)] = ""
-    """The exception it ended with, or what else is known of why."""
+    evidence: Statement = ""
+    """How it ended, with the last lines of its stderr."""
+    error: Statement = ""
+    """The exception with which it ended, as text, or what else is known about why it ended."""
     cause: ExitCause = ""
     warm: bool = False
-    why_cold: Text = ""
+    why_cold: Statement = ""
     step: int = 0
     """The last that was seen, up to the end of the process; 0 where it cannot be seen."""
     idle_seconds: Seconds = 0.0
@@ -96,9 +97,9 @@ class Check(Part, frozen=True):
     """One thing that was looked at to see whether a node is fit."""
 
     what: Annotated[str, Meta(max_length=64)]
-    found: Text
+    found: Statement
     fit: bool = True
-    remedy: Text = ""
+    remedy: Statement = ""
 
 
 class Fitness(Part, frozen=True):
@@ -110,7 +111,7 @@ class Fitness(Part, frozen=True):
     """It looks just now; the rest is what it found before."""
     folder: Annotated[str, Meta(max_length=4096)] = ""
     """For checkpoints, at which it looked too."""
-    unfit: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+    unfit: Annotated[tuple[Statement, ...], Meta(max_length=64)] = ()
     """Why not."""
     pace: Seconds | None = None
     """How long the same small computation takes on every node; absent where it could not be made."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.protocol.ids import RankId, ReplicaId, Text
 from torchloom.protocol.message import Part
 
 
@@ -29,6 +29,9 @@ class Phrase(Part, frozen=True):
 
 Prose = Phrase | str
 """A phrase of ours, or text from outside (an exception, a server, a person), which is shown as it is."""
+
+Statement = Phrase | Text
+"""Prose that another process sends: its text is bounded."""
 
 
 def phrase(code: str, **args: object) -> Phrase:

@@ -114,7 +114,7 @@ class DeviceBlamed(Message, frozen=True):
     device: str
     by: str
     """An alert, a source, or `hand`."""
-    cause: str
+    cause: Prose
     began: float = 0.0
     alert: bool = False
     node: str = ""

@@ -41,7 +41,7 @@ class AttemptNote(Part, frozen=True):
     """That it was stopped for."""
     code: int = 0
     warm: int = 0
-    why_cold: str = ""
+    why_cold: Prose = ""
     heals: bool = False
     """It takes over the state of other replicas."""
 
@@ -82,7 +82,7 @@ class AttemptRunning(Message, frozen=True):
     job: str
     attempt: int
     warm: int = 0
-    why_cold: str = ""
+    why_cold: Prose = ""
 
 
 class AttemptPaused(Message, frozen=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 from torchloom.protocol.node import Check
 from torchloom.views.format.tables import Cell, Column, Row, Screen, clean, table
+from torchloom.views.wording.phrases import render
 
 FIT, DOUBTED, NOT_FIT = "ok", "look", "not fit"
 """In doubt is what is fit and has a remedy nevertheless."""
@@ -16,7 +17,7 @@ def fitness(found: Mapping[str, tuple[Check, ...]], screen: Screen) -> list[str]
     """What was found on each node; below it, what to do about what is not good."""
     columns = [Column("NODE"), Column("CHECK"), Column("STATE"), Column("FOUND", shrinks=True)]
     rows: list[Row] = [
-        [node, check.what, _state(check), check.found] for node, checks in found.items() for check in checks
+        [node, check.what, _state(check), render(check.found)] for node, checks in found.items() for check in checks
     ]
     lines = table(columns, rows, screen)
     every = [(node, check) for node, checks in found.items() for check in checks]
@@ -25,8 +26,8 @@ def fitness(found: Mapping[str, tuple[Check, ...]], screen: Screen) -> list[str]
         lines += ["", "fit" if len(found) == 1 else f"all {len(found)} nodes are fit"]
     if not wrong:
         return lines
-    told = [f"{node}: {check.what}: {clean(check.found)}" for node, check in wrong]
-    advice = [f"  → {clean(check.remedy)}" if check.remedy else "" for _, check in wrong]
+    told = [f"{node}: {check.what}: {clean(render(check.found))}" for node, check in wrong]
+    advice = [f"  → {clean(render(check.remedy))}" if check.remedy else "" for _, check in wrong]
     return [*lines, "", *(line for pair in zip(told, advice, strict=True) for line in pair if line)]
 
 
@@ -42,7 +43,8 @@ def document(found: Mapping[str, tuple[Check, ...]]) -> dict[str, Any]:
             "node": node,
             "fit": all(check.fit for check in checks),
             "checks": [
-                {"what": check.what, "fit": check.fit, "found": check.found, "remedy": check.remedy} for check in checks
+                {"what": check.what, "fit": check.fit, "found": render(check.found), "remedy": render(check.remedy)}
+                for check in checks
             ],
         }
         for node, checks in found.items()

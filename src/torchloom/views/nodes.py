@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
+from torchloom.protocol.node import NodeBeat, RankStatus
 from torchloom.protocol.views import NodeView
 from torchloom.views.format.numbers import ABSENT
 from torchloom.views.format.tables import Cell, Column, Row, Screen, table
 from torchloom.views.format.times import ago
+from torchloom.views.wording.phrases import render, render_all
 
 SILENT_SECONDS = 6.0
 """After which an agent that beats every second is missed."""
+
+
+def readable(beat: NodeBeat) -> NodeBeat:
+    """The beat of an agent as people read it, with sentences instead of phrases."""
+    fitness = beat.fitness and replace(beat.fitness, unfit=render_all(beat.fitness.unfit))
+    attempts = tuple(replace(attempt, ranks=tuple(map(_readable, attempt.ranks))) for attempt in beat.attempts)
+    return replace(beat, fitness=fitness, attempts=attempts)
+
+
+def _readable(rank: RankStatus) -> RankStatus:
+    if not (rank.evidence or rank.why_cold):
+        return rank
+    return replace(rank, evidence=render(rank.evidence), error=render(rank.error), why_cold=render(rank.why_cold))
 
 
 def nodes(views: Sequence[NodeView], now: float, screen: Screen) -> list[str]:

@@ -33,6 +33,7 @@ from torchloom.protocol.views import (
     RunsView,
     RunView,
 )
+from torchloom.views.nodes import readable
 from torchloom.views.wording.phrases import render, render_all, shorten
 
 CLOSED_SHOWN = 50
@@ -306,7 +307,9 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
                 reason=render(run.reason),
                 step=max(run.step, cluster.furthest(run)),
                 waiting=render(explain_wait(cluster, run, now)) if run.phase in _WAITING else "",
-                notes=tuple(replace(note, reason=render(note.reason)) for note in run.notes),
+                notes=tuple(
+                    replace(note, reason=render(note.reason), why_cold=render(note.why_cold)) for note in run.notes
+                ),
                 goodput=cluster.goodput.of(run.name, now, _step(cluster, run)),
             )
             for run in wanted
@@ -314,7 +317,7 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
         nodes=tuple(
             NodeView(
                 node=node,
-                beat=replace(seen.beat, readings=()) if many else seen.beat,
+                beat=readable(replace(seen.beat, readings=()) if many else seen.beat),
                 heard=seen.heard,
                 drained=node in cluster.runs.drained,
                 used=sum(1 for place in places if place.node == node),

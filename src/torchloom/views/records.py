@@ -162,7 +162,7 @@ def sentences(record: Record) -> list[str]:
             where = f", node {node}" if node else ""
             return [f"Registered device: {device} for replica_id: {replica.replica} (job {replica.job}{where}, {who})"]
         case DeviceBlamed(device=device, by=by, cause=cause):
-            return [f"Device {device} is said to be broken ({by}): {cause}"]
+            return [f"Device {device} is said to be broken ({by}): {render(cause)}"]
         case DeviceCleared(device=device, by=by):
             return [f"Device {device} is not said to be broken any more by {by}"]
         case DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas):

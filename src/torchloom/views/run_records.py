@@ -59,7 +59,7 @@ def run_sentence(record: RunRecord) -> str:
             return f"Job {job} starts {source}" + (f"; passed over: {damaged}" if damaged else "")
         case AttemptRunning(job=job, warm=warm, why_cold=why):
             how = f", {warm} warm" if warm else ""
-            return f"Job {job} runs{how}" + (f"; started cold: {why}" if why else "")
+            return f"Job {job} runs{how}" + (f"; started cold: {render(why)}" if why else "")
         case AttemptPaused(job=job, held=held):
             return f"Job {job} {'is paused' if held else 'goes on'}"
         case AttemptStopping(job=job, reason=reason, next_action=next_action):

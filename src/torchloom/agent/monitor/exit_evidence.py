@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from torchloom.agent.supervisor.protocol import Ended
+from torchloom.protocol.node import ExitCause
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 
 LINES = 20
 MAX_BYTES = 16 * 1024
@@ -89,12 +91,9 @@ def oom_kills(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup
     return 0
 
 
-def out_of_memory(ended: Ended) -> str:
-    """A sentence if this looks like the kernel's OOM killer at work, otherwise nothing."""
-    if ended.signal != signal.SIGKILL or not ended.oom_kills:
-        return ""
-    many = "a process" if ended.oom_kills == 1 else f"{ended.oom_kills} processes"
-    return f"out of memory: the kernel killed {many} of its cgroup while it ran"
+def out_of_memory(ended: Ended) -> bool:
+    """Whether this looks like the kernel's OOM killer."""
+    return ended.signal == signal.SIGKILL and bool(ended.oom_kills)
 
 
 def signal_name(number: int) -> str:
@@ -104,22 +103,19 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def cause_of(ended: Ended, error: str) -> str:
+def cause_of(ended: Ended, error: str) -> tuple[ExitCause, Prose]:
     """Why it ended, as far as is known. `error` is the exception, as torch recorded it or from the end of stderr."""
     if ended.lost:
-        return ""
-    if ended.signal is not None:
-        return out_of_memory(ended)
-    return error if ended.code else ""
+        return "", ""
+    if out_of_memory(ended):
+        often = ended.oom_kills > 1
+        return "out_of_memory", phrase("out_of_memory_often" if often else "out_of_memory", kills=ended.oom_kills)
+    return ("exception", error) if ended.code and error else ("", "")
 
 
-def summary(ended: Ended, cause: str = "") -> str:
-    """One line: how it ended, and why."""
+def how_it_ended(ended: Ended) -> Phrase:
     if ended.lost:
-        return "killed with its keeper"
+        return phrase("killed_with_supervisor")
     if ended.signal is not None:
-        dumped = ", core dumped" if ended.core_dumped else ""
-        what = f"killed by {signal_name(ended.signal)}{dumped}"
-    else:
-        what = "ended well" if ended.code == 0 else f"exit code {ended.code}"
-    return f"{what}: {cause}" if cause else what
+        return phrase("killed_core_dumped" if ended.core_dumped else "killed_by", signal=signal_name(ended.signal))
+    return phrase("exit_code" if ended.code else "rank_ended_well", status=ended.code)

@@ -24,11 +24,12 @@ import nats.errors
 from nats.aio.client import Client
 
 from torchloom.agent.monitor.gpus import HARDWARE, Gpus, Happened, Seen
-from torchloom.agent.monitor.xids import explain, told
+from torchloom.agent.monitor.xids import describe, explain
 from torchloom.agent.node import Node
 from torchloom.protocol.codec import encode
 from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceWarned
 from torchloom.protocol.node import Reading
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.subjects import FACT
 from torchloom.settings import Settings
 
@@ -71,7 +72,7 @@ class Known:
     """What has been seen of a device so far."""
 
     ecc_errors: int | None = None
-    lost: str = ""
+    lost: Prose = ""
     warned: Mapping[str, Warned] = field(default_factory=dict)
 
 
@@ -98,12 +99,13 @@ def judge(
             facts.append(DeviceWarned(device=device, what=ALL_OVER, source=source, over=True))
         happened = [event for event in events if event.device == device]
         if causes := _causes(known, look, happened):
-            facts.append(DeviceFailed(device=device, cause="; ".join(causes)[:2000], source=source))
+            cause = causes[0] if len(causes) == 1 else phrase("device_causes", causes=causes)
+            facts.append(DeviceFailed(device=device, cause=cause, source=source))
         warned = dict(known.warned)
         for what, detail in _holding(known, look, happened, limits).items():
             xid = _mild(happened) if what == "xid" else None
             if what not in warned or xid != warned[what].xid:
-                facts.append(DeviceWarned(device=device, what=what, detail=detail[:2000], source=source))
+                facts.append(DeviceWarned(device=device, what=what, detail=detail, source=source))
             warned[what] = Warned(now, xid)
         for what in [what for what, warning in warned.items() if _ended(what, warning, look, limits, now)]:
             facts.append(DeviceWarned(device=device, what=what, source=source, over=True))
@@ -117,32 +119,34 @@ def judge(
     return Judgement(after, tuple(facts))
 
 
-def _causes(known: Known, look: Seen, events: Sequence[Happened]) -> list[str]:
+def _causes(known: Known, look: Seen, events: Sequence[Happened]) -> list[Prose]:
     """Why the device has failed, if it has, as far as that is new."""
-    causes = [told(event.xid) for event in events if event.xid is not None and explain(event.xid).fatal]
-    causes += ["uncorrected ECC error" for event in events if event.xid is None]
+    xids = dict.fromkeys(event.xid for event in events)
+    causes: list[Prose] = [describe(xid) for xid in xids if xid is not None and explain(xid).fatal]
+    if None in xids:
+        causes.append(phrase("ecc_error"))
     if look.lost and not known.lost:
         causes.append(look.lost)
     errors = look.reading.ecc_errors if look.reading is not None else None
     if errors is not None and known.ecc_errors is not None and errors > known.ecc_errors:
-        causes.append(f"uncorrected ECC errors: {errors}, {errors - known.ecc_errors} more than before")
-    return list(dict.fromkeys(causes))
+        causes.append(phrase("ecc_errors", count=errors, more=errors - known.ecc_errors))
+    return causes
 
 
-def _holding(known: Known, look: Seen, events: Sequence[Happened], limits: Limits) -> dict[str, str]:
+def _holding(known: Known, look: Seen, events: Sequence[Happened], limits: Limits) -> dict[str, Phrase]:
     """The conditions in which the device is not well, each with its detail."""
     found = {}
     reading = look.reading or Reading(device=look.device)
     if reading.temperature is not None:
         edge = limits.temperature - (COOLER if "hot" in known.warned else 0.0)
         if reading.temperature > edge or reading.temperature == limits.temperature:
-            found["hot"] = f"{reading.temperature:.0f} °C, limit {limits.temperature:.0f} °C"
+            found["hot"] = phrase("device_hot", celsius=reading.temperature, limit=limits.temperature)
     if slow := [reason for reason in reading.throttled if reason in HARDWARE.values()]:
-        found["throttled"] = ", ".join(slow)
+        found["throttled"] = phrase("device_throttled", reasons=slow)
     if look.silent:
-        found["silent"] = f"the driver has not answered for {look.silent:.0f} s"
+        found["silent"] = phrase("driver_silent", seconds=look.silent)
     if (xid := _mild(events)) is not None:
-        found["xid"] = told(xid)
+        found["xid"] = describe(xid)
     return found
 
 

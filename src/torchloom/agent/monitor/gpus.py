@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import pynvml
 
 from torchloom.protocol.node import Reading, ThrottleReason
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.shared.nvml import ERRORS, nvml
 from torchloom.threadlet.process.identity import sanitised
 
@@ -48,10 +49,10 @@ SOFTWARE: Final[dict[int, ThrottleReason]] = {
 }
 """Those of the driver, which are part of ordinary life under load."""
 LOST: Final = {
-    pynvml.NVML_ERROR_GPU_IS_LOST: "GPU has fallen off the bus",
-    pynvml.NVML_ERROR_NOT_FOUND: "the driver does not know it any more",
-    pynvml.NVML_ERROR_GPU_NOT_FOUND: "the driver does not find it any more",
-    pynvml.NVML_ERROR_RESET_REQUIRED: "the driver says that it has to be reset",
+    pynvml.NVML_ERROR_GPU_IS_LOST: phrase("device_off_bus"),
+    pynvml.NVML_ERROR_NOT_FOUND: phrase("device_forgotten"),
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: phrase("device_not_found"),
+    pynvml.NVML_ERROR_RESET_REQUIRED: phrase("device_needs_reset"),
 }
 """Answers after which a device cannot be used."""
 
@@ -63,7 +64,7 @@ class Seen:
     device: str
     reading: Reading | None = None
     """Absent where there is none, or none that is fresh."""
-    lost: str = ""
+    lost: Prose = ""
     """Why it cannot be used at all, as the driver says."""
     silent: float = 0.0
     """Seconds for which the driver has not answered what it was asked about this device."""
@@ -80,6 +81,9 @@ class Happened:
 
 class _Lost(Exception):
     """The device that is being read cannot be used."""
+
+    def __init__(self, why: Phrase) -> None:
+        self.why = why
 
 
 class Gpus:
@@ -231,7 +235,7 @@ def _read(device: str, uuid: str) -> Seen:
         name = _known(pynvml.nvmlDeviceGetName, handle) or ""
         reasons = _known(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
     except _Lost as lost:
-        return Seen(device, lost=str(lost))
+        return Seen(device, lost=lost.why)
     reading = Reading(
         device=device,
         name=(name.decode(errors="replace") if isinstance(name, bytes) else name)[:100],

@@ -1,6 +1,6 @@
-"""How a machine fares, as its kernel tells: who waits for what, how much memory is free, who was killed for want of it.
+"""Load, memory and pressure of the machine, as its kernel reports them.
 
-Nothing here fails: what a kernel does not tell is left out.
+Nothing here fails: what a kernel does not report is left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import psutil
 
 from torchloom.agent.monitor.exit_evidence import oom_kills
 from torchloom.protocol.node import Pressure
+from torchloom.protocol.phrase import Phrase, phrase
 
 PRESSURE = Path("/proc/pressure")
 _WHO = {"cpu": "some", "memory": "full", "io": "full"}
@@ -39,17 +40,16 @@ def _average(path: Path, who: str) -> float | None:
     return None
 
 
-def host_line(folder: Path = PRESSURE) -> str:
+def describe_host(folder: Path = PRESSURE) -> Phrase:
     """`load 3.2 on 2 cores, 1.2 of 23 GB free, pressure cpu 40 % memory 0 % io 2 %`, for an incident's evidence."""
     parts = []
-    cores = os.cpu_count() or 1
     with contextlib.suppress(OSError):
-        parts.append(f"load {os.getloadavg()[0]:.1f} on {cores} core{'s' if cores != 1 else ''}")
+        parts.append(phrase("host_load", load=os.getloadavg()[0], cores=os.cpu_count() or 1))
     memory = psutil.virtual_memory()
-    parts.append(f"{memory.available / _GB:.1f} of {memory.total / _GB:.0f} GB free")
+    parts.append(phrase("host_memory", free=memory.available / _GB, total=memory.total / _GB))
     pressure = read_pressure(folder)
     if pressure is not None:
-        parts.append(f"pressure cpu {pressure.cpu:.0f} % memory {pressure.memory:.0f} % io {pressure.io:.0f} %")
-    if killed := oom_kills():
-        parts.append(f"{killed} process{'es' if killed != 1 else ''} of its cgroup killed for want of memory so far")
-    return ", ".join(parts)
+        parts.append(phrase("host_pressure", cpu=pressure.cpu, memory=pressure.memory, io=pressure.io))
+    if kills := oom_kills():
+        parts.append(phrase("host_oom_kills", count=kills))
+    return phrase("host", parts=parts)

@@ -12,10 +12,19 @@ import asyncio
 import os
 import shutil
 import sys
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from torchloom.agent.monitor.rank_probe import NOT_RUNNING, RankProbe, process_state
-from torchloom.protocol.facts import RankStacks
+from msgspec.structs import replace
+
+from torchloom.agent.attempt import Attempt
+from torchloom.agent.monitor.exit_evidence import last_lines
+from torchloom.agent.monitor.pressure import describe_host
+from torchloom.agent.monitor.rank_probe import LOOK_SECONDS, NOT_RUNNING, RankProbe, process_state
+from torchloom.protocol.facts import Inspected, RankStacks
+from torchloom.protocol.node import Inspect
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.shared.liveness_page import SHOWN, SIGNAL, WANTED, View
 
 ITSELF_SECONDS = 0.25
@@ -26,19 +35,20 @@ SPIES = 4
 """At once: each reads another process's memory for a while."""
 TEXT = 19_000
 STATES = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "waiting for a disk or a device, not to be interrupted",
-    "T": "stopped",
-    "t": "stopped by a debugger",
-    "Z": "ended, not yet reaped",
+    "R": phrase("process_running"),
+    "S": phrase("process_sleeping"),
+    "D": phrase("process_waiting"),
+    "T": phrase("process_stopped"),
+    "t": phrase("process_traced"),
+    "Z": phrase("process_zombie"),
+    "": phrase("process_gone"),
 }
 
 
 async def take(rank: int, sight: RankProbe, spies: asyncio.Semaphore) -> RankStacks:
     """The stacks of one rank, however they can be had."""
     state, _ = process_state(sight.pid, sight.proc)
-    known = STATES.get(state, state) or "gone"
+    known = STATES.get(state) or phrase("process_other", letter=state)
     if state in NOT_RUNNING or sight.page is None:
         return await _spied(rank, sight.pid, known, spies)
     page = sight.page
@@ -107,11 +117,10 @@ def catches(pid: int, number: int, proc: Path = Path("/proc")) -> bool:
     return False
 
 
-async def _spied(rank: int, pid: int, state: str, spies: asyncio.Semaphore) -> RankStacks:
+async def _spied(rank: int, pid: int, state: Phrase, spies: asyncio.Semaphore) -> RankStacks:
     program = spy()
     if program is None:
-        why = "its stacks cannot be read from outside: py-spy is not installed"
-        return RankStacks(rank=rank, how="none", state=f"{state}; {why}"[:200])
+        return _unread(rank, state, phrase("no_py_spy"))
     async with spies:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -119,12 +128,12 @@ async def _spied(rank: int, pid: int, state: str, spies: asyncio.Semaphore) -> R
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
         except OSError as error:
-            return RankStacks(rank=rank, how="none", state=f"{state}; py-spy: {error}"[:200])
+            return _unread(rank, state, f"py-spy: {error}")
         try:
             async with asyncio.timeout(SPY_SECONDS):
                 out, trouble = await process.communicate()
         except TimeoutError:
-            out, trouble = b"", b"py-spy took too long"
+            return _unread(rank, state, phrase("py_spy_slow"))
         finally:
             if process.returncode is None:
                 process.kill()
@@ -132,8 +141,12 @@ async def _spied(rank: int, pid: int, state: str, spies: asyncio.Semaphore) -> R
     text = out.decode(errors="replace")
     if process.returncode == 0 and "Thread" in text:
         return RankStacks(rank=rank, how="py-spy", text=text[:TEXT], state=state)
-    lines = trouble.decode(errors="replace").strip().splitlines() or ["py-spy read nothing"]
-    return RankStacks(rank=rank, how="none", state=f"{state}; {lines[0]}"[:200])
+    lines = trouble.decode(errors="replace").strip().splitlines()
+    return _unread(rank, state, lines[0][:200] if lines else phrase("py_spy_read_nothing"))
+
+
+def _unread(rank: int, state: Phrase, why: Prose) -> RankStacks:
+    return RankStacks(rank=rank, how="none", state=phrase("stacks_not_read", state=state, why=why))
 
 
 def spy() -> str | None:
@@ -144,3 +157,36 @@ def spy() -> str | None:
 
 def _read(fd: int) -> str:
     return os.pread(fd, 4 * TEXT, 0).decode(errors="replace").replace("\0", "")
+
+
+LINES = 5
+"""Of what a rank wrote to stderr last."""
+MAX_SAID = 1000
+Attempts = Callable[[], Iterable[Attempt]]
+
+
+async def watch(attempts: Attempts, alarm: Callable[[], None]) -> None:
+    """Until cancelled. `alarm` is called while something looks wrong."""
+    before = time.monotonic()
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        now = time.monotonic()
+        for attempt in attempts():
+            for sight in attempt.sights.values():
+                sight.look(now - before)
+                if sight.alarming:
+                    alarm()
+        before = now
+
+
+async def inspect(attempt: Attempt, order: Inspect, node: str) -> Inspected:
+    """Where every rank of the attempt that runs here is."""
+    spies = asyncio.Semaphore(SPIES)
+    alive = [rank for rank, status in sorted(attempt.ranks.items()) if status.state == "running"]
+    found = await asyncio.gather(*(take(rank, attempt.sights[rank], spies) for rank in alive if rank in attempt.sights))
+    ranks = tuple(replace(stacks, said=_said(attempt, stacks.rank)) for stacks in found)
+    return Inspected(job=order.job, node=node, incident=order.incident, ranks=ranks, host=describe_host())
+
+
+def _said(attempt: Attempt, rank: int) -> str:
+    return "\n".join(last_lines(attempt.log(rank, "err"), LINES))[-MAX_SAID:]

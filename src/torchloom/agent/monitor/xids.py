@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from torchloom.protocol.phrase import Phrase, phrase
+
 
 class Xid(NamedTuple):
     meaning: str
@@ -55,6 +57,5 @@ def explain(number: int) -> Xid:
     return XIDS.get(number, UNKNOWN)
 
 
-def told(number: int) -> str:
-    """`XID 79: GPU has fallen off the bus`."""
-    return f"XID {number}: {explain(number).meaning}"
+def describe(number: int) -> Phrase:
+    return phrase("xid", number=number, meaning=explain(number).meaning)

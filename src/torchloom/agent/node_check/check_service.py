@@ -23,11 +23,12 @@ from torchloom.bus.tasks import TaskSet
 from torchloom.protocol.codec import decode_answer, decode_node_look, encode
 from torchloom.protocol.node import Fitness
 from torchloom.protocol.operator import No
-from torchloom.protocol.phrase import phrase
+from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.queries import QueryBandwidth, QueryNodeChecks
 from torchloom.protocol.subjects import CHECK, CLOCK
 from torchloom.protocol.views import Answer, BandwidthView, ClockView, NodeChecksView
 from torchloom.views.answers import rendered
+from torchloom.views.wording.phrases import render
 
 CLOCK_SECONDS = 2.0
 PAUSE_SECONDS = 15.0
@@ -74,7 +75,7 @@ class NodeCheckService:
             found = await self.look(folder)
             fitness = Fitness(number=number + 1, unfit=reasons(found), pace=found.pace, on=found.on, folder=folder)
         except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear that the look is over
-            why = f"it could not be checked: {error}"[:2000]
+            why = phrase("node_unchecked", why=str(error))
             fitness = Fitness(number=number + 1, unfit=(why,), folder=folder)
         self.fitness, self._ended = fitness, time.monotonic()
         self._news()
@@ -87,16 +88,16 @@ class NodeCheckService:
             subject = replace(subject, skew=await self.skew())
             return await asyncio.to_thread(examine, subject, self._look)
 
-    async def skew(self) -> float | str:
+    async def skew(self) -> float | Phrase:
         """How far this clock is ahead of the weaver's: its answer was given half way between asking and hearing."""
         asked, began = time.time(), time.monotonic()
         try:
             reply = await self._client.request(CLOCK.to(), b"", timeout=CLOCK_SECONDS)
             answer = decode_answer(reply.data)
         except (nats.errors.Error, OSError, msgspec.MsgspecError) as error:
-            return f"the weaver did not tell the time ({type(error).__name__})"
+            return phrase("clock_not_compared", error=type(error).__name__)
         if not isinstance(answer, ClockView):
-            return "the weaver did not tell the time"
+            return phrase("clock_not_compared", error="")
         return asked + (time.monotonic() - began) / 2 - answer.now
 
     async def _on_look(self, message: Msg) -> None:
@@ -121,8 +122,9 @@ class NodeCheckService:
         words = ("exchange", look.host, str(look.port), str(look.rank))
         env = {"GLOO_SOCKET_IFNAME": self._node.interface} if self._node.interface else {}
         found = await asyncio.to_thread(trials.run, words, trials.EXCHANGE_SECONDS, env)
-        if found.get("trouble") or not found.get("right"):
-            return BandwidthView(trouble=str(found.get("trouble") or "what arrived was wrong")[:2000])
+        if not found.get("right"):
+            wrong = phrase("exchanged_wrong" if found.get("torch", True) else "no_torch")
+            return BandwidthView(trouble=render(found.get("trouble") or wrong)[:2000])
         return BandwidthView(mb_per_second=float(found["mb_per_second"]))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

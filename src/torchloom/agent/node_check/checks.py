@@ -19,6 +19,7 @@ import psutil
 from torchloom.agent.monitor.gpus import Gpus, Seen
 from torchloom.agent.node_check import trials
 from torchloom.protocol.node import Check
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.views import NodeChecksView
 
 _MB = 1024 * 1024
@@ -39,7 +40,7 @@ class Subject:
     devices: tuple[str, ...] = ()
     state: Path | None = None
     checkpoints: Path | None = None
-    skew: float | str | None = None
+    skew: float | Phrase | None = None
     """Seconds by which its clock is ahead of the weaver's, or why that is not known; absent: not asked for."""
 
 
@@ -52,9 +53,10 @@ def examine(subject: Subject, look: Callable[[], Sequence[Seen]] | None = None) 
     return NodeChecksView(checks=(*checks, *computed), pace=pace, on=on)
 
 
-def reasons(view: NodeChecksView) -> tuple[str, ...]:
+def reasons(view: NodeChecksView) -> tuple[Phrase, ...]:
     """Why a node is not fit, if it is not."""
-    return tuple(f"{check.what}: {check.found}"[:2000] for check in view.checks if not check.fit)[:64]
+    bad = [check for check in view.checks if not check.fit]
+    return tuple(phrase("check_not_passed", what=check.what, found=check.found) for check in bad[:64])
 
 
 # ── devices ──
@@ -89,16 +91,16 @@ def _read(devices: tuple[str, ...], look: Callable[[], Sequence[Seen]]) -> Seque
 
 def answering(device: str, seen: Seen | None) -> Check:
     if seen is not None and seen.lost:
-        return Check(what=device, found=seen.lost, fit=False, remedy="reset it or restart the machine: nvidia-smi -r")
+        return Check(what=device, found=seen.lost, fit=False, remedy=phrase("reset_device"))
     if seen is None or seen.reading is None:
-        return Check(what=device, found="the driver says nothing of it", fit=False, remedy="look at it: nvidia-smi")
+        return Check(what=device, found=phrase("device_unread"), fit=False, remedy=phrase("see_device"))
     reading = seen.reading
-    told = [reading.name or "it answers"]
-    if reading.temperature is not None:
-        told.append(f"{reading.temperature:.0f} °C")
+    memory: Prose = ""
     if reading.memory_mb is not None and reading.memory_total_mb:
-        told.append(f"{reading.memory_mb:,.0f} of {reading.memory_total_mb:,.0f} MB used")
-    return Check(what=device, found=", ".join(told))
+        memory = phrase("device_memory_used", used=reading.memory_mb, total=reading.memory_total_mb)
+    celsius = None if reading.temperature is None else round(reading.temperature)
+    name = reading.name or phrase("device_nameless")
+    return Check(what=device, found=phrase("device_answers", name=name, celsius=celsius, memory=memory))
 
 
 # ── memory and disk ──
@@ -106,11 +108,9 @@ def answering(device: str, seen: Seen | None) -> Check:
 
 def memory() -> Check:
     free, total = psutil.virtual_memory().available // _MB, psutil.virtual_memory().total // _MB
-    found = f"{free:,} of {total:,} MB free"
-    return Check(what="memory", found=found, fit=free >= MEMORY_MB, remedy="" if free >= MEMORY_MB else _FREE_MEMORY)
-
-
-_FREE_MEMORY = "see what holds it: ps aux --sort=-rss | head"
+    fit = free >= MEMORY_MB
+    found = phrase("memory_free", free=free, total=total)
+    return Check(what="memory", found=found, fit=fit, remedy="" if fit else phrase("see_memory"))
 
 
 def _disks(subject: Subject) -> Iterator[Check]:
@@ -133,37 +133,35 @@ def disk(what: str, folder: Path, least_mb: int, ours: bool = True) -> Check:
     there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     try:
         free = shutil.disk_usage(there).free // _MB
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(13, "it cannot be written to")
-    except OSError as error:
-        found = f"{folder}: {error.strerror or error}"
-        return Check(what=what, found=found, fit=False, remedy=f"mount it, or let this user write there: {there}")
-    fit = free >= least_mb
-    if there != folder:
-        found = f"{folder}: not there yet; its disk, that of {there}, has {free:,} MB free"
-    else:
-        found = f"{folder}: {free:,} MB free"
-    remedy = "" if fit else f"at least {least_mb} MB are needed: make room in {there}"
-    if not fit and there == SHARED:
-        remedy = f"at least {least_mb} MB are needed: start the container with more, as --shm-size 8g"
-    if fit and there != folder and not ours:
-        either = f" ({folder.parent} is not there either)" if there != folder.parent else ""
-        remedy = f"mount it if it is to be mounted{either}; else it is made with the first checkpoint"
+        error: Prose = "" if os.access(there, os.W_OK | os.X_OK) else phrase("not_writable")
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    at = str(there)
+    if error:
+        found = phrase("folder_unusable", folder=str(folder), error=error)
+        return Check(what=what, found=found, fit=False, remedy=phrase("mount_or_permit", there=at))
+    missing, fit = there != folder, free >= least_mb
+    found = phrase("folder_missing" if missing else "folder_free", folder=str(folder), there=at, free=free)
+    remedy: Prose = ""
+    if not fit:
+        remedy = phrase("enlarge_shared_memory" if there == SHARED else "make_room", least=least_mb, there=at)
+    elif missing and not ours:
+        remedy = phrase("mount_or_wait", parent=str(folder.parent) if there != folder.parent else "")
     return Check(what=what, found=found, fit=fit, remedy=remedy)
 
 
 # ── clock ──
 
 
-def clock(skew: float | str) -> Check:
+def clock(skew: float | Phrase) -> Check:
     """Nothing is decided by it; but what people read in logs of two machines has to fit together."""
-    if isinstance(skew, str):
-        return Check(what="clock", found=f"not compared: {skew}")
-    fit = abs(skew) <= SKEW_SECONDS
-    found = f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the weaver's"
-    if abs(skew) < 0.1:
-        found = "as the weaver's"
-    return Check(what="clock", found=found, fit=fit, remedy="" if fit else "let it be set: chronyc makestep")
+    if isinstance(skew, Phrase):
+        return Check(what="clock", found=skew)
+    fit, seconds = abs(skew) <= SKEW_SECONDS, abs(skew)
+    found = phrase("clock_ahead" if skew > 0 else "clock_behind", seconds=seconds)
+    if seconds < 0.1:
+        found = phrase("clock_right")
+    return Check(what="clock", found=found, fit=fit, remedy="" if fit else phrase("set_clock"))
 
 
 # ── computing ──
@@ -186,14 +184,15 @@ def computing(devices: tuple[str, ...]) -> tuple[list[Check], float | None, str]
 
 def computed(device: str, found: dict[str, object]) -> tuple[Check, float | None]:
     what = f"computing on {device}"[:64] if device else "computing"
-    remedy = "look at the device: nvidia-smi, dmesg" if device else "look at the machine: dmesg"
-    if trouble := found.get("trouble"):
-        return Check(what=what, found=str(trouble)[:2000], fit=False, remedy=remedy), None
+    remedy = phrase("see_device_log" if device else "see_machine_log")
+    trouble = found.get("trouble")
+    if isinstance(trouble, Phrase):
+        return Check(what=what, found=trouble, fit=False, remedy=remedy), None
     seconds = found.get("seconds")
     if not found.get("on") or not isinstance(seconds, float):
-        return Check(what=what, found="not checked: there is neither torch nor numpy"), None
+        return Check(what=what, found=phrase("no_torch_or_numpy")), None
     if device and not found.get("cuda"):
-        return Check(what=what, found="not checked: this torch does not find the device"), None
+        return Check(what=what, found=phrase("torch_without_device")), None
     if not found.get("right"):
-        return Check(what=what, found="the product of two matrices came out wrong", fit=False, remedy=remedy), None
-    return Check(what=what, found=f"{seconds * 1000:.2f} ms with {found['on']}"), seconds
+        return Check(what=what, found=phrase("computed_wrong"), fit=False, remedy=remedy), None
+    return Check(what=what, found=phrase("computed", ms=seconds * 1000, on=str(found["on"]))), seconds

@@ -19,6 +19,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from torchloom.agent.monitor.exit_evidence import signal_name
+from torchloom.protocol.phrase import phrase
+
 SIZE = 512
 """Rows of the matrices."""
 TIMES = 20
@@ -44,14 +47,15 @@ def run(words: tuple[str, ...], seconds: float, env: Mapping[str, str] | None = 
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in a driver is left to it
             process.communicate(timeout=1.0)
-        return {"trouble": f"no answer within {seconds:.0f} s"}
+        return {"trouble": phrase("trial_timed_out", seconds=seconds)}
     with contextlib.suppress(ValueError, IndexError):
         found = json.loads(out.strip().splitlines()[-1])
         if isinstance(found, dict):
             return found
     last = err.strip().splitlines()
-    how = f"killed by signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
-    return {"trouble": f"{how}: {last[-1][:300]}" if last else how}
+    code = process.returncode
+    how = phrase("killed_by", signal=signal_name(-code)) if code < 0 else phrase("exit_code", status=code)
+    return {"trouble": phrase("trial_died", how=how, line=last[-1][:300] if last else "")}
 
 
 def compute() -> dict[str, Any]:
@@ -97,7 +101,7 @@ def exchange(host: str, port: str, rank: str) -> dict[str, Any]:
     try:
         torch, dist = import_module("torch"), import_module("torch.distributed")
     except ImportError:
-        return {"trouble": "there is no torch here"}
+        return {"torch": False}
     from datetime import timedelta
 
     where = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -1,10 +1,16 @@
-"""The ranks a keeper has in its care: how they begin, what they are sent, how they end, until they are forgotten."""
+"""The ranks that are children of a supervisor, and the files that record how they began and ended.
+
+The folder has KEY.begun.json from the start of a rank and KEY.end.json from its end. A file appears whole or not at
+all, before the agent learns of it, and outlives the death of any process. It is not synced to the disk: a crash of
+the machine ends all ranks anyway.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +20,50 @@ from typing import NoReturn
 import msgspec
 
 from torchloom.agent.monitor.exit_evidence import oom_kills
-from torchloom.agent.supervisor.exit_records import ExitRecordStore
 from torchloom.agent.supervisor.fork import Child, StartFailed, fork_rank, read_complaint
 from torchloom.agent.supervisor.poll_loop import PollLoop
-from torchloom.agent.supervisor.protocol import Begin, Begun, Ended, NotBegun, RankRecord, Signal
+from torchloom.agent.supervisor.protocol import Begin, Begun, Ended, NotBegun, RankRecord, Signal, encode
+from torchloom.protocol.phrase import Prose, phrase
+from torchloom.shared.files import replace_file
+
+BEGUN = ".begun.json"
+END = ".end.json"
+
+
+class ExitRecordStore:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def began(self, begun: Begun) -> None:
+        self._write(begun.key + BEGUN, encode(begun))
+
+    def ended(self, ended: Ended) -> None:
+        self._write(ended.key + END, encode(ended))
+
+    def forget(self, key: str) -> None:
+        for suffix in (BEGUN, END):
+            with contextlib.suppress(OSError):
+                (self.folder / (key + suffix)).unlink(missing_ok=True)
+
+    def read(self) -> dict[str, RankRecord]:
+        """All that is remembered, in the order of starting. A file that cannot be read is passed over."""
+        found: list[RankRecord] = []
+        for path in self.folder.glob("[!.]*" + BEGUN):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                begun = msgspec.json.decode(path.read_bytes(), type=Begun)
+                ended = None
+                with contextlib.suppress(OSError, msgspec.MsgspecError):
+                    data = (self.folder / (begun.key + END)).read_bytes()
+                    ended = msgspec.json.decode(data, type=Ended)
+                found.append(RankRecord(begun=begun, ended=ended))
+        return {kept.begun.key: kept for kept in sorted(found, key=lambda kept: kept.begun.at)}
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            replace_file(self.folder / name, data, sync=False)
+        except OSError as error:  # a full disk must not kill the supervisor, and all ranks with it
+            print(f"cannot write {name}: {error.strerror}", file=sys.stderr, flush=True)
+
 
 Become = Callable[[int], NoReturn]
 """What a forked child does to become the rank; gets the pipe to complain into."""
@@ -41,23 +87,23 @@ class ChildProcesses:
         self._running: dict[str, ChildRank] = {}
         self._kept = self._shelf.read()
         for key, kept in self._kept.items():
-            if kept.ended is None:  # its keeper was killed, it died with it, and nobody could write down how
+            if kept.ended is None:  # its supervisor was killed, it died with it, and nobody could write down how
                 self._keep_end(Ended(key=key, at=time.time(), signal=int(signal.SIGKILL), lost=True))
 
     def kept(self) -> tuple[RankRecord, ...]:
         return tuple(self._kept.values())
 
-    def begin(self, begin: Begin, become: Become, why_cold: str | None) -> None:
+    def begin(self, begin: Begin, become: Become, why_cold: Prose | None) -> None:
         """Start it; `why_cold` is None if `become` makes a warm one."""
         key = begin.key
         if key in self._kept or key in self._running:
-            self._tell(NotBegun(key=key, why="it was started before"))
+            self._tell(NotBegun(key=key, why=phrase("started_before")))
             return
         kills = oom_kills()
         try:
             child = fork_rank(begin, become)
         except StartFailed as error:
-            self._tell(NotBegun(key=key, why=str(error)))
+            self._tell(NotBegun(key=key, why=error.why))
             return
         begun = Begun(key=key, pid=child.pid, at=time.time(), warm=why_cold is None, why_cold=why_cold or "")
         rank = self._running[key] = ChildRank(begun, child, begin.sweep, kills)

@@ -1,6 +1,6 @@
 """Forking a rank: what a process must be before it runs anything, and how a failed start is told.
 
-The child leads a session of its own, so that one signal reaches it and its loaders; it dies with the keeper; its
+The child leads a session of its own, so that one signal reaches it and its loaders; it dies with the supervisor; its
 output goes to files, which survive whoever reads them. Until the rank runs, a pipe is open that exec closes: what is
 written into it is a complaint, its end without one means that the rank runs.
 """
@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from torchloom.agent.supervisor.protocol import Begin
+from torchloom.protocol.phrase import Prose, phrase
 
 PR_SET_PDEATHSIG = 1
 STARTUP = str(Path(__file__).parent / "startup")
@@ -26,7 +29,8 @@ FAILED = 127
 
 
 class StartFailed(Exception):
-    pass
+    def __init__(self, why: Prose) -> None:
+        self.why = why
 
 
 def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -51,11 +55,11 @@ class Child:
 
 def fork_rank(begin: Begin, become: Callable[[int], NoReturn]) -> Child:
     """Fork; the child goes into `become`, in place already, with the pipe to complain into, and signals blocked."""
-    keeper = os.getpid()
+    supervisor = os.getpid()
     out, err = _open_outputs(begin)
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    # A signal that comes while the child still has the keeper's handlers must not be taken for the keeper's.
+    # A signal that comes while the child still has the supervisor's handlers must not be taken for the supervisor's.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     failure: OSError | None = None
     pid = -1
@@ -64,18 +68,18 @@ def fork_rank(begin: Begin, become: Callable[[int], NoReturn]) -> Child:
     except OSError as error:
         failure = error
     if pid == 0:  # outside of the try: nothing below may happen in the child
-        _in_child(begin, keeper, (out, err, reading), writing, become)
+        _in_child(begin, supervisor, (out, err, reading), writing, become)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for fd in (out, err, writing):
         os.close(fd)
     if failure:
         os.close(reading)
-        raise StartFailed(f"cannot fork: {failure.strerror}")
+        raise StartFailed(phrase("cannot_fork", error=failure.strerror))
     return Child(pid, reading)
 
 
 def exec_rank(begin: Begin, complaint: int) -> NoReturn:
-    """A fresh interpreter: nothing of the keeper is left but the process number."""
+    """A fresh interpreter: nothing of the supervisor is left but the process number."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):  # libc keeps some for itself
             signal.signal(number, signal.SIG_DFL)
@@ -87,7 +91,7 @@ def exec_rank(begin: Begin, complaint: int) -> NoReturn:
     try:
         os.execvpe(begin.argv[0], begin.argv, with_startup(begin.env))
     except OSError as error:
-        raise StartFailed(f"cannot run {begin.argv[0]}: {error.strerror}") from None
+        raise StartFailed(phrase("cannot_run", program=begin.argv[0], error=error.strerror)) from None
 
 
 def with_startup(env: Mapping[str, str]) -> dict[str, str]:
@@ -98,21 +102,21 @@ def with_startup(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": f"{STARTUP}{os.pathsep}{given}" if given else STARTUP}
 
 
-def read_complaint(child: Child) -> str | None:
+def read_complaint(child: Child) -> Prose | None:
     """Why it could not start; empty if it runs; None if that is not yet known."""
     try:
         data = os.read(child.complaint, 65536)
     except BlockingIOError:
         return None
-    return data.decode(errors="replace")
+    return msgspec.json.decode(data, type=Prose) if data else ""
 
 
 def _in_child(
-    begin: Begin, keeper: int, spare: tuple[int, ...], complaint: int, become: Callable[[int], NoReturn]
+    begin: Begin, supervisor: int, spare: tuple[int, ...], complaint: int, become: Callable[[int], NoReturn]
 ) -> NoReturn:
     try:
         os.setsid()
-        die_with(keeper)
+        die_with(supervisor)
         out, err = spare[:2]
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (out, 1), (err, 2)):
@@ -122,17 +126,18 @@ def _in_child(
         try:
             os.chdir(begin.cwd)
         except OSError as error:
-            raise StartFailed(f"cannot enter {begin.cwd}: {error.strerror}") from None
+            raise StartFailed(phrase("cannot_enter", folder=begin.cwd, error=error.strerror)) from None
         become(complaint)
-    except Exception as error:  # noqa: BLE001  whatever it is, a half-made rank must not go on as a second keeper
-        os.write(complaint, (str(error) or repr(error)).encode(errors="replace")[:4000])
+    except Exception as error:  # noqa: BLE001  whatever it is, a half-made rank must not go on as a second supervisor
+        why = error.why if isinstance(error, StartFailed) else (str(error) or repr(error))[:4000]
+        os.write(complaint, msgspec.json.encode(why))
         os._exit(FAILED)
 
 
 def _open_outputs(begin: Begin) -> tuple[int, int]:
     for path in (begin.stdout, begin.stderr):
         if not path.startswith("/"):
-            raise StartFailed(f"the path of an output must be absolute: {path}")
+            raise StartFailed(phrase("output_not_absolute", path=path))
     out = _open_output(begin.stdout)
     try:
         return out, _open_output(begin.stderr)
@@ -144,9 +149,9 @@ def _open_outputs(begin: Begin) -> tuple[int, int]:
 def _open_output(path: str) -> int:
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
     try:
-        fd = os.open(path, how | os.O_NONBLOCK, 0o600)  # a pipe that nobody reads must not stop the keeper
+        fd = os.open(path, how | os.O_NONBLOCK, 0o600)  # a pipe that nobody reads must not stop the supervisor
     except OSError as error:
-        raise StartFailed(f"cannot write to {path}: {error.strerror}") from None
+        raise StartFailed(phrase("cannot_write_to", path=path, error=error.strerror)) from None
     os.set_blocking(fd, True)
     return fd
 

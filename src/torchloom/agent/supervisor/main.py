@@ -1,10 +1,10 @@
-"""The keeper: the one process that starts, watches and reaps the ranks of one job on one node.
+"""The supervisor: the one process that starts, watches and reaps the ranks of one job on one node.
 
     python -P -m torchloom.agent.supervisor.main FOLDER [--tied PID] [--preload torch,torch._dynamo] [--client FD]
 
 Ranks are its children, so their exit status reaches it whatever becomes of the agent; and they die with it. It does so
 little that there is little it could die of: one thread, one poll, no network. An agent talks to it over
-FOLDER/keeper.sock; a new one takes the place of the old. With --tied it dies with its parent, the process PID.
+FOLDER/supervisor.sock; a new one takes the place of the old. With --tied it dies with its parent, the process PID.
 
 With --preload it imports modules ahead and forks ranks that have them already. In such a child Reborn is raised, the
 stack unwinds, and `main` runs the rank's script where a fresh interpreter would have run it.
@@ -24,17 +24,16 @@ from typing import NoReturn
 
 import msgspec
 
-from torchloom.agent.supervisor import framing, preload, warm_start
+from torchloom.agent.supervisor import preload, transport, warm_start
 from torchloom.agent.supervisor.children import ChildProcesses
-from torchloom.agent.supervisor.client_connection import ClientConnection
 from torchloom.agent.supervisor.fork import die_with, exec_rank
-from torchloom.agent.supervisor.fork_check import ColdStart, ParentEnvironment, Target, fit
 from torchloom.agent.supervisor.poll_loop import PollLoop
 from torchloom.agent.supervisor.protocol import (
+    ALREADY,
     Begin,
     Forget,
     FromAgent,
-    FromKeeper,
+    FromSupervisor,
     Leave,
     Look,
     Replaced,
@@ -42,17 +41,14 @@ from torchloom.agent.supervisor.protocol import (
     State,
     from_agent,
 )
+from torchloom.agent.supervisor.transport import ClientConnection
+from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, Target, fit
+from torchloom.protocol.phrase import Prose, phrase
 from torchloom.shared.files import open_locked
-
-ALREADY = 5
-"""Exit code where another keeper has the folder."""
-START = "import sys; sys.flags.safe_path or sys.path.pop(0); from torchloom.agent.supervisor.main import main; main()"
-"""For `python -c`: with it, the interpreter's flags can be the ranks' own, without -P, and still nothing in the working
-folder is imported by mistake."""
 
 
 class Reborn(BaseException):
-    """Raised in a forked child: it is no keeper any more, and must unwind and run this."""
+    """Raised in a forked child: it is no supervisor any more, and must unwind and run this."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -64,11 +60,11 @@ class Supervisor:
         self.lock = lock
         self.loop = PollLoop()
         self.ward = ChildProcesses(Path.cwd(), self.loop, self._tell)
-        self.listener = framing.listen_here()
+        self.listener = transport.listen_here()
         self.visitor: ClientConnection | None = None
         self.modules = tuple(modules)
         self.to_load = modules
-        self.why_cold = "" if modules else "nothing is preloaded"
+        self.why_cold: Prose = "" if modules else phrase("nothing_preloaded")
         self.waiting: list[Begin] = []
         """Warm starts that were asked for before everything was loaded."""
         self.leaving = False
@@ -87,7 +83,7 @@ class Supervisor:
             if self.to_load and not self.leaving:
                 self._load_next()
         self.ward.kill_all()
-        Path(framing.NAME).unlink(missing_ok=True)
+        Path(transport.NAME).unlink(missing_ok=True)
 
     def _load_next(self) -> None:
         if trouble := preload.load(self.to_load.pop(0)):
@@ -133,7 +129,7 @@ class Supervisor:
             else:
                 self._part()
 
-    def _tell(self, word: FromKeeper) -> None:
+    def _tell(self, word: FromSupervisor) -> None:
         """What cannot be told is in State, for whoever comes next."""
         if self.visitor and self.visitor.tell(word):
             self.loop.change(self.visitor.fd, self.visitor.interest())
@@ -175,12 +171,12 @@ class Supervisor:
                 raise ColdStart(why)
             target = fit(begin, self.birth)
         except ColdStart as cold:
-            self.ward.begin(begin, partial(exec_rank, begin), str(cold))
+            self.ward.begin(begin, partial(exec_rank, begin), cold.why)
         else:
             self.ward.begin(begin, partial(self._reborn, begin, target), None)
 
     def _reborn(self, begin: Begin, target: Target, complaint: int) -> NoReturn:
-        """In the child. Nothing of the keeper's may stay open: the agent would not see the keeper's end."""
+        """In the child. Nothing of the supervisor's may stay open: the agent would not see the supervisor's end."""
         self.loop.close_in_child()
         self.ward.close_in_child()
         self.listener.close()
@@ -209,9 +205,9 @@ def main() -> None:
     options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options.folder.chmod(0o700)  # whoever reaches the socket can run anything as this user
     os.chdir(options.folder)  # so that the socket's path is short, and no file system is held that may be unmounted
-    keeper = Supervisor(birth, [name for name in options.preload.split(",") if name], _lock())
+    supervisor = Supervisor(birth, [name for name in options.preload.split(",") if name], _lock())
     try:
-        keeper.serve(client)
+        supervisor.serve(client)
         return
     except Reborn as reborn:
         target = reborn.target
@@ -219,10 +215,10 @@ def main() -> None:
 
 
 def _lock() -> int:
-    """One keeper per folder. A record lock, because a fork does not inherit it."""
-    lock = open_locked(Path("keeper.lock"), record_lock=True)
+    """One supervisor per folder. A record lock, because a fork does not inherit it."""
+    lock = open_locked(Path("supervisor.lock"), record_lock=True)
     if lock is None:
-        print(f"another keeper has {Path.cwd()}", file=sys.stderr)
+        print(f"another supervisor has {Path.cwd()}", file=sys.stderr)
         sys.exit(ALREADY)
     return lock
 

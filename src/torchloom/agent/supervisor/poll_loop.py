@@ -1,4 +1,4 @@
-"""One poll over descriptors, and signals that wake it: all the waiting a keeper does."""
+"""One poll over descriptors, and signals that wake it: all the waiting a supervisor does."""
 
 from __future__ import annotations
 

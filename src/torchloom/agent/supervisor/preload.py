@@ -17,18 +17,20 @@ import sys
 import time
 from pathlib import Path
 
+from torchloom.protocol.phrase import Prose, phrase
+
 PROBE_SECONDS = 10.0
 FORKS, BAD_CUDA, BROKEN = 0, 3, 4
 
 
-def load(module: str) -> str:
+def load(module: str) -> Prose:
     """Import it as a process that will be forked should. Returns why that failed, or nothing."""
     given = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking whether there is CUDA must not start CUDA
     try:
         importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a broken module must not end the keeper
-        return f"cannot preload {module}: {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a broken module must not end the supervisor
+        return phrase("cannot_preload", module=module, error=f"{type(error).__name__}: {error}")
     finally:
         if given is None:
             del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
@@ -39,14 +41,14 @@ def load(module: str) -> str:
 
 def settle() -> None:
     """After importing: what a fork must not do twice, or need not do at all."""
-    sys.stdout.flush()  # what modules have said belongs to the keeper's log, not to every rank's
+    sys.stdout.flush()  # what modules have said belongs to the supervisor's log, not to every rank's
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
     gc.collect()
     gc.freeze()  # never garbage: the collectors of the ranks need not touch it, and so copy it
 
 
-def why_not_fork() -> str:
+def why_not_fork() -> Prose:
     """Why no rank should be forked from this process, or nothing. Blocks, up to PROBE_SECONDS where it goes wrong."""
     pid = os.fork()
     if pid == 0:
@@ -56,23 +58,23 @@ def why_not_fork() -> str:
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return f"a forked child did not compute anything in {PROBE_SECONDS:.0f} s"
+            return phrase("fork_does_not_compute", seconds=PROBE_SECONDS)
         time.sleep(0.002)
     code = os.waitstatus_to_exitcode(done[1])
     if code == BAD_CUDA:
-        return "a preloaded module has started CUDA, which does not survive a fork"
+        return phrase("cuda_preloaded")
     if code != FORKS:
-        return f"a forked child broke (exit code {code})"
+        return phrase("fork_breaks", status=code)
     return why_threads()
 
 
-def why_threads() -> str:
+def why_threads() -> Prose:
     """Why not, as far as threads go; cheap enough to ask before every fork."""
     try:
         count = len(list(Path("/proc/self/task").iterdir()))
     except OSError:
-        return "threads cannot be counted on this system"
-    return f"preloading has left {count - 1} threads, which do not survive a fork" if count > 1 else ""
+        return phrase("threads_not_counted")
+    return phrase("threads_preloaded", count=count - 1) if count > 1 else ""
 
 
 def memory_mb() -> float:

@@ -1,7 +1,7 @@
-"""What an agent and a keeper say to each other: frozen, tagged, one JSON datagram each.
+"""What an agent and a supervisor say to each other: frozen, tagged, one JSON datagram each.
 
-agent  → keeper   Begin Signal Forget Look Leave
-keeper → agent    State            at once when an agent connects, when preloading is over, and when asked
+agent  → supervisor   Begin Signal Forget Look Leave
+supervisor → agent    State            at once when an agent connects, when preloading is over, and when asked
                   Begun NotBegun   the answer to Begin
                   Ended            by itself, once, after it has been written to the folder
                   Replaced         another agent has connected; this connection closes
@@ -14,6 +14,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from torchloom.protocol.phrase import Prose
+
+ALREADY = 5
+"""Exit code where another supervisor has the folder."""
+START = "import sys; sys.flags.safe_path or sys.path.pop(0); from torchloom.agent.supervisor.main import main; main()"
+"""For `python -c`: with it, the interpreter's flags can be the ranks' own, without -P, and still nothing in the working
+folder is imported by mistake."""
+
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_:-]{1,200}$")]
 """Names one life of one rank; a new life takes a new key. It is a file name too."""
 Word = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
@@ -25,7 +33,7 @@ class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Base of everything said; the class name is its tag."""
 
 
-# ── agent → keeper ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── agent → supervisor ──
 
 
 class Begin(SupervisorMessage, frozen=True):
@@ -35,13 +43,13 @@ class Begin(SupervisorMessage, frozen=True):
     argv: Command
     """The whole command. Only `PYTHON [FLAGS] SCRIPT ...` and `PYTHON [FLAGS] -m MODULE ...` can be warm."""
     env: dict[Annotated[str, Meta(pattern=r"^[^=\x00]+$")], Word]
-    """All of it: nothing of the keeper's own environment is added."""
+    """All of it: nothing of the supervisor's own environment is added."""
     cwd: Word
     stdout: Word
     """Absolute path; appended to. It may be the same as stderr."""
     stderr: Word
     warm: bool = True
-    """Fork it from the keeper if that gives what a fresh interpreter would. False: always a fresh one."""
+    """Fork it from the supervisor if that gives what a fresh interpreter would. False: always a fresh one."""
     sweep: bool = True
     """When the rank has ended, kill what it left behind in its process group, such as loaders."""
 
@@ -69,7 +77,7 @@ class Leave(SupervisorMessage, frozen=True):
     """Kill all ranks, and end."""
 
 
-# ── keeper → agent ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── supervisor → agent ──
 
 
 class Begun(SupervisorMessage, frozen=True):
@@ -78,13 +86,13 @@ class Begun(SupervisorMessage, frozen=True):
     """Of the rank; the number of its session and process group as well."""
     at: float
     warm: bool = False
-    why_cold: str = ""
+    why_cold: Prose = ""
     """Why it is a fresh interpreter although a warm start was asked for."""
 
 
 class NotBegun(SupervisorMessage, frozen=True):
     key: Key
-    why: str
+    why: Prose
 
 
 class Ended(SupervisorMessage, frozen=True):
@@ -97,7 +105,7 @@ class Ended(SupervisorMessage, frozen=True):
     oom_kills: int = 0
     """Processes that the kernel killed for want of memory, in the rank's cgroup, while the rank lived."""
     lost: bool = False
-    """The keeper was killed, and the rank with it: how it ended is not known from the kernel."""
+    """The supervisor was killed, and the rank with it: how it ended is not known from the kernel."""
 
 
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,12 +117,12 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class State(SupervisorMessage, frozen=True):
     pid: int
-    """Of the keeper."""
+    """Of the supervisor."""
     kept: tuple[RankRecord, ...] = ()
     preloading: bool = False
     """Warm starts asked for now will wait until it is over."""
     preloaded: tuple[str, ...] = ()
-    why_cold: str = ""
+    why_cold: Prose = ""
     """Why every start will be cold; empty if they can be warm."""
     memory_mb: float = 0.0
     """Proportional share: what is shared with living ranks is divided among them."""
@@ -125,19 +133,19 @@ class Replaced(SupervisorMessage, frozen=True):
 
 
 FromAgent = Begin | Signal | Forget | Look | Leave
-FromKeeper = State | Begun | NotBegun | Ended | Replaced
+FromSupervisor = State | Begun | NotBegun | Ended | Replaced
 
 encode = msgspec.json.Encoder().encode
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
-_from_keeper: msgspec.json.Decoder[FromKeeper] = msgspec.json.Decoder(FromKeeper)
+_from_supervisor: msgspec.json.Decoder[FromSupervisor] = msgspec.json.Decoder(FromSupervisor)
 
 
 def from_agent(data: bytes) -> FromAgent:
     return _from_agent.decode(data)
 
 
-def from_keeper(data: bytes) -> FromKeeper:
-    return _from_keeper.decode(data)
+def from_supervisor(data: bytes) -> FromSupervisor:
+    return _from_supervisor.decode(data)
 
 
 def check(said: SupervisorMessage) -> Any:

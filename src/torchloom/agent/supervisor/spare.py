@@ -1,7 +1,7 @@
-"""One process on a node that has imported torch and waits for a job: so that even a first start need not import it.
+"""A process that has imported torch and waits for a job, so that even the first start of a job need not import it.
 
-A job that takes it has it for good, as its keeper; then another one is made. If the job's interpreter or environment is
-another, its ranks are fresh interpreters all the same, and it gets a standby of its own.
+The job that takes it keeps it as its supervisor, and another one is started. If the interpreter or the environment of
+the job differs, its ranks are fresh interpreters, and the job gets a standby of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 from torchloom.agent.supervisor.protocol import Ended
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone, SupervisorOptions
 from torchloom.errors import TorchLoomError, Unreachable
+from torchloom.protocol.phrase import phrase
+from torchloom.views.wording.phrases import render
 
 FOLDER = "spare"
 PAUSE = 2.0
@@ -60,7 +62,7 @@ class Spare:
         return link
 
     def lost(self, link: SupervisorClient) -> None:
-        """A keeper is dead; if it was the one that waits, another is made."""
+        """A supervisor is dead; if it was the one that waits, another is made."""
         if link is self._link:
             self._link = None
             self._wanted.set()
@@ -83,10 +85,10 @@ class Spare:
                 link = await self._open(folder, self._how)
                 state = await link.settled()
             except (TorchLoomError, OSError) as error:
-                self._say(f"no spare process: {getattr(error, 'message', '') or error}")
+                self._say(render(phrase("no_spare", why=getattr(error, "message", "") or str(error))))
                 return
             if state.why_cold:
-                self._say(f"no spare process: {state.why_cold}")
+                self._say(render(phrase("no_spare", why=state.why_cold)))
                 await _dismiss(link)
                 return
             self._link = link

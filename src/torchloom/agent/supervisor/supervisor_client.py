@@ -5,16 +5,18 @@
     answer = await link.begin(Begin(key="job:replica:0:1", argv=(sys.executable, "train.py"), ...))
 
 `ended` is called for every rank that ends, and on `find` for those that ended earlier and were not forgotten: so a key
-may be heard of twice, by two links. `gone` is called once if the keeper dies or talks to another agent; never after
+may be heard of twice, by two links. `gone` is called once if the supervisor dies or talks to another agent; never after
 `close`. Both are called from the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,10 @@ from typing import Any
 import msgspec
 
 from torchloom.agent.monitor.exit_evidence import last_lines, signal_name
-from torchloom.agent.supervisor import framing
-from torchloom.agent.supervisor.main import ALREADY
-from torchloom.agent.supervisor.packet_socket import PacketSocket
+from torchloom.agent.supervisor import transport
 from torchloom.agent.supervisor.protocol import (
+    ALREADY,
+    START,
     Begin,
     Begun,
     Ended,
@@ -38,27 +40,74 @@ from torchloom.agent.supervisor.protocol import (
     Signal,
     State,
     encode,
-    from_keeper,
+    from_supervisor,
 )
 from torchloom.agent.supervisor.protocol import check as check_word
-from torchloom.agent.supervisor.supervisor_start import LOG, SupervisorOptions, spawn
+from torchloom.agent.supervisor.transport import PacketSocket
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
+from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.views.wording.phrases import render
+
+LOG = "supervisor.log"
+
+
+@dataclass(frozen=True)
+class SupervisorOptions:
+    """How to start a supervisor. Warm ranks need its interpreter, flags and environment to be theirs."""
+
+    tied: bool = False
+    """It dies with this process (or rather with the thread that starts it). Otherwise it stays when we die."""
+    preload: tuple[str, ...] = ()
+    """Modules to import ahead: torch, and torch._dynamo, which making an optimizer imports."""
+    python: str = sys.executable
+    flags: tuple[str, ...] = ()
+    """Of the interpreter, each a word of its own: -u, -O, -X, dev."""
+    env: Mapping[str, str] | None = None
+    """None: this process's."""
+    cwd: str | None = None
+
+
+def spawn(folder: Path, how: SupervisorOptions) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start it, and give it one end of a connection: it is never too early to talk to it.
+
+    In this very thread: a tied supervisor dies with the thread that started it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ours, theirs = transport.pair()
+    command = [how.python, *how.flags, "-c", START, str(folder), "--client", str(theirs.fileno())]
+    command += ["--preload", ",".join(how.preload)] if how.preload else []
+    command += ["--tied", str(os.getpid())] if how.tied else []
+    try:
+        with theirs, (folder / LOG).open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=how.cwd, env=None if how.env is None else dict(how.env), pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+    except OSError as error:
+        ours.close()
+        raise BadInput(f"cannot start a supervisor with {how.python} in {how.cwd or '.'}: {error.strerror}") from error
+    return process, ours
+
 
 __all__ = ["Gone", "SupervisorClient", "SupervisorGone", "SupervisorOptions"]
 
 
 @dataclass(frozen=True)
 class Gone:
-    """The keeper is dead, and so are its ranks; or it is alive and now talks to someone else."""
+    """The supervisor is dead, and so are its ranks; or it is alive and now talks to someone else."""
 
-    why: str
+    why: Phrase
     keys: tuple[str, ...]
     """The ranks that were running, as far as this link knew."""
     replaced: bool = False
 
 
 class SupervisorGone(TorchLoomError):
-    """What was asked of a keeper that died meanwhile. A rank that was being started is dead too."""
+    """The supervisor died before it answered. A rank that was being started is dead too."""
+
+    def __init__(self, folder: Path, gone: Gone) -> None:
+        self.why = phrase("supervisor_gone", folder=str(folder), why=gone.why)
+        super().__init__(render(self.why))
 
 
 @dataclass(eq=False)
@@ -68,7 +117,7 @@ class SupervisorClient:
     ended: Callable[[Ended], None]
     gone: Callable[[Gone], None]
     process: subprocess.Popen[bytes] | None = None
-    """The keeper, if it was started here."""
+    """The supervisor, if it was started here."""
     tied: bool = False
     state: State = field(default_factory=lambda: State(pid=0))
     """As last told; `running` is always up to date."""
@@ -85,7 +134,7 @@ class SupervisorClient:
     async def start(
         cls, folder: Path, how: SupervisorOptions, ended: Callable[[Ended], None], gone: Callable[[Gone], None]
     ) -> SupervisorClient:
-        """Start a keeper in this folder and wait for its first word. It goes on preloading after that."""
+        """Start a supervisor in this folder and wait for its first word. It goes on preloading after that."""
         folder = folder.absolute()
         process, ours = spawn(folder, how)
         link = cls(folder, ours, ended, gone, process, how.tied)
@@ -94,9 +143,9 @@ class SupervisorClient:
         except SupervisorGone:
             code = await asyncio.to_thread(process.wait)
             if code == ALREADY:
-                raise AlreadyUp(f"another keeper has {folder}") from None
+                raise AlreadyUp(f"another supervisor has {folder}") from None
             last = " ".join(last_lines(folder / LOG, 1))
-            raise TorchLoomError(f"the keeper did not start (exit code {code}): {last}") from None
+            raise TorchLoomError(f"the supervisor did not start (exit code {code}): {last}") from None
         except BaseException:  # not wanted any more: nobody would know of it
             process.kill()
             process.wait()
@@ -104,23 +153,23 @@ class SupervisorClient:
 
     @classmethod
     async def find(cls, folder: Path, ended: Callable[[Ended], None], gone: Callable[[Gone], None]) -> SupervisorClient:
-        """Talk to the keeper that stands in this folder; an agent it talks to now is replaced. Unreachable if none."""
+        """Connect to the supervisor in this folder; it drops the agent it serves now. Unreachable if none is there."""
         folder = folder.absolute()
         try:
-            connection = framing.connect(folder)
+            connection = transport.connect(folder)
         except OSError as error:
-            raise Unreachable(f"no keeper in {folder}: {error.strerror}") from error
+            raise Unreachable(f"no supervisor in {folder}: {error.strerror}") from error
         return await cls(folder, connection, ended, gone)._open()
 
     async def close(self) -> None:
-        """Stop talking. A standing keeper stays, and so do its ranks; a tied one is asked to end."""
+        """Stop talking. A standing supervisor stays, and so do its ranks; a tied one is asked to end."""
         if self.tied and not self._over:
             await self.dismiss()
             return
-        self._finish(Gone("closed", ()), tell=False)
+        self._finish(Gone(phrase("supervisor_closed"), ()), tell=False)
 
     async def dismiss(self) -> None:
-        """Ask the keeper to kill all ranks and to end; returns when it has."""
+        """Ask the supervisor to kill all ranks and to end; returns when it has."""
         if self._over is None:
             self._say(Leave())
             over: asyncio.Future[Gone] = asyncio.get_running_loop().create_future()
@@ -181,18 +230,18 @@ class SupervisorClient:
         try:
             await first
         except BaseException:
-            self._finish(Gone("closed", ()), tell=False)
+            self._finish(Gone(phrase("supervisor_closed"), ()), tell=False)
             raise
         self.gone = told
         return self
 
     def _say(self, word: FromAgent) -> None:
         if self._over:
-            raise SupervisorGone(f"the keeper in {self.folder} is gone: {self._over.why}")
+            raise SupervisorGone(self.folder, self._over)
         self._line.say(encode(word))
 
     def _hear(self, data: bytes) -> None:
-        match from_keeper(data):
+        match from_supervisor(data):
             case State() as state:
                 known = self.state.pid != 0
                 self.state = state
@@ -213,7 +262,7 @@ class SupervisorClient:
                 self.running.pop(ended.key, None)
                 self.ended(ended)
             case Replaced():
-                self._finish(Gone("another agent talks to the keeper now", tuple(self.running), True), tell=True)
+                self._finish(Gone(phrase("supervisor_replaced"), tuple(self.running), True), tell=True)
 
     def _answer(self, answer: Begun | NotBegun) -> None:
         start = self._starts.pop(answer.key, None)
@@ -221,17 +270,17 @@ class SupervisorClient:
             start.set_result(answer)
 
     def _obituary(self) -> Gone:
-        why = f"the keeper (process {self.state.pid}) is dead"
+        how: Prose = ""
         if self.process and (code := self.process.poll()) is not None:
-            why += f": killed by {signal_name(-code)}" if code < 0 else f": exit code {code}"
-        return Gone(why, tuple(self.running))
+            how = phrase("killed_by", signal=signal_name(-code)) if code < 0 else phrase("exit_code", status=code)
+        return Gone(phrase("supervisor_dead", pid=self.state.pid, how=how), tuple(self.running))
 
     def _finish(self, gone: Gone, tell: bool) -> None:
         if self._over:
             return
         self._over = gone
         self._line.close()
-        error = SupervisorGone(f"the keeper in {self.folder} is gone: {gone.why}")
+        error = SupervisorGone(self.folder, gone)
         everyone: list[asyncio.Future[Any]] = [*self._starts.values(), *self._looks]
         for waiting in everyone:
             if not waiting.done():

@@ -1,8 +1,8 @@
-"""Being a fresh interpreter, in a process forked from the keeper: the script sees no difference.
+"""Being a fresh interpreter, in a process forked from the supervisor: the script sees no difference.
 
 The script runs in the real `__main__`, where multiprocessing and pickle look for it. It ends as Python ends: an
 exception goes up to the interpreter, which prints it, joins the threads, runs the atexit functions, flushes, and gives
-the exit status. That is why the keeper unwinds its whole stack in the child before it calls `run`.
+the exit status. That is why the supervisor unwinds its whole stack in the child before it calls `run`.
 """
 
 from __future__ import annotations
@@ -12,27 +12,149 @@ import builtins
 import gc
 import importlib
 import os
+import pkgutil
 import runpy
 import signal
 import sys
-from importlib.machinery import BuiltinImporter, SourceFileLoader
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.machinery import BuiltinImporter, PathFinder, SourceFileLoader
 from types import CodeType, TracebackType
 from typing import Any, NoReturn
 
-from torchloom.agent.supervisor.fork_check import ParentEnvironment, Target
 from torchloom.agent.supervisor.protocol import Begin
 from torchloom.integrations.torchft import rendezvous_store
+from torchloom.protocol.phrase import Prose, phrase
 from torchloom.threadlet import unattached
 
+LATE = frozenset({
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "PWD", "OLDPWD", "SHLVL", "_",
+    "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS", "TORCHFT_LIGHTHOUSE",
+})  # fmt: skip
+LATE_PREFIXES = ("MASTER_", "GLOO_", "NCCL_", "TORCHELASTIC_", "TORCHLOOM_", "SLURM_")
+"""Variables that are looked at only when a rank joins its group, or by the script itself."""
+
+
+@dataclass(frozen=True)
+class ParentEnvironment:
+    """How the supervisor itself was started: what a forked rank inherits and cannot shed."""
+
+    python: str
+    flags: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    path: tuple[str, ...]
+    """sys.path; the entry that depends on the script has been taken out already."""
+
+    @classmethod
+    def of_this_process(cls) -> ParentEnvironment:
+        """To be asked first of all, before anything else is imported."""
+        given = sys.orig_argv
+        end = next(place for place, word in enumerate(given) if word in {"-c", "-m"})
+        return cls(sys.executable, tuple(given[1:end]), dict(os.environ), os.getcwd(), tuple(sys.path))  # noqa: PTH109
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the interpreter is told to run."""
+
+    name: str
+    """Path of a script as it was written, or name of a module."""
+    module: bool
+    arguments: tuple[str, ...]
+
+
+class ColdStart(Exception):
+    """The rank must be a fresh interpreter. `why` is empty if that was asked for."""
+
+    def __init__(self, why: Prose) -> None:
+        self.why = why
+
+
+def fit(begin: Begin, birth: ParentEnvironment) -> Target:
+    """What to run in a forked rank, or Cold."""
+    target = _target(begin, birth)
+    for name in sorted(begin.env.keys() | birth.env.keys()):
+        if begin.env.get(name) != birth.env.get(name) and not _read_late(name):
+            missing, new = name not in begin.env, name not in birth.env
+            raise ColdStart(
+                phrase(
+                    "environment_lacks" if missing else "environment_adds" if new else "environment_differs", name=name
+                )
+            )
+    parts = birth.env["PYTHONPATH"].split(os.pathsep) if birth.env.get("PYTHONPATH") else []
+    if begin.cwd != birth.cwd and not all(part.startswith("/") for part in parts):
+        raise ColdStart(phrase("relative_pythonpath"))
+    if target.module:
+        home = begin.cwd
+    else:
+        script = os.path.join(begin.cwd, target.name)  # noqa: PTH118
+        if script.endswith(".pyc") or pkgutil.get_importer(script) is not None:
+            raise ColdStart(phrase("not_a_plain_script", script=target.name))
+        home = os.path.dirname(os.path.realpath(script))  # noqa: PTH120
+    if not sys.flags.safe_path:
+        for name in _shadowed(home):
+            raise ColdStart(phrase("module_shadowed", folder=home, module=name))
+    return target
+
+
+def _target(begin: Begin, birth: ParentEnvironment) -> Target:
+    python, rest = begin.argv[0], begin.argv[1:]
+    if python != birth.python:
+        raise ColdStart(phrase("other_interpreter", python=python, own=birth.python))
+    flags = birth.flags
+    if rest[: len(flags)] != flags:
+        raise ColdStart(phrase("other_flags", flags=" ".join(flags)))
+    match rest[len(flags) :]:
+        case ["-m", module, *arguments]:
+            return Target(module, True, tuple(arguments))
+        case [script, *arguments] if script and not script.startswith("-"):
+            return Target(script, False, tuple(arguments))
+        case [("-c" | "-"), *_]:
+            raise ColdStart(phrase("code_without_file"))
+        case [flag, *_]:
+            raise ColdStart(phrase("flag_missing", flag=flag))
+    raise ColdStart(phrase("no_script_named"))
+
+
+def _read_late(name: str) -> bool:
+    return name in LATE or name.startswith(LATE_PREFIXES)
+
+
+def _shadowed(home: str) -> Iterator[str]:
+    """Modules that are loaded, and that a fresh interpreter would have taken from this folder instead."""
+    try:
+        here = {entry.partition(".")[0] for entry in os.listdir(home)}  # noqa: PTH208
+    except OSError:
+        return
+    for name in sorted(here & sys.modules.keys() - {"__main__"} - set(sys.builtin_module_names)):
+        loaded = getattr(sys.modules[name], "__spec__", None)
+        found = PathFinder.find_spec(name, [home])
+        if found is None or found.loader is None:  # a folder without __init__.py yields to any real module
+            continue
+        if (
+            loaded is None
+            or loaded.origin is None
+            or os.path.realpath(str(found.origin)) != os.path.realpath(loaded.origin)
+        ):
+            yield name
+
+
 NO_SUCH_SCRIPT = 2
-KEEPERS_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
+SUPERVISOR_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
+"""Those for which the supervisor has handlers."""
+PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Every interpreter ignores them from its start. What else is ignored, the supervisor ignores or has inherited so."""
 
 
 def prepare(begin: Begin, target: Target, birth: ParentEnvironment) -> None:
     """Everything a new interpreter would have, and that a fork has not. Runs in the rank's working folder."""
     signal.set_wakeup_fd(-1)
-    for number in KEEPERS_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+    for number in signal.valid_signals():
+        ignored = signal.getsignal(number) is signal.SIG_IGN and number not in PYTHON_IGNORES
+        if ignored or number in SUPERVISOR_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.environ.clear()

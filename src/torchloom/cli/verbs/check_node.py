@@ -91,7 +91,6 @@ async def _ask(call: Call, weaver: WeaverClient, views: Sequence[NodeView], netw
 
     from torchloom.core.jobs.node_checks import find_slow
     from torchloom.protocol.node import Check
-    from torchloom.views.wording.phrases import render
 
     call.note(f"looking at {len(views)} node{'s' if len(views) != 1 else ''}; this takes some seconds")
     folder = call.args.checkpoint_dir
@@ -104,7 +103,7 @@ async def _ask(call: Call, weaver: WeaverClient, views: Sequence[NodeView], netw
     }
     for node, why in find_slow(paces).items():
         remedy = "see what else runs there, and whether it is throttled: `loom devices`, top"
-        found[node] += (Check(what="speed", found=render(why), fit=False, remedy=remedy),)
+        found[node] += (Check(what="speed", found=why, fit=False, remedy=remedy),)
     if network:
         for one, other in itertools.pairwise(views):
             found[other.node] += (await _exchange(weaver, one, other),)

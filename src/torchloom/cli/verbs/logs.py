@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
     from torchloom.cli.call import Call
     from torchloom.cli.verb_registry import Verbs
-    from torchloom.launcher.rank_output import Output
+    from torchloom.launcher.output import Output
     from torchloom.protocol.views import RunView
 
 
@@ -59,8 +59,7 @@ async def _show(call: Call, weaver: WeaverClient) -> int:
     import asyncio
 
     from torchloom.cli.verbs.jobs import runs_of
-    from torchloom.launcher.rank_output import Output
-    from torchloom.launcher.remote_output import RemoteOutput
+    from torchloom.launcher.output import Output, RemoteOutput
     from torchloom.views.replica_runs import are_over, replicas
 
     args = call.args
@@ -133,7 +132,7 @@ def _is_here(run: RunView) -> bool:
 
 def _show_files(call: Call, folders: dict[str, Path]) -> int:
     """What is in the folders of its replicas, or of the job."""
-    from torchloom.launcher.rank_output import Output
+    from torchloom.launcher.output import Output
 
     output = Output(call.screen.colour, alone=call.args.rank is not None and len(folders) == 1)
     for replica, folder in folders.items():

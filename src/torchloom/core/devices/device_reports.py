@@ -171,7 +171,7 @@ def _who(source: str) -> Prose:
     return source or phrase("someone")
 
 
-def _says(source: str, what: str) -> Phrase:
+def _says(source: str, what: Prose) -> Phrase:
     return phrase("source_says", source=_who(source), what=what)
 
 

@@ -227,7 +227,7 @@ def _stop_failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now:
     reason = phrase("rank_of_run_failed", rank=first.rank, how=how, error=first.error)
     # A kill from outside may not happen again; every other failure could repeat, on any rank.
     outside = first.signal == "SIGKILL" and not first.cause
-    error = first.error if first.cause == "exception" else ""
+    error = str(first.error) if first.cause == "exception" else ""
     failure = Failure(kind="crash", signal=first.signal, code=first.code, cause=first.cause, error=error)
     number = SIGNALS.get(first.signal, 0)
     code = 128 + number if first.signal else first.code or 1

@@ -16,7 +16,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """A source reports that a device has failed."""
 
     by: str
-    cause: str
+    cause: Prose
     began: float = 0.0
     alert: bool = False
     """An alert, which its source repeats while it lasts."""

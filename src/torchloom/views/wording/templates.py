@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from torchloom.core.detect.kinds import KINDS
 from torchloom.protocol.job import Response
+from torchloom.views.wording.agent_templates import AGENT_TEMPLATES
 from torchloom.views.wording.incident_templates import INCIDENT_TEMPLATES
 
 TEMPLATES: Mapping[str, str] = {
     **INCIDENT_TEMPLATES,
+    **AGENT_TEMPLATES,
     **{code: template for kind in KINDS.values() for code, template in kind.phrases.items()},
     # changes
     "all_ranks_ready": "all ranks are ready",

@@ -1,4 +1,4 @@
-"""A real keeper to stand on: ranks from a few lines of Python, and everything they left behind."""
+"""A real supervisor: ranks from a few lines of Python, and everything they left behind."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import psutil
 
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended, NotBegun, State
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorOptions
+from torchloom.protocol.phrase import Prose
 
 SECONDS = 60.0
 """How long anything may take before a test gives up on it."""
 TAKEN = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
 ENV = {name: os.environ[name] for name in TAKEN if name in os.environ} | {"OMP_NUM_THREADS": "1"}
-"""Of the keepers and the ranks: the same whoever runs the tests."""
+"""Of the supervisors and the ranks: the same whoever runs the tests."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Life:
 
 
 @dataclass(eq=False)
-class RankProgress:
+class SupervisorHarness:
     """A link, what it heard, and a folder for scripts and outputs."""
 
     home: Path
@@ -89,7 +90,7 @@ class RankProgress:
             assert answer.warm, answer.why_cold
         return answer
 
-    async def refused(self, begin: Begin) -> str:
+    async def refused(self, begin: Begin) -> Prose:
         answer = await asyncio.wait_for(self.link.begin(begin), SECONDS)
         assert isinstance(answer, NotBegun), answer
         return answer.why

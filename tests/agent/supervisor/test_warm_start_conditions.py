@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.supervisor.fork_check import ColdStart, ParentEnvironment, Target, fit
 from torchloom.agent.supervisor.protocol import Begin
+from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, Target, fit
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 
 ENV = {"HOME": "/root", "OMP_NUM_THREADS": "4", "RANK": "0"}
 PYTHON = "/venv/bin/python"
@@ -22,13 +23,13 @@ def begin(*argv: str, env: dict[str, str] = ENV, cwd: str = "/", python: str = P
     return Begin(key="k", argv=(python, *argv), env=env, cwd=cwd, stdout="/o", stderr="/e")
 
 
-def why(order: Begin, keeper: ParentEnvironment | None = None) -> str:
+def why(order: Begin, supervisor: ParentEnvironment | None = None) -> Prose:
     with pytest.raises(ColdStart) as cold:
-        fit(order, keeper or birth())
-    return str(cold.value)
+        fit(order, supervisor or birth())
+    return cold.value.why
 
 
-def test_scripts_and_modules_with_the_keepers_flags_fit() -> None:
+def test_scripts_and_modules_with_the_supervisors_flags_fit() -> None:
     assert fit(begin("train.py", "-m", "x"), birth()) == Target("train.py", False, ("-m", "x"))
     assert fit(begin("-m", "pkg.train", "x"), birth()) == Target("pkg.train", True, ("x",))
     assert fit(begin("-u", "-X", "dev", "train.py"), birth("-u", "-X", "dev")) == Target("train.py", False, ())
@@ -37,22 +38,22 @@ def test_scripts_and_modules_with_the_keepers_flags_fit() -> None:
 @pytest.mark.parametrize(
     ("argv", "flags", "reason"),
     [
-        (("-u", "train.py"), (), "the keeper's interpreter was not started with the flag -u"),
-        (("train.py",), ("-u",), "the keeper's interpreter was started with the flags -u"),
-        (("-c", "pass"), (), "code that is not in a file"),
-        (("-",), (), "code that is not in a file"),
-        ((), (), "no script is named"),
-        (("-m",), (), "the keeper's interpreter was not started with the flag -m"),
+        (("-u", "train.py"), (), phrase("flag_missing", flag="-u")),
+        (("train.py",), ("-u",), phrase("other_flags", flags="-u")),
+        (("-c", "pass"), (), phrase("code_without_file")),
+        (("-",), (), phrase("code_without_file")),
+        ((), (), phrase("no_script_named")),
+        (("-m",), (), phrase("flag_missing", flag="-m")),
     ],
 )
 def test_another_way_to_call_the_interpreter_does_not(
-    argv: tuple[str, ...], flags: tuple[str, ...], reason: str
+    argv: tuple[str, ...], flags: tuple[str, ...], reason: Phrase
 ) -> None:
     assert why(begin(*argv), birth(*flags)) == reason
 
 
 def test_another_interpreter_does_not() -> None:
-    assert why(begin("t.py", python="/bin/python")) == f"the interpreter is /bin/python, the keeper's is {PYTHON}"
+    assert why(begin("t.py", python="/bin/python")) == phrase("other_interpreter", python="/bin/python", own=PYTHON)
 
 
 LATE = [
@@ -89,21 +90,24 @@ def test_variables_read_late_may_differ(name: str) -> None:
 @pytest.mark.parametrize("name", EARLY)
 def test_any_other_may_not(name: str) -> None:
     more = ENV | {name: "/7"}
-    assert f"s in {name}," in why(begin("t.py", env=more)) or f"adds {name}," in why(begin("t.py", env=more))
-    assert why(begin("t.py"), birth(env=more)).startswith("its environment ")
+    known = name in ENV
+    code = "environment_differs" if known else "environment_adds"
+    assert why(begin("t.py", env=more)) == phrase(code, name=name)
+    code = "environment_differs" if known else "environment_lacks"
+    assert why(begin("t.py"), birth(env=more)) == phrase(code, name=name)
 
 
 def test_a_relative_pythonpath_binds_to_the_working_folder(tmp_path: Path) -> None:
     env = ENV | {"PYTHONPATH": f"/lib:{tmp_path.name}"}
-    keeper = birth(env=env, cwd=str(tmp_path))
-    fit(begin("t.py", env=env, cwd=str(tmp_path)), keeper)
-    assert why(begin("t.py", env=env), keeper) == "PYTHONPATH has relative parts, and the working folder is another"
+    supervisor = birth(env=env, cwd=str(tmp_path))
+    fit(begin("t.py", env=env, cwd=str(tmp_path)), supervisor)
+    assert why(begin("t.py", env=env), supervisor) == phrase("relative_pythonpath")
 
 
 def test_folders_archives_and_bytecode_are_left_to_the_interpreter(tmp_path: Path) -> None:
     (tmp_path / "__main__.py").write_text("")
-    assert why(begin(str(tmp_path))) == f"{tmp_path} is not a plain script"
-    assert why(begin("x.pyc")) == "x.pyc is not a plain script"
+    assert why(begin(str(tmp_path))) == phrase("not_a_plain_script", script=str(tmp_path))
+    assert why(begin("x.pyc")) == phrase("not_a_plain_script", script="x.pyc")
 
 
 def test_a_folder_whose_modules_would_have_come_first_does_not_fit(tmp_path: Path) -> None:
@@ -112,7 +116,7 @@ def test_a_folder_whose_modules_would_have_come_first_does_not_fit(tmp_path: Pat
     (tmp_path / "unknown_to_all.py").write_text("")
     fit(begin("train.py", cwd=str(tmp_path)), birth())
     (tmp_path / "json.py").write_text("")
-    reason = f"{tmp_path} has a module json of its own, and another one is loaded already"
+    reason = phrase("module_shadowed", folder=str(tmp_path), module="json")
     assert why(begin("train.py", cwd=str(tmp_path))) == reason
     assert why(begin("-m", "train", cwd=str(tmp_path))) == reason
 

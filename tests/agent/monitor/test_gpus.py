@@ -15,6 +15,7 @@ import pytest
 from tests.agent.nvml.fake import DOUBLE_BIT_ECC, A, B, FakeDriver
 from torchloom.agent.monitor import gpus as module
 from torchloom.agent.monitor.gpus import Gpus, Happened, Seen, throttling
+from torchloom.protocol.phrase import phrase
 from torchloom.threadlet.process.hardware import gpu_uuids
 
 
@@ -90,8 +91,8 @@ def test_what_a_gpu_does_not_tell_is_absent_and_the_rest_is_read(
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (pynvml.NVML_ERROR_GPU_IS_LOST, "GPU has fallen off the bus"),
-        (pynvml.NVML_ERROR_RESET_REQUIRED, "the driver says that it has to be reset"),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, "device_off_bus"),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, "device_needs_reset"),
     ],
 )
 def test_a_gpu_that_fell_off_the_bus_is_lost_and_the_other_is_not(
@@ -99,7 +100,7 @@ def test_a_gpu_that_fell_off_the_bus_is_lost_and_the_other_is_not(
 ) -> None:
     driver.set(A, error=error)
     lost = watched.until(lambda: (seen := watched.seen(A)).lost and seen)
-    assert (lost.lost, lost.reading) == (why, None)
+    assert (lost.lost, lost.reading) == (phrase(why), None)
     assert watched.seen(B).reading is not None
     driver.set(A, error=None)
     assert watched.until(lambda: watched.seen(A).reading)
@@ -108,7 +109,7 @@ def test_a_gpu_that_fell_off_the_bus_is_lost_and_the_other_is_not(
 
 def test_a_gpu_whose_handle_is_gone_is_lost(driver: FakeDriver, watched: Watched) -> None:
     driver.lose(A)
-    assert watched.until(lambda: watched.seen(A).lost) == "the driver does not know it any more"
+    assert watched.until(lambda: watched.seen(A).lost) == phrase("device_forgotten")
 
 
 def test_events_are_told_as_they_happen_each_once(driver: FakeDriver, watched: Watched) -> None:

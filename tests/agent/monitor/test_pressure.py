@@ -1,14 +1,15 @@
-"""What a kernel tells of how its machine fares, and what is said where it tells nothing."""
+"""What a kernel reports about its machine, and what is shown where it reports nothing."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from torchloom.agent.monitor.pressure import host_line, read_pressure
+from tests.flow.records import codes, phrases
+from torchloom.agent.monitor.pressure import describe_host, read_pressure
 from torchloom.protocol.node import Pressure
+from torchloom.protocol.phrase import phrase
 
 CPU = "some avg10=40.25 avg60=10.00 avg300=1.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
 MEMORY = "some avg10=9.00 avg60=0.00 avg300=0.00 total=5\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=5\n"
@@ -37,7 +38,9 @@ def test_what_makes_no_sense_is_left_out(kernel: Path, text: str) -> None:
     assert read_pressure(kernel) == Pressure(io=2.0)
 
 
-def test_a_machine_in_a_line(kernel: Path) -> None:
-    pattern = r"load \d+\.\d on \d+ cores?, \d+\.\d of \d+ GB free, pressure cpu 40 % memory 0 % io 2 %(, .*)?"
-    assert re.fullmatch(pattern, host_line(kernel))
-    assert "pressure" not in host_line(kernel / "none")
+def test_a_machine_is_described_by_what_its_kernel_tells(kernel: Path) -> None:
+    parts = describe_host(kernel).args["parts"]
+    assert isinstance(parts, tuple)
+    assert phrase("host_pressure", cpu=40.25, memory=0.5, io=2.0) in parts
+    assert [code for code, _ in phrases(describe_host(kernel / "none"))][:3] == ["host", "host_load", "host_memory"]
+    assert "host_pressure" not in codes(describe_host(kernel / "none"))

@@ -12,6 +12,7 @@ from torchloom.agent.monitor.gpus import Seen
 from torchloom.agent.node_check import checks, trials
 from torchloom.agent.node_check.checks import Subject, answering, clock, computed, disk, examine, reasons
 from torchloom.protocol.node import Check
+from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.views import NodeChecksView
 from torchloom.views.format.tables import Screen
 from torchloom.views.node_checks import fitness as table
@@ -30,9 +31,9 @@ def test_a_folder_without_room_or_that_cannot_be_written_to_is_told_with_what_to
     assert disk("state folder", tmp_path, 1).fit
     full = disk("state folder", tmp_path, 10**12)
     assert not full.fit
-    assert "make room" in full.remedy
+    assert full.remedy == phrase("make_room", least=10**12, there=str(tmp_path))
     here = disk("shared memory", checks.SHARED, 10**12)
-    assert "--shm-size" in here.remedy
+    assert here.remedy == phrase("enlarge_shared_memory", least=10**12, there=str(checks.SHARED))
     if os.geteuid() != 0:
         tmp_path.chmod(0o500)
         assert not disk("state folder", tmp_path, 1).fit
@@ -43,29 +44,30 @@ def test_a_checkpoint_folder_that_is_not_there_yet_is_fit_and_said_to_be_missing
     missing = tmp_path / "mount" / "runs"
     found = disk("checkpoint folder", missing, 1, ours=False)
     assert found.fit
-    assert found.found.startswith(f"{missing}: not there yet; its disk, that of {tmp_path}, has ")
-    assert f"{missing.parent} is not there either" in found.remedy
+    assert isinstance(found.found, Phrase)
+    assert (found.found.code, found.found.args["there"]) == ("folder_missing", str(tmp_path))
+    assert found.remedy == phrase("mount_or_wait", parent=str(missing.parent))
     (line,) = [line for line in table({"n1": (found,)}, Screen()) if line.startswith("n1  ")]
     assert line.split()[3] == "look"
     near = disk("checkpoint folder", tmp_path / "runs", 1, ours=False)
-    assert near.remedy
-    assert "either" not in near.remedy
+    assert near.remedy == phrase("mount_or_wait", parent="")
     assert not disk("state folder", missing, 1).remedy  # we make it ourselves
     checks = examine(Subject(checkpoints=missing)).checks
     assert [check.what for check in checks if check.remedy] == ["checkpoint folder"]
 
 
 def test_a_clock_may_be_a_little_wrong() -> None:
-    assert clock(0.01).found == "as the weaver's"
+    assert clock(0.01).found == phrase("clock_right")
     assert clock(-4.9).fit
     late = clock(-5.1)
-    assert (late.fit, late.found) == (False, "5.1 s behind the weaver's")
-    assert "ahead of" in clock(7.0).found
-    assert clock("nobody told").fit
+    assert (late.fit, late.found) == (False, phrase("clock_behind", seconds=5.1))
+    assert clock(7.0).found == phrase("clock_ahead", seconds=7.0)
+    unknown = phrase("clock_not_compared", error="")
+    assert (clock(unknown).fit, clock(unknown).found) == (True, unknown)
 
 
 def test_a_device_that_the_driver_has_lost_or_says_nothing_of_is_not_fit() -> None:
-    assert not answering("GPU-a", Seen("GPU-a", lost="GPU has fallen off the bus")).fit
+    assert not answering("GPU-a", Seen("GPU-a", lost=phrase("device_off_bus"))).fit
     assert not answering("GPU-a", Seen("GPU-a")).fit
     assert not answering("GPU-a", None).fit
 
@@ -73,30 +75,30 @@ def test_a_device_that_the_driver_has_lost_or_says_nothing_of_is_not_fit() -> No
 def test_devices_are_read_through_the_driver(driver: FakeDriver) -> None:
     found = list(checks._devices((A, B, "GPU-unknown"), None))
     assert [check.fit for check in found] == [True, True, False]
-    assert "the driver says nothing of it" in found[2].found
+    assert found[2].found == phrase("device_unread")
 
 
 @pytest.mark.parametrize(
-    ("found", "fit", "told"),
+    ("found", "fit", "reason"),
     [
-        ({"trouble": "no answer within 90 s"}, False, "no answer"),
-        ({"on": "torch", "cuda": False, "seconds": 0.1, "right": True}, True, "does not find the device"),
-        ({"on": "H100", "cuda": True, "seconds": 0.1, "right": False}, False, "came out wrong"),
-        ({"on": "H100", "cuda": True, "seconds": 0.1, "right": True}, True, "100.00 ms with H100"),
-        ({"on": ""}, True, "neither torch nor numpy"),
+        ({"trouble": phrase("trial_timed_out", seconds=90.0)}, False, phrase("trial_timed_out", seconds=90.0)),
+        ({"on": "torch", "cuda": False, "seconds": 0.1, "right": True}, True, phrase("torch_without_device")),
+        ({"on": "H100", "cuda": True, "seconds": 0.1, "right": False}, False, phrase("computed_wrong")),
+        ({"on": "H100", "cuda": True, "seconds": 0.1, "right": True}, True, phrase("computed", ms=100.0, on="H100")),
+        ({"on": ""}, True, phrase("no_torch_or_numpy")),
     ],
 )
-def test_what_a_computation_on_a_device_tells(found: dict[str, object], fit: bool, told: str) -> None:
+def test_what_a_computation_on_a_device_tells(found: dict[str, object], fit: bool, reason: Phrase) -> None:
     check, seconds = computed("GPU-a", found)
     assert check.fit == fit
-    assert told in check.found
-    assert (seconds is not None) == ("100.00 ms" in told)
+    assert check.found == reason
+    assert (seconds is not None) == (reason.code == "computed")
 
 
 def test_a_trial_that_hangs_is_killed_and_one_that_dies_says_how() -> None:
-    assert trials.run(("compute",), 0.05) == {"trouble": "no answer within 0 s"}
-    found = trials.run(("nonsense",), 60.0)
-    assert found["trouble"].startswith("exit code 1: KeyError")
+    assert trials.run(("compute",), 0.05) == {"trouble": phrase("trial_timed_out", seconds=0.05)}
+    trouble = trials.run(("nonsense",), 60.0)["trouble"]
+    assert trouble == phrase("trial_died", how=phrase("exit_code", status=1), line="KeyError: 'nonsense'")
 
 
 def test_two_processes_exchange_numbers_and_time_it() -> None:
@@ -113,4 +115,4 @@ def test_two_processes_exchange_numbers_and_time_it() -> None:
 
 def test_reasons_name_what_was_looked_at() -> None:
     view = NodeChecksView(checks=(Check(what="memory", found="none", fit=False), Check(what="clock", found="right")))
-    assert reasons(view) == ("memory: none",)
+    assert reasons(view) == (phrase("check_not_passed", what="memory", found="none"),)

@@ -20,7 +20,7 @@ subprocess.run([sys.executable, "-c", "import sys; print(sys.path); print('torch
 
 
 def run(script: str, folder: Path, **more: str) -> list[str]:
-    """The lines it prints, started as a keeper starts a rank."""
+    """The lines it prints, started as a supervisor starts a rank."""
     (folder / "train.py").write_text(script)
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env = with_startup(ours | {"TORCHLOOM_LAUNCHER": "loom"} | more)

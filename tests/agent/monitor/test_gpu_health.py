@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.agent.harness import until
 from tests.agent.nvml.fake import A, B, FakeDriver
-from tests.agent.stand import until
 from tests.flow.plane import Plane, plane
 from torchloom.agent.monitor.gpu_health import (
     UNTHROTTLED_SECONDS,
@@ -21,15 +21,17 @@ from torchloom.agent.monitor.gpu_health import (
     judge,
 )
 from torchloom.agent.monitor.gpus import Happened, Seen
-from torchloom.agent.monitor.xids import XIDS, explain, told
+from torchloom.agent.monitor.xids import XIDS, describe, explain
 from torchloom.agent.node import Node
 from torchloom.bus.connection import connect, find
 from torchloom.bus.log_reader import read_log
 from torchloom.protocol.codec import decode_fact
 from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceWarned, Fact
 from torchloom.protocol.node import Reading
+from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.subjects import INBOX_STREAM, Role
 
+Report = tuple[str, Prose]
 GPU = "GPU-1"
 FATAL = [number for number, xid in XIDS.items() if xid.fatal]
 MILD = [number for number, xid in XIDS.items() if not xid.fatal]
@@ -43,19 +45,20 @@ class Judge:
         self.now = 1000.0
         self.look()  # the first one says that what was said before does not hold
 
-    def look(self, *events: int | None, lost: str = "", silent: float = 0.0, **reading: Any) -> list[str]:
-        """What is told after one more look at the GPU, each fact in a few words."""
+    def look(self, *events: int | None, lost: Prose = "", silent: float = 0.0, **reading: Any) -> list[Report]:
+        """What is reported after one more look at the GPU."""
         read = None if lost or silent else Reading(device=GPU, **reading)
         seen = (Seen(GPU, read, lost=lost, silent=silent),)
         happened = [Happened(GPU, number) for number in events]
         self.known, facts = judge(self.known, seen, happened, Limits(90.0), self.now)
-        return [words(fact) for fact in facts]
+        return [report(fact) for fact in facts]
 
 
-def words(fact: HealthFact) -> str:
+def report(fact: HealthFact) -> Report:
+    """What a fact says: that the device failed, or which condition began, each with its cause, or what is over."""
     if isinstance(fact, DeviceFailed):
-        return f"failed: {fact.cause}"
-    return f"{fact.what} over" if fact.over else f"{fact.what}: {fact.detail}"
+        return "failed", fact.cause
+    return fact.what, "over" if fact.over else fact.detail
 
 
 # ── judging ──
@@ -63,23 +66,23 @@ def words(fact: HealthFact) -> str:
 
 @pytest.mark.parametrize("number", FATAL)
 def test_a_fatal_xid_fails_the_device(number: int) -> None:
-    assert Judge().look(number) == [f"failed: {told(number)}"]
+    assert Judge().look(number) == [("failed", describe(number))]
 
 
 @pytest.mark.parametrize("number", [*MILD, 9999])
 def test_any_other_xid_is_a_warning_that_ends_when_it_does_not_come_again(number: int) -> None:
     one = Judge()
-    assert one.look(number) == [f"xid: {told(number)}"]
+    assert one.look(number) == [("xid", describe(number))]
     assert one.look(number) == []
     one.now += XID_SECONDS
     assert one.look() == []
     one.now += 1
-    assert one.look() == ["xid over"]
+    assert one.look() == [("xid", "over")]
     assert one.look() == []
 
 
 def test_the_table_says_what_nvidia_says() -> None:
-    assert told(79) == "XID 79: GPU has fallen off the bus"
+    assert describe(79) == phrase("xid", number=79, meaning="GPU has fallen off the bus")
     assert {48, 64, 74, 79, 95, 119, 120} <= set(FATAL)
     assert {13, 31, 43, 45, 63, 94} <= set(MILD)
     assert not explain(9999).fatal
@@ -88,13 +91,13 @@ def test_the_table_says_what_nvidia_says() -> None:
 def test_another_xid_is_news_while_the_warning_stands() -> None:
     one = Judge()
     one.look(31)
-    assert one.look(13, 45) == [f"xid: {told(45)}"]
+    assert one.look(13, 45) == [("xid", describe(45))]
 
 
 def test_a_fatal_xid_that_comes_again_is_told_again() -> None:
     """A person may have said in between that the device works; the weaver ignores what it knows."""
     one = Judge()
-    assert one.look(79) == one.look(79) == ["failed: XID 79: GPU has fallen off the bus"]
+    assert one.look(79) == one.look(79) == [("failed", describe(79))]
 
 
 def test_uncorrected_errors_that_were_there_before_are_no_news_but_more_are() -> None:
@@ -102,57 +105,58 @@ def test_uncorrected_errors_that_were_there_before_are_no_news_but_more_are() ->
     assert one.look(ecc_errors=3) == []
     assert one.look(ecc_errors=3) == []
     assert one.look(ecc_errors=None) == []
-    assert one.look(ecc_errors=5) == ["failed: uncorrected ECC errors: 5, 2 more than before"]
+    assert one.look(ecc_errors=5) == [("failed", phrase("ecc_errors", count=5, more=2))]
     assert one.look(ecc_errors=5) == []
     assert one.look(ecc_errors=0) == []  # the driver was loaded anew
-    assert one.look(ecc_errors=1) == ["failed: uncorrected ECC errors: 1, 1 more than before"]
+    assert one.look(ecc_errors=1) == [("failed", phrase("ecc_errors", count=1, more=1))]
 
 
 def test_an_ecc_event_fails_the_device_with_all_that_is_known() -> None:
     one = Judge()
     one.look(ecc_errors=0)
-    expected = "XID 48: uncorrected double-bit ECC error; uncorrected ECC error; uncorrected ECC errors: 1, 1 more"
-    assert one.look(48, None, None, ecc_errors=1) == [f"failed: {expected} than before"]
+    causes = [describe(48), phrase("ecc_error"), phrase("ecc_errors", count=1, more=1)]
+    assert one.look(48, None, None, ecc_errors=1) == [("failed", phrase("device_causes", causes=causes))]
 
 
 def test_a_lost_device_fails_once_until_it_can_be_read_again() -> None:
-    one = Judge()
-    assert one.look(lost="GPU has fallen off the bus") == ["failed: GPU has fallen off the bus"]
-    assert one.look(lost="GPU has fallen off the bus") == []
+    one, lost = Judge(), phrase("device_off_bus")
+    assert one.look(lost=lost) == [("failed", lost)]
+    assert one.look(lost=lost) == []
     assert one.look() == []
-    assert one.look(lost="GPU has fallen off the bus") == ["failed: GPU has fallen off the bus"]
+    assert one.look(lost=lost) == [("failed", lost)]
 
 
 def test_a_hot_device_is_hot_until_it_is_five_degrees_cooler() -> None:
     one = Judge()
     assert one.look(temperature=89.0) == []
-    assert one.look(temperature=90.0) == ["hot: 90 °C, limit 90 °C"]
+    assert one.look(temperature=90.0) == [("hot", phrase("device_hot", celsius=90.0, limit=90.0))]
     assert one.look(temperature=95.0) == []
     assert one.look(temperature=85.5) == []
     assert one.look(temperature=None) == []
-    assert one.look(temperature=85.0) == ["hot over"]
+    assert one.look(temperature=85.0) == [("hot", "over")]
     assert one.look(temperature=88.0) == []
-    assert one.look(temperature=91.0) == ["hot: 91 °C, limit 90 °C"]
+    assert one.look(temperature=91.0) == [("hot", phrase("device_hot", celsius=91.0, limit=90.0))]
 
 
 def test_throttling_by_the_hardware_is_told_once_however_often_it_comes_and_goes() -> None:
     one = Judge()
     assert one.look(throttled=("power cap", "thermal slowdown")) == []
-    assert one.look(throttled=("hardware slowdown", "power cap")) == ["throttled: hardware slowdown"]
+    slow = phrase("device_throttled", reasons=("hardware slowdown",))
+    assert one.look(throttled=("hardware slowdown", "power cap")) == [("throttled", slow)]
     for _ in range(3):
         one.now += UNTHROTTLED_SECONDS - 1
         assert one.look() == []
         assert one.look(throttled=("power brake",)) == []
     one.now += UNTHROTTLED_SECONDS + 1
-    assert one.look(silent=1.0) == ["silent: the driver has not answered for 1 s"]
-    assert one.look() == ["throttled over", "silent over"]
+    assert one.look(silent=1.0) == [("silent", phrase("driver_silent", seconds=1.0))]
+    assert one.look() == [("throttled", "over"), ("silent", "over")]
 
 
 def test_a_driver_that_does_not_answer_is_told_of_until_it_does() -> None:
     one = Judge()
-    assert one.look(silent=12.0) == ["silent: the driver has not answered for 12 s"]
+    assert one.look(silent=12.0) == [("silent", phrase("driver_silent", seconds=12.0))]
     assert one.look(silent=13.0) == []
-    assert one.look() == ["silent over"]
+    assert one.look() == [("silent", "over")]
 
 
 def test_nothing_new_is_told_of_a_device_that_cannot_be_read() -> None:
@@ -168,13 +172,13 @@ def test_the_first_look_at_a_device_ends_what_an_agent_before_said_of_it() -> No
     _, facts = judge({}, (Seen(GPU, reading),), (), Limits(90.0), 1.0, "agent n1")
     assert facts == (
         DeviceWarned(device=GPU, what=ALL_OVER, source="agent n1", over=True),
-        DeviceWarned(device=GPU, what="hot", detail="99 °C, limit 90 °C", source="agent n1"),
+        DeviceWarned(device=GPU, what="hot", detail=phrase("device_hot", celsius=99.0, limit=90.0), source="agent n1"),
     )
 
 
 def test_an_event_counts_also_before_the_device_was_ever_read() -> None:
     _, facts = judge({}, (), (Happened(GPU, 79),), Limits(), 1.0)
-    assert [words(fact) for fact in facts] == ["all over", "failed: XID 79: GPU has fallen off the bus"]
+    assert [report(fact) for fact in facts] == [("all", "over"), ("failed", describe(79))]
 
 
 def test_each_device_is_judged_by_what_happened_to_it() -> None:
@@ -202,14 +206,14 @@ async def test_facts_wait_until_the_server_can_keep_them_and_are_told_in_order_o
             await until(lambda: not health._untold)
             found = await told_to_the_weaver(up)
             about = [fact for fact in found if isinstance(fact, (DeviceFailed, DeviceWarned))]
-            assert sorted((fact.device, words(fact)) for fact in about) == [
-                (A, "all over"),
-                (A, "failed: XID 79: GPU has fallen off the bus"),
-                (B, "all over"),
-                (B, f"xid: {told(31)}"),
+            assert sorted(((fact.device, report(fact)) for fact in about), key=str) == [
+                (A, ("all", "over")),
+                (A, ("failed", describe(79))),
+                (B, ("all", "over")),
+                (B, ("xid", describe(31))),
             ]
             assert {fact.source for fact in about} == {"agent n1"}
-            assert [words(fact) for fact in about].index("all over") == 0
+            assert report(about[0]) == ("all", "over")
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

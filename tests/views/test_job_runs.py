@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.views.made import incident
-from torchloom.launcher.rank_output import Output
-from torchloom.launcher.status_line import StatusLine, how_far
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import Place
 from torchloom.protocol.run_records import AttemptNote
-from torchloom.protocol.views import Goodput, JobView, RunView
+from torchloom.protocol.views import Goodput, RunView
 from torchloom.views.job_runs import exit_code, summary, told
 
 LIFE = "0" * 24
@@ -90,36 +88,3 @@ def test_the_exit_code_is_that_of_the_job(phase: str, code: int, wanted: int) ->
 def test_a_run_that_was_never_placed_has_an_exit_code_and_a_summary_too() -> None:
     run = a_run("cancelled", reason="cancelled")
     assert (exit_code(run), summary(run, 0.0)) == (130, "mnist is cancelled: cancelled, 0.0 s")
-
-
-def test_how_far_it_is_in_one_line() -> None:
-    job = JobView(
-        job="mnist", phase="running", began=0.0, ended=None, reason="", ranks=2, live=2, step=1500, loss=0.01234,
-        samples_per_second=5230.4,
-    )  # fmt: skip
-    run = a_run("running", notes=(a_note(1), a_note(2)))
-    told = "mnist: running, 2/2 ranks, step 1,500, loss 0.01234, 5,230 samples/s, 1 restart"
-    assert how_far("mnist", [run], job) == told
-    assert how_far("mnist", [a_run("starting")], None) == "mnist: starting"
-
-
-def test_the_line_at_the_bottom_makes_room_for_what_is_printed_and_comes_back(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    line = StatusLine(wanted=True, text="mnist: running")
-    printed = Output(False, before=line.hide)
-    line.show()
-    line.show()  # it stands there already
-    printed.feed("a", 0, "out", b"half a li")
-    printed.feed("a", 0, "out", b"ne\n")
-    line.show()
-    told = capsys.readouterr()
-    assert told.out == "[0] half a line\n"
-    assert told.err == "\r\x1b[K\x1b[2mmnist: running\x1b[0m" + "\r\x1b[K" + "\r\x1b[K\x1b[2mmnist: running\x1b[0m"
-
-
-def test_without_a_terminal_there_is_no_such_line(capsys: pytest.CaptureFixture[str]) -> None:
-    line = StatusLine(text="mnist: running")
-    line.show()
-    line.hide()
-    assert capsys.readouterr().err == ""

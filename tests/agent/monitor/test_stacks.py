@@ -9,11 +9,12 @@ import subprocess
 
 import pytest
 
-from tests.agent.test_sight import RANK, held
+from tests.agent.monitor.test_rank_probe import RANK, held
 from torchloom.agent.monitor import stacks as module
 from torchloom.agent.monitor.rank_probe import RankProbe
 from torchloom.agent.monitor.stacks import STATES, catches, forced, spy, take
 from torchloom.protocol.facts import RankStacks
+from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.shared.liveness_page import SIGNAL
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
@@ -80,7 +81,7 @@ def test_a_stopped_rank_is_read_from_outside_and_stays_stopped() -> None:
         found = stacks(rank.sight)
         assert found.how == "py-spy"
         assert "<module>" in found.text
-        assert found.state == "stopped"
+        assert found.state == phrase("process_stopped")
         rank.until(lambda sight: sight.frozen > 0.5)
         os.kill(rank.process.pid, signal.SIGCONT)
         assert rank.say("step 2") == "done"
@@ -108,7 +109,9 @@ def test_of_a_process_that_is_no_interpreter_nothing_can_be_told_but_its_state()
     try:
         found = stacks(RankProbe(process.pid))
         assert found.how == "none"
-        assert found.state.partition("; ")[0] in STATES.values()
+        assert isinstance(found.state, Phrase)
+        assert found.state.code == "stacks_not_read"
+        assert found.state.args["state"] in STATES.values()
         assert process.poll() is None
     finally:
         process.kill()
@@ -120,4 +123,5 @@ def test_of_a_process_that_is_gone_that_is_told() -> None:
     process.wait()
     found = stacks(RankProbe(process.pid))
     assert found.how == "none"
-    assert found.state.startswith("gone; ")
+    assert isinstance(found.state, Phrase)
+    assert (found.state.code, found.state.args["state"]) == ("stacks_not_read", phrase("process_gone"))

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.stand import ENV, RankProgress
+from tests.agent.harness import ENV, SupervisorHarness
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.monitor.exit_evidence import (
     cause_of,
+    how_it_ended,
     last_lines,
     oom_kills,
-    out_of_memory,
     raised,
     recorded_error,
-    summary,
 )
 from torchloom.agent.supervisor.protocol import Ended
 from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
 from torchloom.protocol.node import RankStatus
+from torchloom.protocol.phrase import Phrase, phrase
 
 
 def ended(**fields: object) -> Ended:
@@ -86,25 +86,15 @@ def test_the_exception_is_found_in_what_python_prints(tmp_path: Path, script: st
     assert raised(last_lines(tmp_path / "err")) == error
 
 
-def test_one_line_says_how_it_ended() -> None:
-    assert summary(ended(code=0)) == "ended well"
-    assert summary(ended(code=1), "ValueError: x") == "exit code 1: ValueError: x"
-    assert summary(ended(code=2)) == "exit code 2"
-    assert summary(ended(signal=9)) == "killed by SIGKILL"
-    assert summary(ended(signal=11, core_dumped=True)) == "killed by SIGSEGV, core dumped"
-    assert summary(ended(signal=40)) == "killed by signal 40"
-    assert summary(ended(signal=9, lost=True)) == "killed with its keeper"
-
-
 def test_why_it_ended_is_the_exception_or_that_memory_was_short() -> None:
-    assert cause_of(ended(code=0), "ignored") == ""
-    assert cause_of(ended(code=1), "ValueError: x") == "ValueError: x"
-    assert cause_of(ended(signal=9), "ignored") == ""
-    assert cause_of(ended(signal=9, lost=True), "ignored") == ""
-    short = "out of memory: the kernel killed 2 processes of its cgroup while it ran"
-    assert cause_of(ended(signal=9, oom_kills=2), "ignored") == short
-    assert out_of_memory(ended(signal=15, oom_kills=1)) == ""
-    assert out_of_memory(ended(code=1, oom_kills=1)) == ""
+    assert cause_of(ended(code=0), "ignored") == ("", "")
+    assert cause_of(ended(code=1), "ValueError: x") == ("exception", "ValueError: x")
+    assert cause_of(ended(signal=9), "ignored") == ("", "")
+    assert cause_of(ended(signal=9, lost=True), "ignored") == ("", "")
+    often = phrase("out_of_memory_often", kills=2)
+    assert cause_of(ended(signal=9, oom_kills=2), "ignored") == ("out_of_memory", often)
+    assert cause_of(ended(signal=15, oom_kills=1), "ignored") == ("", "")
+    assert cause_of(ended(code=1, oom_kills=1), "") == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +116,11 @@ def test_why_a_rank_ended_is_told_in_a_word_that_programs_compare(
     attempt.log(0, "err").write_text("ValueError: it is odd\n")
     attempt.ended(0, ended(**how))
     assert (attempt.ranks[0].state, attempt.ranks[0].cause) == ("ended", cause)
+    evidence = attempt.ranks[0].evidence
+    assert isinstance(evidence, Phrase)
+    assert (evidence.code, evidence.args["lines"]) == ("rank_end", "ValueError: it is odd")
+    assert evidence.args["how"] == how_it_ended(ended(**how))
+    assert evidence.args["error"] == attempt.ranks[0].error == cause_of(ended(**how), "ValueError: it is odd")[1]
 
 
 def test_both_kinds_of_cgroups_are_read(tmp_path: Path) -> None:
@@ -167,17 +162,17 @@ def small_cgroup() -> Iterator[Path]:
 
 
 async def test_a_real_oom_kill_is_told_from_another_sigkill(small_cgroup: Path, tmp_path: Path) -> None:
-    stand = RankProgress(tmp_path)
-    state = await stand.start(tmp_path / "keeper", SupervisorOptions(tied=True, env=ENV))
+    harness = SupervisorHarness(tmp_path)
+    state = await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, env=ENV))
     (small_cgroup / "cgroup.procs").write_text(str(state.pid))
-    stand.script("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "plain.py")
-    stand.script(
+    harness.script("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "plain.py")
+    harness.script(
         "x = []\nwhile True: x.append(bytearray(os.urandom(1)) * 10**7)".replace("os.", "__import__('os')."),
         "hungry.py",
     )
-    plain = (await stand.live("plain.py")).ended
-    hungry = (await stand.live("hungry.py")).ended
-    await stand.link.dismiss()
+    plain = (await harness.live("plain.py")).ended
+    hungry = (await harness.live("hungry.py")).ended
+    await harness.link.dismiss()
     assert plain.signal == hungry.signal == signal.SIGKILL
-    assert out_of_memory(plain) == ""
-    assert cause_of(hungry, "") == "out of memory: the kernel killed a process of its cgroup while it ran"
+    assert cause_of(plain, "") == ("", "")
+    assert cause_of(hungry, "") == ("out_of_memory", phrase("out_of_memory", kills=1))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agent.stand import RankProgress
+from tests.agent.harness import ENV, SupervisorHarness
+from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
 
 LOOK = """
 import json, os, signal, sys, threading
@@ -42,8 +45,8 @@ seen["preparation"] = sorted(multiprocessing.spawn.get_preparation_data("x"))
 TELL = "print(json.dumps(seen))\n"
 
 
-async def both(stand: RankProgress, *argv: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    warm, cold = await asyncio.gather(stand.live(*argv, warm=True, **more), stand.live(*argv, warm=False, **more))
+async def both(harness: SupervisorHarness, *argv: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    warm, cold = await asyncio.gather(harness.live(*argv, warm=True, **more), harness.live(*argv, warm=False, **more))
     assert warm.begun.warm
     assert not cold.begun.warm
     assert (warm.end[:2], warm.err) == (cold.end[:2], cold.err) == ((0, None), "")
@@ -51,7 +54,7 @@ async def both(stand: RankProgress, *argv: str, **more: Any) -> tuple[dict[str, 
 
 
 @pytest.mark.parametrize("how", ["train.py", "./train.py", "sub/../train.py", "sub/deep.py", "link.py", "absolute"])
-async def test_a_script_sees_the_same(light: RankProgress, how: str) -> None:
+async def test_a_script_sees_the_same(light: SupervisorHarness, how: str) -> None:
     text = '"""What it does."""\n' + LOOK + "import beside\nseen['beside'] = beside.__file__\n" + TELL
     path = light.script(text)
     light.script(text, "sub/deep.py")
@@ -66,8 +69,24 @@ async def test_a_script_sees_the_same(light: RankProgress, how: str) -> None:
     assert warm["file"].startswith(str(light.home))
 
 
+async def test_a_rank_ignores_no_signal_because_its_agent_does(tmp_path: Path) -> None:
+    """As an agent does that a shell has started in the background."""
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        harness = SupervisorHarness(tmp_path)
+        options = SupervisorOptions(tied=True, preload=("multiprocessing.spawn",), env=ENV)
+        await harness.start(tmp_path / "supervisor", options)
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+    harness.script(LOOK + TELL)
+    warm, cold = await both(harness, "train.py")
+    assert warm["handlers"] == cold["handlers"]
+    assert warm["handlers"]["SIGQUIT"] == warm["handlers"]["SIGUSR1"]
+    await harness.link.dismiss()
+
+
 @pytest.mark.parametrize("module", ["package.train", "package", "alone"])
-async def test_a_module_sees_the_same(light: RankProgress, module: str) -> None:
+async def test_a_module_sees_the_same(light: SupervisorHarness, module: str) -> None:
     light.script("value = 7\n", "package/__init__.py")
     light.script("value = 8\n", "package/beside.py")
     text = LOOK + "from . import value\nfrom .beside import value as other\nseen['relative'] = [value, other]\n" + TELL
@@ -81,7 +100,7 @@ async def test_a_module_sees_the_same(light: RankProgress, module: str) -> None:
     assert warm.get("relative", [7, 8]) == [7, 8]
 
 
-async def test_another_working_folder_is_entered(light: RankProgress) -> None:
+async def test_another_working_folder_is_entered(light: SupervisorHarness) -> None:
     (light.home / "other").mkdir()
     path = light.script(LOOK + TELL)
     warm, cold = await both(light, os.path.relpath(path, light.home / "other"), cwd=light.home / "other")
@@ -132,7 +151,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-async def test_a_script_ends_the_same(light: RankProgress, name: str) -> None:
+async def test_a_script_ends_the_same(light: SupervisorHarness, name: str) -> None:
     (light.home / "train.py").write_bytes(ENDS[name].encode(errors="surrogateescape"))
     warm, cold = await asyncio.gather(light.live("train.py", warm=True), light.live("train.py", warm=False))
     assert warm.end == cold.end
@@ -141,7 +160,7 @@ async def test_a_script_ends_the_same(light: RankProgress, name: str) -> None:
 
 
 @pytest.mark.parametrize("argv", [("gone.py",), ("-m", "no_such_module"), ("-m", "package.gone"), ("-m", "package")])
-async def test_what_is_not_there_is_missed_the_same(light: RankProgress, argv: tuple[str, ...]) -> None:
+async def test_what_is_not_there_is_missed_the_same(light: SupervisorHarness, argv: tuple[str, ...]) -> None:
     light.script("", "package/__init__.py")
     warm, cold = await asyncio.gather(light.live(*argv, warm=True), light.live(*argv, warm=False))
     assert warm.end == cold.end
@@ -149,14 +168,14 @@ async def test_what_is_not_there_is_missed_the_same(light: RankProgress, argv: t
     assert "gone" in warm.err or "no_such_module" in warm.err or "package" in warm.err
 
 
-async def test_a_failing_module_shows_the_same_traceback(light: RankProgress) -> None:
+async def test_a_failing_module_shows_the_same_traceback(light: SupervisorHarness) -> None:
     light.script("import sys\ndef f(): raise ValueError('x')\nf()\n", "alone.py")
     warm, cold = await asyncio.gather(light.live("-m", "alone", warm=True), light.live("-m", "alone", warm=False))
     assert warm.end == cold.end
     assert warm.err.endswith("ValueError: x\n")
 
 
-async def test_functions_of_the_script_reach_spawned_processes(light: RankProgress) -> None:
+async def test_functions_of_the_script_reach_spawned_processes(light: SupervisorHarness) -> None:
     light.script("""
 import multiprocessing
 def square(x): return x * x, __name__

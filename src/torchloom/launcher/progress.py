@@ -1,0 +1,150 @@
+"""What `loom run` says about a run while it lasts: its attempts, what is unknown of it, and a status line."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torchloom.bus.weaver_client import WeaverClient
+from torchloom.protocol.job import Task
+from torchloom.protocol.views import JobView, RankView, RunView
+from torchloom.views.job_runs import OVER
+
+
+@dataclass
+class RunProgress:
+    say: Callable[[str], None]
+    rejected: Callable[[], dict[str, str]] = dict
+    """Checkpoints that were passed over, and why."""
+    told: int = 0
+    """Attempts whose beginning was told."""
+    stopped: int = 0
+    waiting: str = ""
+    hinted: bool = False
+
+    def go_on(self, run: RunView) -> None:
+        if run.waiting and run.waiting != self.waiting:
+            self.say(f"waiting for {run.waiting}")
+        self.waiting = run.waiting
+        for note in run.notes:  # in the order of what happened, however much of it is new
+            last = note is run.notes[-1]
+            if note.number > self.told and (not last or run.phase in {"starting", "running", "stopping", *OVER}):
+                self.told = note.number
+                if last:
+                    self._beginning(run)
+            if note.number > self.stopped and note.stopping is not None:
+                self.stopped = note.number
+                self.say(str(note.reason))  # the weaver has rendered it
+
+    def _beginning(self, run: RunView) -> None:
+        task = run.task
+        if run.resume:
+            at = f" (step {run.resume_step})" if run.resume_step is not None else ""
+            self.say(f"attempt {run.attempt} goes on from {run.resume}{at}")
+            if not task.resume_arg and not self.hinted:
+                self.hinted = True
+                self.say("the script finds it in TORCHLOOM_RESUME_FROM; --resume-arg passes it as an argument")
+            for name, why in self.rejected().items():
+                self.say(f"{name} is passed over: {why}")
+        elif run.attempt > 1 and run.notes[-1].heals:
+            self.say(f"attempt {run.attempt} begins; it heals from the others")
+        elif run.attempt > 1:
+            where = task.checkpoint_dir
+            self.say(f"attempt {run.attempt} begins" + (f" anew: no checkpoint in {where}" if where else ""))
+
+
+LOOK_SECONDS = 1.0
+PATIENCE = 30.0
+"""Seconds that all ranks run without a word before it is said that nothing is known of their steps."""
+COUNTED = (
+    "does not call torchloom.attach(): its steps are counted at optimizer.step(); "
+    "its loss, samples and knobs are not known"
+)
+NOTHING = f"has said nothing yet, after {PATIENCE:g} s: its steps are not known"
+"""It may still be importing, or read its data; only what it says when it begins to train tells more."""
+
+
+@dataclass
+class UnattachedHint:
+    job: str
+    script: str
+    say: Callable[[str], None]
+    over: bool = False
+    """All that will ever be said is said."""
+    said: set[str] = field(default_factory=set)
+    _looked: float = 0.0
+    _running: float | None = None
+    """Since when all ranks run."""
+
+    async def look(self, weaver: WeaverClient, run: RunView) -> None:
+        """Now and then, while the ranks run."""
+        now = time.monotonic()
+        if run.phase != "running":
+            self._running = None
+        elif not self.over and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._running = now if self._running is None else self._running
+            self._judge((await weaver.cluster(self.job)).ranks, now - self._running)
+
+    def _judge(self, ranks: Sequence[RankView], seconds: float) -> None:
+        what, self.over = unknown(ranks, seconds)
+        if what and what not in self.said:
+            self.said.add(what)
+            self.say(f"{self.script} {what}")
+
+
+def unknown(ranks: Sequence[RankView], seconds: float) -> tuple[str, bool]:
+    """What is not known of ranks that have run for so long, and whether that will stay so."""
+    live = [rank for rank in ranks if rank.presence == "live"]
+    if any(not rank.counted for rank in live):
+        return "", True
+    if live:
+        return COUNTED, True
+    return (NOTHING if seconds >= PATIENCE else ""), False
+
+
+def script_of(task: Task) -> str:
+    """What a person calls it."""
+    return task.argv[1] if task.argv[0] == "-m" else task.argv[0]
+
+
+@dataclass
+class StatusLine:
+    wanted: bool = field(default_factory=lambda: sys.stderr.isatty() and sys.stdout.isatty())
+    """There is someone to see it, and what is printed goes to the same place."""
+    text: str = ""
+    _shown: str = ""
+
+    def show(self) -> None:
+        if self.wanted and self.text and self.text != self._shown:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K\x1b[2m{self.text[:width]}\x1b[0m")
+            sys.stderr.flush()
+            self._shown = self.text
+
+    def hide(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._shown = ""
+
+
+def how_far(name: str, runs: Sequence[RunView], job: JobView | None) -> str:
+    """`mnist: running, 2/2 ranks, step 1,500, loss 0.0123, 5,230 samples/s, 1 restart`."""
+    running = sum(run.phase == "running" for run in runs)
+    parts = [runs[0].phase if len(runs) == 1 else f"{running}/{len(runs)} replicas running"]
+    if job is not None and job.ranks:
+        parts.append(f"{job.live}/{job.ranks} ranks")
+        if job.step is not None:
+            parts.append(f"step {job.step:,}")
+        if job.loss is not None:
+            parts.append(f"loss {job.loss:.4g}")
+        if job.samples_per_second is not None:
+            parts.append(f"{job.samples_per_second:,.0f} samples/s")
+    restarts = sum(max(0, len(run.notes) - 1) for run in runs)
+    if restarts:
+        parts.append(f"{restarts} restart{'s' if restarts != 1 else ''}")
+    return f"{name}: {', '.join(parts)}"

@@ -1,0 +1,385 @@
+"""Ranks begin, are signalled, and end; the supervisor tells, remembers and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from tests.agent.harness import ENV, SECONDS, SupervisorHarness, lives, until
+from torchloom.agent.supervisor.children import ExitRecordStore
+from torchloom.agent.supervisor.protocol import Begin
+from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone, SupervisorOptions
+from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
+from torchloom.protocol.phrase import Phrase, phrase
+
+MISSING = "No such file or directory"
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+"""
+
+
+HEAR = """
+import signal
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda *_: print("heard", flush=True))
+"""
+OUTLIVE = """
+child.wait()
+print(child.returncode, flush=True)
+time.sleep(600)
+"""
+
+
+def cannot(what: str, **args: str) -> Phrase:
+    return phrase(f"cannot_{what}", **args)
+
+
+async def test_an_end_is_told_and_written_down_until_it_is_forgotten(harness: SupervisorHarness) -> None:
+    harness.script("raise SystemExit(3)")
+    life = await harness.live("train.py")
+    key = life.ended.key
+    folder = harness.link.folder
+    assert (life.ended.code, life.ended.signal, life.ended.lost) == (3, None, False)
+    assert life.ended.at >= life.begun.at
+    assert json.loads((folder / f"{key}.end.json").read_bytes())["code"] == 3
+    assert ExitRecordStore(folder).read()[key].ended == life.ended
+    assert [kept.ended for kept in (await harness.link.look()).kept] == [life.ended]
+    harness.link.forget(key)
+    assert (await harness.link.look()).kept == ()
+    assert not list(folder.glob("*.json"))
+
+
+async def test_a_rank_that_runs_is_not_forgotten(harness: SupervisorHarness) -> None:
+    harness.script(SLEEP)
+    begin = harness.order("train.py")
+    begun = await harness.begin(begin)
+    harness.link.forget(begin.key)
+    assert [kept.begun for kept in (await harness.link.look()).kept] == [begun]
+
+
+async def test_a_signal_ends_it(harness: SupervisorHarness) -> None:
+    harness.script(SLEEP)
+    begin = harness.order("train.py")
+    await harness.begin(begin)
+    await harness.line(begin)
+    harness.link.signal(begin.key, signal.SIGTERM)
+    ended = await harness.end_of(begin.key)
+    assert (ended.code, ended.signal) == (None, signal.SIGTERM)
+    harness.link.signal(begin.key, signal.SIGTERM)  # once more does no harm
+    harness.link.signal("never-heard-of", signal.SIGTERM)
+    assert (await harness.link.look()).kept[0].ended == ended
+
+
+async def test_a_signal_reaches_grandchildren_or_the_rank_alone(harness: SupervisorHarness) -> None:
+    harness.script(HEAR + FAMILY + OUTLIVE)
+    begin = harness.order("train.py")
+    await harness.begin(begin)
+    child = int((await harness.line(begin))[0])
+    harness.link.signal(begin.key, signal.SIGUSR1, whole=False)
+    assert (await harness.line(begin, 2))[1] == "heard"
+    assert lives(child)
+    harness.link.signal(begin.key, signal.SIGUSR2)
+    lines = await harness.line(begin, 4)
+    assert sorted(lines[2:]) == [str(-signal.SIGUSR2), "heard"]
+
+
+@pytest.mark.parametrize("sweep", [True, False])
+async def test_what_a_rank_leaves_in_its_group_is_swept_if_wished(harness: SupervisorHarness, sweep: bool) -> None:
+    harness.script(FAMILY + "os._exit(4)")
+    life = await harness.live("train.py", sweep=sweep)
+    child = int(life.out)
+    assert life.ended.code == 4
+    if sweep:
+        await until(lambda: not lives(child))
+    else:
+        assert lives(child)
+        os.kill(child, signal.SIGKILL)
+
+
+async def test_output_is_appended_whatever_it_is(harness: SupervisorHarness) -> None:
+    harness.script("import sys\nprint('out', flush=True)\nsys.stderr.write('half a line')")
+    begin = harness.order("train.py")
+    Path(begin.stdout).write_text("before\n")
+    await harness.begin(begin)
+    await harness.end_of(begin.key)
+    assert harness.text(begin.stdout) == "before\nout\n"
+    assert harness.text(begin.stderr) == "half a line"
+    assert stat.S_IMODE(Path(begin.stderr).stat().st_mode) == 0o600
+
+
+async def test_one_file_can_take_both_outputs(harness: SupervisorHarness) -> None:
+    harness.script("import sys\nfor i in range(3):\n    print(i, flush=True)\n    print('e', i, file=sys.stderr)")
+    begin = harness.order("train.py")
+    begin = Begin(key="both", argv=begin.argv, env=begin.env, cwd=begin.cwd, stdout=begin.stdout, stderr=begin.stdout)
+    assert not (await harness.link.begin(begin)).warm  # type: ignore[union-attr]
+    await harness.end_of("both")
+    assert harness.text(begin.stdout).split("\n") == ["0", "e 0", "1", "e 1", "2", "e 2", ""]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"argv": ("/no/such/python", "x.py")}, cannot("run", program="/no/such/python", error=MISSING)),
+        ({"argv": ("/etc/passwd",)}, cannot("run", program="/etc/passwd", error="Permission denied")),
+        ({"argv": ("no-such-command",)}, cannot("run", program="no-such-command", error=MISSING)),
+        ({"cwd": "/no/such/folder"}, cannot("enter", folder="/no/such/folder", error=MISSING)),
+        ({"stdout": "/no/such/file"}, cannot("write_to", path="/no/such/file", error=MISSING)),
+        ({"stderr": "relative"}, phrase("output_not_absolute", path="relative")),
+        ({"env": {"A": "x" * 200_000}}, cannot("run", program=sys.executable, error="Argument list too long")),
+    ],
+)
+async def test_a_start_that_fails_says_why_and_leaves_nothing(
+    harness: SupervisorHarness, change: dict[str, object], why: Phrase
+) -> None:
+    begin: Begin = msgspec.structs.replace(harness.order("train.py"), **change)
+    assert await harness.refused(begin) == why
+    state = await harness.link.look()
+    assert state.kept == ()
+    assert psutil.Process(state.pid).children() == []
+
+
+async def test_a_pipe_that_nobody_reads_does_not_stop_the_supervisor(harness: SupervisorHarness) -> None:
+    pipe = harness.home / "pipe"
+    os.mkfifo(pipe)
+    begin = msgspec.structs.replace(harness.order("train.py"), stderr=str(pipe))
+    assert await harness.refused(begin) == cannot("write_to", path=str(pipe), error="No such device or address")
+
+
+async def test_a_warm_start_that_fails_says_why_too(light: SupervisorHarness) -> None:
+    light.script("")
+    begin = msgspec.structs.replace(light.order("train.py", warm=True), cwd="/no/such/folder")
+    assert await light.refused(begin) == cannot("enter", folder="/no/such/folder", error=MISSING)
+
+
+async def test_a_key_is_started_once(harness: SupervisorHarness) -> None:
+    harness.script("")
+    begin = harness.order("train.py")
+    await harness.begin(begin)
+    assert await harness.refused(begin) == phrase("started_before")
+
+
+@pytest.mark.parametrize(
+    "change", [{"key": "../escape"}, {"key": ""}, {"argv": ()}, {"env": {"A": "\udcff"}}, {"argv": ("a\0b",)}]
+)
+async def test_a_start_that_cannot_be_meant_is_refused_before_it_is_sent(
+    harness: SupervisorHarness, change: dict[str, object]
+) -> None:
+    with pytest.raises(BadInput):
+        await harness.link.begin(msgspec.structs.replace(harness.order("train.py"), **change))
+
+
+async def test_a_large_environment_arrives_whole(harness: SupervisorHarness) -> None:
+    harness.script("import os\nprint(sum(len(v) for k, v in os.environ.items() if k.startswith('BIG')))")
+    life = await harness.live("train.py", env={f"BIG{n}": "x" * 50_000 for n in range(20)})
+    assert life.out == "1000000\n"
+
+
+def names(folder: Path | str) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+async def test_many_starts_leave_no_zombie_no_descriptor_and_no_file(light: SupervisorHarness) -> None:
+    light.script("")
+    pid = light.link.state.pid
+    await light.live("train.py")
+    light.link.forget(next(iter(light.ends)))
+    await light.link.look()
+    before = names(f"/proc/{pid}/fd"), names(light.link.folder)
+    ours = len(names("/proc/self/fd"))
+    lives = await asyncio.gather(*(light.live("train.py", warm=n % 2 == 0) for n in range(20)))
+    assert {life.ended.code for life in lives} == {0}
+    for life in lives:
+        light.link.forget(life.begun.key)
+    await light.link.look()
+    assert psutil.Process(pid).children() == []
+    assert (names(f"/proc/{pid}/fd"), names(light.link.folder)) == before
+    assert len(names("/proc/self/fd")) == ours
+
+
+async def test_a_folder_too_deep_for_a_socket_address_works(tmp_path: Path) -> None:
+    harness = SupervisorHarness(tmp_path)
+    folder = tmp_path.joinpath(*["a-rather-long-name-of-a-folder"] * 6)
+    await harness.start(folder, SupervisorOptions(tied=True, env=ENV))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "supervisor.sock").stat().st_mode) == 0o600
+    harness.script("")
+    again = SupervisorHarness(tmp_path)
+    await again.find(folder)
+    await again.live("train.py")
+    await again.link.dismiss()
+    with pytest.raises(Unreachable):
+        await again.find(folder)
+
+
+async def test_a_folder_has_one_supervisor(harness: SupervisorHarness) -> None:
+    with pytest.raises(AlreadyUp):
+        await SupervisorHarness(harness.home).start(harness.link.folder, SupervisorOptions(tied=True, env=ENV))
+    harness.script("")
+    await harness.live("train.py")
+
+
+async def test_a_supervisor_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="/no/python"):
+        await SupervisorHarness(tmp_path).start(tmp_path / "supervisor", SupervisorOptions(python="/no/python"))
+    with pytest.raises(TorchLoomError, match="No module named 'torchloom'"):
+        await SupervisorHarness(tmp_path).start(
+            tmp_path / "supervisor", SupervisorOptions(tied=True, flags=("-S",), env=ENV)
+        )
+
+
+async def test_what_cannot_be_imported_ahead_makes_starts_cold(tmp_path: Path) -> None:
+    harness = SupervisorHarness(tmp_path)
+    await harness.start(
+        tmp_path / "supervisor", SupervisorOptions(tied=True, preload=("json", "no_such_module"), env=ENV)
+    )
+    harness.script("")
+    answer = await harness.link.begin(harness.order("train.py", warm=True))  # asked while it preloads
+    error = "ModuleNotFoundError: No module named 'no_such_module'"
+    assert answer.why_cold == phrase("cannot_preload", module="no_such_module", error=error)  # type: ignore[union-attr]
+    assert (await harness.link.settled()).why_cold == answer.why_cold  # type: ignore[union-attr]
+    await harness.link.close()
+
+
+async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> None:
+    harness = SupervisorHarness(tmp_path)
+    harness.script(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+        "lib/threaded.py",
+    )
+    env = ENV | {"PYTHONPATH": str(tmp_path / "lib")}
+    await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, preload=("threaded",), env=env))
+    state = await harness.link.settled()
+    assert state.why_cold == phrase("threads_preloaded", count=1)
+    await harness.link.close()
+
+
+async def test_a_new_agent_takes_the_place_of_the_old(light_folder: Path, tmp_path: Path) -> None:
+    old, new = SupervisorHarness(tmp_path), SupervisorHarness(tmp_path)
+    await old.find(light_folder)
+    await new.find(light_folder)
+    await until(lambda: bool(old.gone))
+    assert old.gone[0].replaced
+    assert old.gone[0].why == phrase("supervisor_replaced")
+    with pytest.raises(SupervisorGone):
+        old.link.signal("any", 15)
+    new.script("")
+    life = await new.live("train.py")
+    new.link.forget(life.begun.key)
+    await new.link.close()
+
+
+async def test_rubbish_does_not_disturb_the_supervisor(harness: SupervisorHarness) -> None:
+    for rubbish in (b"{", b'{"is": "Begin"}', b"@", b'{"is": "Nothing"}', b"\xff" * 50_000):
+        harness.link.connection.send(rubbish)
+    harness.script("")
+    assert (await harness.live("train.py")).ended.code == 0
+
+
+async def agent(home: Path, how: str) -> tuple[asyncio.subprocess.Process, dict[str, int]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.agent.supervisor.agent_process", str(home), how, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout
+    said: dict[str, int] = {}
+    while "supervisor" not in said:
+        key, pid = (await asyncio.wait_for(process.stdout.readline(), SECONDS)).split()
+        said[key.decode()] = int(pid)
+    return process, said
+
+
+async def test_with_its_parent_a_tied_supervisor_and_its_ranks_die(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SLEEP)
+    process, pids = await agent(tmp_path, "tied")
+    assert all(lives(pid) for pid in pids.values())
+    process.kill()
+    await process.wait()
+    await until(lambda: not any(lives(pid) for pid in pids.values()))
+
+
+async def test_without_its_agent_a_standing_supervisor_goes_on_and_is_found_again(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\nwhile True: time.sleep(0.01)\n")
+    process, pids = await agent(tmp_path, "standing")
+    process.kill()
+    await process.wait()
+    supervisor = pids.pop("supervisor")
+    first, second = pids
+    os.kill(pids[first], signal.SIGSEGV)  # with nobody listening
+    await until(lambda: not lives(pids[first]))
+    assert lives(supervisor)
+    assert lives(pids[second])
+    harness = SupervisorHarness(tmp_path)
+    state = await harness.find(tmp_path / "supervisor")
+    await harness.end_of(first)
+    assert harness.ends[first].signal == signal.SIGSEGV
+    assert state.pid == supervisor
+    assert harness.link.running == {second: pids[second]}
+    harness.link.signal(second, signal.SIGKILL)
+    assert (await harness.end_of(second)).signal == signal.SIGKILL
+    await harness.link.dismiss()
+    await until(lambda: not lives(supervisor))
+
+
+async def test_ranks_die_with_their_supervisor_and_the_agent_hears_of_it(tmp_path: Path) -> None:
+    harness = SupervisorHarness(tmp_path)
+    harness.script(SLEEP)
+    await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, preload=("json",), env=ENV))
+    begun = [await harness.begin(harness.order("train.py", warm=warm)) for warm in (True, False)]
+    os.kill(harness.link.state.pid, signal.SIGKILL)
+    await until(lambda: bool(harness.gone))
+    assert sorted(harness.gone[0].keys) == sorted(rank.key for rank in begun)
+    assert not harness.gone[0].replaced
+    assert (harness.gone[0].why.code, harness.gone[0].why.args["pid"]) == ("supervisor_dead", harness.link.state.pid)
+    await until(lambda: not any(lives(rank.pid) for rank in begun))
+    with pytest.raises(SupervisorGone):
+        await harness.link.begin(harness.order("train.py"))
+    with pytest.raises(Unreachable):
+        await SupervisorClient.find(tmp_path / "supervisor", print, print)
+    assert harness.link.process
+    assert harness.link.process.wait() == -signal.SIGKILL
+    # The next supervisor in this folder knows whom the last one took along.
+    await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, env=ENV))
+    assert {ended.lost for ended in harness.ends.values()} == {True}
+    assert harness.ends.keys() == {rank.key for rank in begun}
+    await harness.link.dismiss()
+
+
+async def test_a_start_in_flight_fails_when_the_supervisor_dies(tmp_path: Path) -> None:
+    harness = SupervisorHarness(tmp_path)
+    harness.script("import time\ntime.sleep(600)", "lib/slow.py")
+    env = ENV | {"PYTHONPATH": str(tmp_path / "lib")}
+    await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, preload=("slow",), env=env))
+    start = asyncio.ensure_future(harness.link.begin(harness.order("train.py", warm=True)))
+    await asyncio.sleep(0)
+    os.kill(harness.link.state.pid, signal.SIGKILL)
+    with pytest.raises(SupervisorGone):
+        await start
+    assert harness.link.process
+    harness.link.process.wait()
+
+
+async def test_a_terminated_supervisor_takes_its_ranks_and_their_children_along(tmp_path: Path) -> None:
+    harness = SupervisorHarness(tmp_path)
+    harness.script(FAMILY + "time.sleep(600)")
+    await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, env=ENV))
+    begin = harness.order("train.py")
+    begun = await harness.begin(begin)
+    child = int((await harness.line(begin))[0])
+    os.kill(harness.link.state.pid, signal.SIGTERM)
+    await until(lambda: bool(harness.gone))
+    await until(lambda: not lives(begun.pid) and not lives(child))
+    assert harness.ends[begin.key].signal == signal.SIGKILL
+    assert ExitRecordStore(harness.link.folder).read()[begin.key].ended == harness.ends[begin.key]
+    assert harness.link.process
+    assert harness.link.process.wait() == 0
