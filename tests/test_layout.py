@@ -39,7 +39,6 @@ TWO_SIDES = {
     "policy": "the response to each kind of incident: the table, and how it is explained",
     "queries": "requests to see something: the messages and the answers",
     "records": "what the log contains: the messages and their sentences",
-    "run_records": "records about runs: the messages and their sentences",
     "settings": "environment variables: their table, and the verb that prints it",
     "stacks": "stacks of a rank: written by the rank, read by the agent",
     "status": "one screen about everything: the verbs and the view",

@@ -13,6 +13,7 @@ from torchloom.protocol.incident_records import About, IncidentAmended, Incident
 from torchloom.protocol.job import Task
 from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.node import Place
+from torchloom.protocol.operator import NodeDrained, ReplicaDrained
 from torchloom.protocol.rank import ChangeSpec, Hello
 from torchloom.protocol.records import (
     Abort,
@@ -57,15 +58,13 @@ from torchloom.protocol.run_records import (
     AttemptPaused,
     AttemptRunning,
     AttemptStopping,
-    NodeDrained,
-    ReplicaDrained,
     RunEnded,
     RunSubmitted,
 )
 from torchloom.views.format.json_document import document
 from torchloom.views.format.tables import Screen
 from torchloom.views.format.times import stamp
-from torchloom.views.records import Event, Teller, as_object, lines, sentences
+from torchloom.views.records import ROWS, Event, Teller, as_object, lines, sentences
 
 RANK = RankId("mnist", REPLICA, 1)
 OTHER = RankId("other", "hi", 0)
@@ -293,7 +292,7 @@ def test_sentences(record: Any, expected: list[str]) -> None:
 
 
 def test_every_kind_of_record_has_a_sentence() -> None:
-    assert {type(record) for record, _ in SENTENCES} == set(get_args(Record))
+    assert {type(record) for record, _ in SENTENCES} == set(get_args(Record)) == set(ROWS)
 
 
 def entry(*records: Record) -> Entry:

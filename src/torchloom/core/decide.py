@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torchloom.core import timers
 from torchloom.core.changes import orders, requests, two_phase_commit
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, Handlers, together
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.devices import device_reports
 from torchloom.core.devices.device_failures import with_responses
@@ -40,19 +40,7 @@ from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device import Blame
 from torchloom.core.torchft import drain, members
 from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned, Inspected, RankExited
-from torchloom.protocol.operator import (
-    Cancel,
-    Drain,
-    DrainReplica,
-    EvictReplica,
-    Fail,
-    Recover,
-    Register,
-    Revert,
-    SetKnobs,
-    Steer,
-    Submit,
-)
+from torchloom.protocol.operator import Fail, Steer
 from torchloom.protocol.rank import (
     Applied,
     Discarded,
@@ -104,13 +92,8 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
             return device_reports.take_back(cluster, recovered)
         case FactReported(fact=DeviceWarned() as warned):
             return with_responses(cluster, device_reports.warn(cluster, warned), warned.device, now)
-        case Asked(ask=Fail(device=device, cause=cause, operator=operator)):
-            blame = Blame(by=device_reports.HAND, cause=cause)
-            return with_responses(cluster, device_reports.fail(cluster, device, operator, blame), device, now)
-        case Asked(ask=Recover(device=device, operator=operator)):
-            return device_reports.recover(cluster, device, operator)
-        case Asked(ask=Register() as register):
-            return device_reports.register(cluster, register)
+        case Asked(ask=ask, reply=reply):
+            return HANDLERS[type(ask)](cluster, ask, reply, now)
         case Reported(rank=rank, report=Knobs() as offered):
             return lifecycle.offers(cluster, rank, offered)
         case Reported(rank=rank, report=Saved() as saved):
@@ -119,24 +102,6 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
             return checkpoint_reports.failed(cluster, rank, failed)
         case Reported(rank=rank, report=Resumed() as resumed):
             return checkpoint_reports.resumed(cluster, rank, resumed)
-        case Asked(ask=SetKnobs() as ask, reply=reply):
-            return requests.set_knobs(cluster, ask, reply)
-        case Asked(ask=Revert() as ask, reply=reply):
-            return requests.revert(cluster, ask, reply)
-        case Asked(ask=Steer(verb="pause" | "stop" | "checkpoint") as ask, reply=reply):
-            return requests.act(cluster, ask, reply)
-        case Asked(ask=Steer() as ask, reply=reply):
-            return orders.give(cluster, ask, reply)
-        case Asked(ask=Submit() as ask):
-            return submission.submit(cluster, ask)
-        case Asked(ask=Cancel() as ask):
-            return submission.cancel(cluster, ask, now)
-        case Asked(ask=Drain() as ask):
-            return submission.drain(cluster, ask)
-        case Asked(ask=EvictReplica() as ask):
-            return drain.evict_replica(cluster, ask, now)
-        case Asked(ask=DrainReplica() as ask):
-            return drain.drain_replica(cluster, ask)
         case Reported(rank=rank, report=Joined() | Regrouped() | Healed() | Discarded() as said):
             return members.reported(cluster, rank, said)
         case LighthouseHeard(job=job):
@@ -184,3 +149,24 @@ def _replied(cluster: ClusterState, reply: Reply) -> Decision:
             return two_phase_commit.applied(cluster, operation)
         case Ordered():
             return orders.ordered(cluster, operation)
+
+
+def _fail(cluster: ClusterState, ask: Fail, _reply: str, now: float) -> Decision:
+    blame = Blame(by=device_reports.HAND, cause=ask.cause)
+    return with_responses(cluster, device_reports.fail(cluster, ask.device, ask.operator, blame), ask.device, now)
+
+
+def _steer(cluster: ClusterState, ask: Steer, reply: str, _now: float) -> Decision:
+    steer = requests.act if ask.verb in {"pause", "stop", "checkpoint"} else orders.give
+    return steer(cluster, ask, reply)
+
+
+HANDLERS: Handlers = {
+    Fail: _fail,
+    Steer: _steer,
+    **device_reports.HANDLERS,
+    **requests.HANDLERS,
+    **submission.HANDLERS,
+    **drain.HANDLERS,
+}
+"""What operators ask for."""

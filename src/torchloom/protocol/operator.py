@@ -1,4 +1,4 @@
-"""Requests of operators to the weaver, and its answers `Done` and `No`."""
+"""Requests of operators to the weaver, the records that they alone leave, and the answers `Done` and `No`."""
 
 from __future__ import annotations
 
@@ -143,3 +143,20 @@ class No(Message, frozen=True):
     hint: Prose = ""
     code: str = ""
     """Of the phrase that says why, for programs."""
+
+
+class ReplicaDrained(Message, frozen=True):
+    """It is to leave at the end of a step and stay away; or to come back."""
+
+    job: str
+    drained: bool
+    operator: str = ""
+
+
+class NodeDrained(Message, frozen=True):
+    node: str
+    drained: bool
+    operator: str = ""
+
+
+RequestRecord = ReplicaDrained | NodeDrained

@@ -10,6 +10,7 @@ from torchloom.protocol.ids import Incarnation, RankId, ReplicaId
 from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
 from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.message import Message, Part
+from torchloom.protocol.operator import RequestRecord
 from torchloom.protocol.phrase import Prose
 from torchloom.protocol.rank import ChangeSpec, Hello
 from torchloom.protocol.run_records import (
@@ -19,8 +20,6 @@ from torchloom.protocol.run_records import (
     AttemptPaused,
     AttemptRunning,
     AttemptStopping,
-    NodeDrained,
-    ReplicaDrained,
     RunEnded,
     RunSubmitted,
 )
@@ -337,10 +336,16 @@ Record = (
     | ResponseWent
     | AttemptEnded
     | RunEnded
-    | ReplicaDrained
-    | NodeDrained
+    | RequestRecord
     | InboxRead
 )
+
+
+def named_jobs(record: Record) -> frozenset[str]:
+    """The jobs that a record names in its fields `job`, `rank`, `replica` and `replicas`."""
+    ids = (getattr(record, "rank", None), getattr(record, "replica", None), *getattr(record, "replicas", ()))
+    jobs = {id.job for id in ids if isinstance(id, RankId | ReplicaId)}
+    return frozenset(jobs | {getattr(record, "job", "")} - {""})
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -131,17 +131,3 @@ class RunEnded(Message, frozen=True):
     reason: Prose = ""
     step: int = 0
     """The furthest that was heard of."""
-
-
-class ReplicaDrained(Message, frozen=True):
-    """It is to leave at the end of a step and stay away; or to come back."""
-
-    job: str
-    drained: bool
-    operator: str = ""
-
-
-class NodeDrained(Message, frozen=True):
-    node: str
-    drained: bool
-    operator: str = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torchloom import knobs
 from torchloom.core.changes.targets import did_you_mean, find_target, split_group
 from torchloom.core.changes.two_phase_commit import ask_where, done
-from torchloom.core.decision import Decision
+from torchloom.core.decision import Decision, Handlers
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.pending_operations import ChangeRequest, Lives, OperationBegan, WaiterAdded
@@ -140,3 +140,9 @@ def _told(cluster: ClusterState, ask: SetKnobs) -> list[Phrase]:
         phrase("value_to_set", name=name, before=str(before[name]), after=str(value))
         for name, value in ask.values.items()
     ]
+
+
+HANDLERS: Handlers = {
+    SetKnobs: lambda cluster, ask, reply, _now: set_knobs(cluster, ask, reply),
+    Revert: lambda cluster, ask, reply, _now: revert(cluster, ask, reply),
+}

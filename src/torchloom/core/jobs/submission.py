@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, Handlers, together
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.placement import too_large
@@ -14,10 +14,10 @@ from torchloom.core.state.presence import PRESENT, JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import parts
 from torchloom.protocol.job import Task
-from torchloom.protocol.operator import Cancel, Done, Drain, No, Submit
+from torchloom.protocol.operator import Cancel, Done, Drain, No, NodeDrained, Submit
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import JobBegan, Record
-from torchloom.protocol.run_records import NodeDrained, RunSubmitted
+from torchloom.protocol.run_records import RunSubmitted
 
 
 def submit(cluster: ClusterState, ask: Submit) -> Decision:
@@ -112,3 +112,10 @@ def _no_agent(cluster: ClusterState, node: str) -> No:
 
 def _no(why: Prose, hint: Phrase) -> Decision:
     return Decision(answer=No(why=why, hint=hint))
+
+
+HANDLERS: Handlers = {
+    Submit: lambda cluster, ask, _reply, _now: submit(cluster, ask),
+    Cancel: lambda cluster, ask, _reply, now: cancel(cluster, ask, now),
+    Drain: lambda cluster, ask, _reply, _now: drain(cluster, ask),
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchloom.core.changes import requests
-from torchloom.core.decision import NOTHING, Decision, together
+from torchloom.core.decision import NOTHING, Decision, Handlers, together
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.reconcile import UNDER_WAY
 from torchloom.core.state.cluster import ClusterState
@@ -19,9 +19,8 @@ from torchloom.core.torchft import drain_request
 from torchloom.core.torchft.members import evict
 from torchloom.core.torchft.replica_groups import siblings, trains
 from torchloom.protocol.ids import ReplicaId
-from torchloom.protocol.operator import Done, DrainReplica, EvictReplica, No, Steer
+from torchloom.protocol.operator import Done, DrainReplica, EvictReplica, No, ReplicaDrained, Steer
 from torchloom.protocol.phrase import Phrase, phrase
-from torchloom.protocol.run_records import ReplicaDrained
 
 
 def evict_replica(cluster: ClusterState, ask: EvictReplica, now: float) -> Decision:
@@ -106,3 +105,9 @@ def ask_to_leave(cluster: ClusterState, run: Run) -> Decision:
 
 def _no(why: Phrase, hint: Phrase) -> Decision:
     return Decision(answer=No(why=why, hint=hint))
+
+
+HANDLERS: Handlers = {
+    EvictReplica: lambda cluster, ask, _reply, now: evict_replica(cluster, ask, now),
+    DrainReplica: lambda cluster, ask, _reply, _now: drain_replica(cluster, ask),
+}
