@@ -69,7 +69,7 @@ def test_why_of_a_job(troubled: Responder, at: Loom) -> None:
 
 def test_why_of_a_job_as_json(troubled: Responder, at: Loom) -> None:
     found = document(at, "why", "mnist")
-    assert set(found) == {"job", "incident", "others", "goodput"}
+    assert set(found) == {"job", "incident", "others", "goodput", "marks"}
     assert (found["job"], found["incident"]["id"]) == ("mnist", "i2")
     assert [other["id"] for other in found["others"]] == ["i3", "i1"]
     assert found["goodput"] == {"elapsed": 100, "productive": 90, "lost": {"crash": 10}}

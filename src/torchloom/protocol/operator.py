@@ -145,6 +145,17 @@ class No(Message, frozen=True):
     """Of the phrase that says why, for programs."""
 
 
+class Mark(Message, frozen=True):
+    """Base of records that stay with their job, for `loom why` and `loom curves` to show."""
+
+    job: str
+    request: str
+    """A repetition of it leaves no second mark."""
+    step: int | None = None
+    """Where the job was; absent if no rank had reported."""
+    operator: str = ""
+
+
 class ReplicaDrained(Message, frozen=True):
     """It is to leave at the end of a step and stay away; or to come back."""
 

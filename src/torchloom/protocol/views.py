@@ -15,6 +15,7 @@ from torchloom.protocol.message import Message, Part
 from torchloom.protocol.node import Check, NodeBeat, Place, Reading
 from torchloom.protocol.operator import Done, No
 from torchloom.protocol.rank import Beat
+from torchloom.protocol.records import Record
 from torchloom.protocol.run_records import AttemptNote
 
 
@@ -56,6 +57,14 @@ class RankView(Part, frozen=True):
     """Its replica was asked to leave, and comes back when it may."""
 
 
+class MarkView(Part, frozen=True):
+    """A moment of a job that an operator marked."""
+
+    at: float
+    text: str
+    record: Record
+
+
 class JobView(Part, frozen=True):
     job: str
     phase: str
@@ -69,6 +78,8 @@ class JobView(Part, frozen=True):
     loss: float | None = None
     samples_per_second: float | None = None
     paused: bool = False
+    marks: tuple[MarkView, ...] = ()
+    """Oldest first; only in a view of one job."""
 
 
 class SeatView(Part, frozen=True):

@@ -26,6 +26,7 @@ from torchloom.protocol.views import (
     JobView,
     KnobsView,
     KnobView,
+    MarkView,
     NodeView,
     PlaneView,
     RankView,
@@ -33,6 +34,7 @@ from torchloom.protocol.views import (
     RunView,
     SeatView,
 )
+from torchloom.views.records import sentences
 from torchloom.views.wording.phrases import render, render_all, shorten
 
 CLOSED_SHOWN = 50
@@ -68,7 +70,7 @@ def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> Clus
         jobs = [job for name, job in sorted(cluster.jobs.items()) if look.job in {None, name}]
         view = replace(
             view,
-            jobs=tuple(_job(cluster, job) for job in jobs),
+            jobs=tuple(_job(cluster, job, marks=look.job is not None) for job in jobs),
             incidents=_incidents(cluster, look),
         )
     readings = _readings(cluster, plane.now) if look.readings else {}
@@ -183,7 +185,7 @@ def _is_evicted(cluster: ClusterState, rank: Rank) -> bool:
     return bool(rank.member) and rank.member in cluster.evicted.get(rank.id.job, ())
 
 
-def _job(cluster: ClusterState, job: Job) -> JobView:
+def _job(cluster: ClusterState, job: Job, marks: bool) -> JobView:
     members = [cluster.ranks[rank] for rank in cluster.ranks_of_job.get(job.name, ())]
     live = [rank for rank in members if rank.presence is Presence.LIVE and not _is_evicted(cluster, rank)]
     told = live if job.phase is JobPhase.RUNNING and live else members
@@ -205,6 +207,10 @@ def _job(cluster: ClusterState, job: Job) -> JobView:
         loss=sum(losses) / len(losses) if losses else None,
         samples_per_second=sum(rates) if rates and job.phase is JobPhase.RUNNING else None,
         paused=bool(live) and any(beat.paused for beat in beats),
+        marks=tuple(
+            MarkView(at=at, text=" ".join(sentences(record)), record=record)
+            for at, record in (cluster.marks.get(job.name, ()) if marks else ())
+        ),
     )
 
 

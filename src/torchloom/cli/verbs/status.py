@@ -226,23 +226,28 @@ def incidents(call: Call) -> int:
 
 def curves(call: Call) -> int:
     from torchloom.bus.weaver_client import WeaverClient
+    from torchloom.protocol.ids import check_name
     from torchloom.protocol.subjects import Role
     from torchloom.views import curves as view_curves
+    from torchloom.views.format.json_document import plain
 
     if "/" in (call.args.replica or ""):
         raise BadInput("--replica is the replica's name here, the job is given already")
 
     async def look() -> tuple[ClusterView, CurvesView]:
         async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            view = await weaver.cluster()
-            job = completion_names.known_job(view, call.args.job)
+            job = check_name("job", call.args.job)
+            view = await weaver.cluster(job)
+            if not view.jobs:
+                completion_names.known_job(await weaver.cluster(most=0), job)
             if call.args.replica:
                 completion_names.known_replica(view, f"{job}/{call.args.replica}")
             return view, await weaver.curves(job, call.args.replica, None if call.json else _SCREEN_CURVES)
 
     view, found = call.wait(look())
+    marks = view.jobs[0].marks
     if call.json:
-        call.print_json(found)
+        call.print_json(plain(found) | {"marks": marks})
     else:
-        call.print(view_curves.curves(found, view.plane.now, call.screen))
+        call.print(view_curves.curves(found, view.plane.now, call.screen, marks))
     return 0

@@ -55,13 +55,14 @@ def why(call: Call) -> int:
 
     view, job, found, runs = call.wait(look())
     now = view.plane.now
+    marks = next((one.marks for one in view.jobs if one.job == job), ())
     spent = together(run.goodput for run in runs if run.goodput is not None)
     if call.json:
-        call.print_json(_document(job, found, spent))
+        call.print_json(_document(job, found, spent) | {"marks": marks})
     elif job:
         others = next((f"{j.job} is {j.phase}" for j in view.jobs if j.job == job), "")
         doing = "; ".join(map(told, runs)) or others
-        call.print(view_why.job(job, found, doing, spent, now, call.screen))
+        call.print(view_why.job(job, found, doing, spent, now, call.screen, marks))
     else:
         call.print(view_why.incident(found[0], now, call.screen))
     return 0
@@ -90,7 +91,7 @@ async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list
     told = newest_first(mine)
     if told:
         told[0] = await _whole(weaver, told[0].id) or told[0]
-    return view, name, told, own_runs(view, mine_runs)
+    return seen, name, told, own_runs(view, mine_runs)
 
 
 async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:

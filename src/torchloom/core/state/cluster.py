@@ -27,6 +27,7 @@ from torchloom.core.state.runs import Run, Runs, RunsState
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.operator import Mark
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import (
     ChangeDecided,
@@ -57,6 +58,7 @@ from torchloom.protocol.records import (
     RankLost,
     Record,
     TermBegan,
+    named_jobs,
 )
 from torchloom.protocol.run_records import AttemptStopping
 from torchloom.settings import Settings
@@ -67,6 +69,8 @@ FORMAT = 2
 1 stored sentences. 2 stores phrases and typed reasons (docs/decisions/0015-phrases.md).
 """
 KEEP_EVICTED = 1000
+KEEP_MARKS = 50
+"""Of each job."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +121,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     runs: RunsState = RunsState()
     goodput: tuple[Account, ...] = ()
     evicted: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    marks: tuple[tuple[float, Record], ...] = ()
 
 
 def life_over(how: Literal["finished", "interrupted"]) -> Phrase:
@@ -135,6 +140,10 @@ class ClusterState:
         self.goodput = Accounts(state.goodput)
         self.evicted = dict(state.evicted)
         """By job: whom its lighthouse must not count on, the latest."""
+        self.marks: dict[str, tuple[tuple[float, Record], ...]] = {}
+        """By job: the latest, each with its time."""
+        for at, record in state.marks:
+            self._mark(record, at)
         self.term = state.term
         self.inbox_seq = state.inbox_seq
         self.jobs = {job.name: job for job in state.jobs}
@@ -181,6 +190,7 @@ class ClusterState:
             runs=self.runs.state(),
             goodput=self.goodput.state(),
             evicted=tuple((job, self.evicted[job]) for job in sorted(self.evicted)),
+            marks=tuple(mark for job in sorted(self.marks) for mark in self.marks[job]),
         )
 
     def order(self) -> list[RankId]:
@@ -219,6 +229,11 @@ class ClusterState:
         """The open ones that are about this run; oldest first."""
         mine = self.incidents.open_of(run.of.job)
         return [i for i in mine if self.runs.concerned(i.job, i.about) == run]
+
+    def step_of(self, job: str) -> int | None:
+        """Of the rank that is least far; None if none has reported since this weaver started."""
+        runtimes = map(self.runtime.ranks.get, self.ranks_of_job.get(job, ()))
+        return min((rank.beat.step for rank in runtimes if rank is not None and rank.beat is not None), default=None)
 
     def restart_runtime(self, now: float) -> None:
         """After a replay, a reconnection or a nap: full patience for everyone."""
@@ -264,13 +279,7 @@ class ClusterState:
             case RankForgotten(rank=rank):
                 self._forget(rank)
             case JobBegan(job=name):
-                for rank in list(self.ranks_of_job.get(name, ())):  # what remains of an earlier run
-                    if self.ranks[rank].presence not in PRESENT:
-                        self._forget(rank)
-                self.ledger.forget(name)
-                began = self.jobs.get(name)
-                phase = JOB_NEXT[(began.phase, JobSign.JOINED)] if began else JobPhase.RUNNING
-                self.jobs[name] = Job(name=name, phase=phase, began=at)
+                self._begin(name, at)
             case JobEnded(job=name, outcome=outcome, reason=reason):
                 self.jobs[name] = replace(self.jobs[name], phase=JobPhase(outcome), ended=at, reason=reason)
             case JobForgotten(job=name):
@@ -290,6 +299,20 @@ class ClusterState:
                 self._amend(record, at)
             case _:
                 self._fold_steering(record, at)
+
+    def _begin(self, name: str, at: float) -> None:
+        for rank in list(self.ranks_of_job.get(name, ())):  # what remains of an earlier run
+            if self.ranks[rank].presence not in PRESENT:
+                self._forget(rank)
+        self.ledger.forget(name)
+        self.marks.pop(name, None)
+        began = self.jobs.get(name)
+        phase = JOB_NEXT[(began.phase, JobSign.JOINED)] if began else JobPhase.RUNNING
+        self.jobs[name] = Job(name=name, phase=phase, began=at)
+
+    def _mark(self, record: Record, at: float) -> None:
+        for job in named_jobs(record):
+            self.marks[job] = (*self.marks.get(job, ()), (at, record))[-KEEP_MARKS:]
 
     def _fold_steering(self, record: Record, at: float) -> None:
         match record:
@@ -315,6 +338,8 @@ class ClusterState:
             case MemberJoined(rank=rank, member=member):
                 if rank in self.ranks and self.ranks[rank].incarnation == record.incarnation:
                     self.ranks[rank] = replace(self.ranks[rank], member=member)
+            case Mark():
+                self._mark(record, at)
             case MembersEvicted(job=job, members=members):
                 self.evicted[job] = (*self.evicted.get(job, ()), *members)[-KEEP_EVICTED:]
             case _:
@@ -412,6 +437,7 @@ class ClusterState:
         self.ledger.forget(name)
         self.keeping.forget(name)
         self.evicted.pop(name, None)
+        self.marks.pop(name, None)
         for run in self.runs.forget(name):
             self.goodput.forget(run)
 
