@@ -28,7 +28,18 @@ from torchloom.errors import BadInput, Refused
 from torchloom.protocol.codec import decode_ask, encode
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.knob_values import KnobSpec, Value
-from torchloom.protocol.operator import Ask, Done, EvictReplica, Fail, Recover, Register, Revert, SetKnobs, Steer
+from torchloom.protocol.operator import (
+    Annotate,
+    Ask,
+    Done,
+    EvictReplica,
+    Fail,
+    Recover,
+    Register,
+    Revert,
+    SetKnobs,
+    Steer,
+)
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import ChangeView, CheckpointsView, ClusterView, JobView, KnobsView
 from torchloom.settings import Settings
@@ -185,6 +196,11 @@ class AsyncClient:
         check_name("change", change)
         return await self._ask(Revert(request=uuid4().hex, job=job, change=change, operator=self.operator))
 
+    async def annotate(self, job: str, text: str) -> Done:
+        """Add a note to a job; `loom events`, `loom why` and `loom curves` show it."""
+        check_name("job", job)
+        return await self._ask(Annotate(request=uuid4().hex, job=job, text=text, operator=self.operator))
+
     # ── steering: a target is written JOB, JOB/REPLICA or JOB/REPLICA/RANK ──
 
     async def pause(self, target: str) -> Done:
@@ -318,6 +334,7 @@ class Client:
     set = _blocking(AsyncClient.set)
     parse = _blocking(AsyncClient.parse)
     revert = _blocking(AsyncClient.revert)
+    annotate = _blocking(AsyncClient.annotate)
     pause = _blocking(AsyncClient.pause)
     resume = _blocking(AsyncClient.resume)
     stop = _blocking(AsyncClient.stop)

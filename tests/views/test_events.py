@@ -13,7 +13,7 @@ from torchloom.protocol.incident_records import About, IncidentAmended, Incident
 from torchloom.protocol.job import Task
 from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.node import Place
-from torchloom.protocol.operator import NodeDrained, ReplicaDrained
+from torchloom.protocol.operator import JobAnnotated, NodeDrained, ReplicaDrained
 from torchloom.protocol.rank import ChangeSpec, Hello
 from torchloom.protocol.records import (
     Abort,
@@ -282,6 +282,10 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     (ReplicaDrained(job="mnist:1", drained=False), ["mnist:1 may come back"]),
     (NodeDrained(node="n1", drained=True, operator="ann"), ["Nothing more is started on n1 (ann)"]),
     (NodeDrained(node="n1", drained=False), ["n1 may be used again"]),
+    (
+        JobAnnotated(job="mnist", text="new data", request="r", operator="ann@box", step=1500),
+        ["Note on mnist by ann@box at step 1,500: new data"],
+    ),
     (InboxRead(seq=4), ["Inbox read up to 4"]),
 ]
 

@@ -121,7 +121,19 @@ class DrainReplica(Message, frozen=True):
     operator: Text = ""
 
 
-Ask = Fail | Recover | Register | SetKnobs | Revert | Steer | Submit | Cancel | Drain | EvictReplica | DrainReplica
+class Annotate(Message, frozen=True):
+    """Add a note to a job, also to one that has ended."""
+
+    request: RequestId
+    job: Name
+    text: Annotated[str, Meta(min_length=1, max_length=500)]
+    operator: Text = ""
+
+
+Ask = (
+    Fail | Recover | Register | SetKnobs | Revert | Steer | Submit | Cancel | Drain | EvictReplica | DrainReplica
+    | Annotate
+)  # fmt: skip
 
 
 class Done(Message, frozen=True):
@@ -156,6 +168,10 @@ class Mark(Message, frozen=True):
     operator: str = ""
 
 
+class JobAnnotated(Mark, frozen=True):
+    text: str = ""
+
+
 class ReplicaDrained(Message, frozen=True):
     """It is to leave at the end of a step and stay away; or to come back."""
 
@@ -170,4 +186,4 @@ class NodeDrained(Message, frozen=True):
     operator: str = ""
 
 
-RequestRecord = ReplicaDrained | NodeDrained
+RequestRecord = ReplicaDrained | NodeDrained | JobAnnotated

@@ -210,6 +210,7 @@ ROWS: Mapping[type[Record], Row] = {
     runs.RunEnded: Row("Job {job} is {phase}{reason:?: }"),
     incidents.ResponseBegan: Row("The policy of {job} acts on {incident}{reason:? (|)}: {do:then}", "yellow"),
     incidents.ResponseWent: Row("The policy of {job} {left:if|goes on: {left:then}|has acted}"),
+    requests.JobAnnotated: Row("Note on {job}{operator:? by }{step:? at step }: {text}"),
     requests.ReplicaDrained: Row(
         "{job} {drained:if|is to leave at the end of a step, and to stay away|may come back}{operator:? (|)}"
     ),

@@ -1,4 +1,4 @@
-"""Verbs that tell ranks to do something: pause, resume, checkpoint, stop, kill, stacks."""
+"""Verbs that tell ranks to do something (pause, resume, checkpoint, stop, kill, evict, stacks), and annotate."""
 
 from __future__ import annotations
 
@@ -79,6 +79,23 @@ def add(verbs: Verbs) -> None:
     )  # fmt: skip
     add_target(verb)
     add_timeout(verb)
+
+    verb = verbs.add(
+        "annotate", annotate, "add a note to a job: `events`, `why` and `curves` show it",
+        "Also to a job that has ended. At most 500 characters.\n\n  loom annotate mnist 'the new data begins here'",
+        listing=True,
+    )  # fmt: skip
+    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_job)
+    verb.add_argument("text", metavar="TEXT", help="Note, in quotes")
+    add_timeout(verb)
+
+
+def annotate(call: Call) -> int:
+    async def work() -> Done:
+        async with client(call) as weaver:
+            return await weaver.annotate(call.args.job, call.args.text)
+
+    return show(call, call.wait(work()))
 
 
 def steer(call: Call) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
+from torchloom.core.changes.targets import did_you_mean
 from torchloom.core.decision import NOTHING, Decision, Handlers, together
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
@@ -14,7 +15,7 @@ from torchloom.core.state.presence import PRESENT, JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import parts
 from torchloom.protocol.job import Task
-from torchloom.protocol.operator import Cancel, Done, Drain, No, NodeDrained, Submit
+from torchloom.protocol.operator import Annotate, Cancel, Done, Drain, JobAnnotated, No, NodeDrained, Submit
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import JobBegan, Record
 from torchloom.protocol.run_records import RunSubmitted
@@ -84,6 +85,19 @@ def drain(cluster: ClusterState, ask: Drain) -> Decision:
     return Decision((record,), answer=Done(text=text))
 
 
+def annotate(cluster: ClusterState, ask: Annotate) -> Decision:
+    if ask.job not in cluster.jobs:
+        hint = did_you_mean(ask.job, cluster.jobs, phrase("see_jobs"))
+        return _no(phrase("job_unknown", job=ask.job), hint)
+    answer = Done(text=phrase("of_job", job=ask.job, text=ask.text))
+    marks = [mark for _, mark in cluster.marks.get(ask.job, ())]
+    if any(isinstance(mark, JobAnnotated) and mark.request == ask.request for mark in marks):
+        return Decision(answer=answer)
+    step = cluster.step_of(ask.job)
+    record = JobAnnotated(job=ask.job, text=ask.text, request=ask.request, operator=ask.operator, step=step)
+    return Decision((record,), answer=answer)
+
+
 def _wrong(task: Task) -> Phrase | None:
     """What no process could be started with, or None."""
     words = (*task.argv, task.python, task.cwd, task.log_dir, task.checkpoint_dir, *task.env, *task.env.values())
@@ -110,12 +124,13 @@ def _no_agent(cluster: ClusterState, node: str) -> No:
     return No(why=phrase("no_agent_on_node", node=node), hint=hint)
 
 
-def _no(why: Prose, hint: Phrase) -> Decision:
+def _no(why: Prose, hint: Prose) -> Decision:
     return Decision(answer=No(why=why, hint=hint))
 
 
 HANDLERS: Handlers = {
     Submit: lambda cluster, ask, _reply, _now: submit(cluster, ask),
     Cancel: lambda cluster, ask, _reply, now: cancel(cluster, ask, now),
+    Annotate: lambda cluster, ask, _reply, _now: annotate(cluster, ask),
     Drain: lambda cluster, ask, _reply, _now: drain(cluster, ask),
 }
