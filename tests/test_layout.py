@@ -21,9 +21,7 @@ MOST_LINES = 400
 LARGE_FOLDERS: set[str] = set()
 LONG_MODULES = {"torchloom.core.state.cluster", "torchloom.weaver.service"}
 OUTSIDE_LAYERS: set[str] = set()
-CYCLES: list[set[str]] = [
-    {"torchloom.cli.completion", "torchloom.cli.main", "torchloom.cli.parser", "torchloom.cli.shell"},
-]
+CYCLES: list[set[str]] = []
 TWO_SIDES = {
     "checkpoints": "checkpoints of a job: the verb and the table",
     "control_plane": "nats-server and weaver together: the process that supervises them, and its verbs",

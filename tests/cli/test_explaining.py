@@ -12,8 +12,8 @@ from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.made import NOW, cluster, incident, job
 from torchloom.cli import completion_names
+from torchloom.cli.job_options import with_rules
 from torchloom.cli.parser import parse
-from torchloom.cli.policy_options import with_rules
 from torchloom.cli.verbs.run import _task
 from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.errors import BadInput

@@ -6,7 +6,6 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING
 
-from torchloom.cli import completion_names
 from torchloom.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,9 +26,7 @@ def add(verbs: Verbs) -> None:
         listing=True,
     )  # fmt: skip
     verb.add_argument("-f", "--follow", action="store_true", help="Follow new events")
-    completion_names.with_names(
-        verb.add_argument("--job", metavar="JOB", help="Show only this job"), completion_names.complete_job
-    )
+    verb.add_job("--job", help="Show only this job")
     verb.add_argument("--last", type=int, default=200, metavar="N", help="Number of past events to show; default: 200")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from torchloom.cli import completion_names
 from torchloom.errors import BadInput, Refused, Unreachable
 
 if TYPE_CHECKING:
@@ -25,27 +24,21 @@ def add(verbs: Verbs) -> None:
         "stderr to stderr.\n\n"
         "  loom logs mnist\n  loom logs mnist --rank 3 -f\n  loom logs train_ddp:0",
     )  # fmt: skip
-    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_run)
+    verb.add_run()
     verb.add_argument("--rank", type=int, default=None, metavar="N", help="Show only this rank, without a prefix")
     verb.add_argument("--attempt", type=int, default=None, metavar="N", help="Attempt to show; default: the last")
     verb.add_argument("-f", "--follow", action="store_true", help="Follow the output until the job has ended")
 
 
 def logs(call: Call) -> int:
-    from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.protocol.subjects import Role
 
     args = call.args
     for name in ("rank", "attempt"):
         if (getattr(args, name) or 0) < 0:
             raise BadInput(f"--{name} {getattr(args, name)}", hint="ranks count from 0, attempts from 1")
 
-    async def work() -> int:
-        async with WeaverClient(call.settings, Role.VIEWER, patience=5.0 if args.follow else 0.0) as weaver:
-            return await _show(call, weaver)
-
     try:
-        return call.wait(work())
+        return call.query(lambda weaver: _show(call, weaver), patience=5.0 if args.follow else 0.0)
     except (Unreachable, Refused) as error:
         folders = _newest(call.settings.state_folder / "runs", args.job)
         if not folders:
