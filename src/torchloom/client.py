@@ -53,7 +53,7 @@ TIMEOUT = 30.0
 
 
 class Target(NamedTuple):
-    """Whom a command is for: a job, one of its replicas, or one rank."""
+    """The target of a command: a job, one of its replicas, or one rank."""
 
     job: str
     replica: str | None = None
@@ -135,7 +135,7 @@ class AsyncClient:
         return (await self.knobs(job)).changes
 
     async def checkpoints(self, job: str) -> CheckpointsView:
-        """What a job has told of its checkpoints: the latest, the last failure, where it resumed."""
+        """What a job has reported about its checkpoints: the latest, the last failure, where it resumed."""
         view = await (await self._weaver()).checkpoints(check_name("job", job))
         if view == CheckpointsView(job=job):
             await self._check_job(job)
@@ -222,7 +222,7 @@ class AsyncClient:
         return await self._steer("kill", target)
 
     async def evict(self, target: str) -> Done:
-        """JOB/REPLICA, under torchft: end it at once, while the others go on without it; then start it again."""
+        """JOB/REPLICA, under torchft: end it at once, while the others continue without it; then restart it."""
         job, replica, rank = parse_target(target)
         if replica is None or rank is not None:
             raise BadInput(f"{target!r} is not a replica", hint="write JOB/REPLICA; `loom map` lists them")

@@ -132,7 +132,7 @@ def test_a_job_whose_folder_is_elsewhere_is_listed_as_told(weaver: Responder, at
 
 
 def test_a_job_that_saved_nothing_and_one_that_is_unknown(weaver: Responder, at: Loom) -> None:
-    assert at("checkpoints", "mnist", "--verify") == (0, "job mnist has told of no checkpoints\n", "")
+    assert at("checkpoints", "mnist", "--verify") == (0, "job mnist has reported no checkpoints\n", "")
     assert at("checkpoints", "prune", "mnist", "--last", "1").code == 4
     ran = at("checkpoints", "mnits")
     assert ran.code == 4

@@ -250,7 +250,7 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ["Job mnist:1 starts and heals from the others"],
     ),
     (AttemptPaused(job="mnist", attempt=1), ["Job mnist is paused"]),
-    (AttemptPaused(job="mnist", attempt=1, held=False), ["Job mnist goes on"]),
+    (AttemptPaused(job="mnist", attempt=1, held=False), ["Job mnist continues"]),
     (AttemptRunning(job="mnist", attempt=1, warm=2), ["Job mnist runs, 2 warm"]),
     (
         AttemptRunning(job="mnist", attempt=1, why_cold="OMP_NUM_THREADS differs"),
@@ -268,7 +268,7 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ResponseBegan(job="mnist", incident="i7", kind="hang", do=("stacks", "restart"), reason="rank 3 hangs"),
         ["The policy of mnist acts on i7 (rank 3 hangs): stacks, then restart"],
     ),
-    (ResponseWent(job="mnist", left=("restart",)), ["The policy of mnist goes on: restart"]),
+    (ResponseWent(job="mnist", left=("restart",)), ["The policy of mnist continues: restart"]),
     (ResponseWent(job="mnist"), ["The policy of mnist has acted"]),
     (
         AttemptEnded(job="mnist", attempt=1, wait_seconds=0.5),

@@ -25,7 +25,7 @@ class DeviceFailed(Message, frozen=True):
 
 
 class DeviceRecovered(Message, frozen=True):
-    """Whoever said that a device is broken says that it is not any more. It works again once nobody says so."""
+    """The source that reported a device as broken takes that back. The device works again when no source reports it."""
 
     device: Name
     source: Text = "monitoring"
@@ -34,7 +34,7 @@ class DeviceRecovered(Message, frozen=True):
 
 
 ALL_OVER: Final = "all"
-"""Of a DeviceWarned that is over: whatever was told of this device before does not hold any more."""
+"""Of a DeviceWarned that is over: no earlier warning about this device holds any more."""
 
 
 class DeviceWarned(Message, frozen=True):
@@ -49,11 +49,11 @@ class DeviceWarned(Message, frozen=True):
 
 
 class RankStacks(Part, frozen=True):
-    """Where the threads of a rank are, or why that cannot be told."""
+    """Where the threads of a rank are, or why that is unknown."""
 
     rank: RankNumber
     how: Literal["itself", "signal", "py-spy", "none"]
-    """The rank told it at its ease; by force, while its interpreter was held; it was read from outside; not at all."""
+    """The rank answered; by a signal, while its interpreter was held; py-spy read it from outside; not at all."""
     text: Annotated[str, Meta(max_length=20_000)] = ""
     state: Annotated[str, Meta(max_length=200)] = ""
     """Of the process, as the kernel sees it."""
@@ -69,7 +69,7 @@ class Inspected(Message, frozen=True):
     incident: Name
     ranks: Annotated[tuple[RankStacks, ...], Meta(max_length=1024)] = ()
     host: Text = ""
-    """How the machine fares: load, pressure, memory."""
+    """The state of the machine: load, pressure, memory."""
 
 
 class RankExited(Message, frozen=True):

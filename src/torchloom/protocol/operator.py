@@ -35,7 +35,7 @@ class Register(Message, frozen=True):
 
 
 Patience = Annotated[float, Meta(gt=0, le=86_400)]
-"""Seconds after which who waits for a certain change to take effect is told that it is certain."""
+"""Seconds to wait for a committed change to take effect; then the answer is that it is committed."""
 
 
 class SetKnobs(Message, frozen=True):
@@ -97,7 +97,7 @@ class Cancel(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Start nothing more on a node, or again; what runs there goes on."""
+    """Start nothing more on a node, or again; ranks that run there continue."""
 
     node: Name
     undo: bool = False

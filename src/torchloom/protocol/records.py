@@ -93,7 +93,7 @@ class RankLeft(Message, frozen=True):
 
 
 class RankForgotten(Message, frozen=True):
-    """Gone for long and its job goes on without it."""
+    """Gone for long, and its job continues without it."""
 
     rank: RankId
 
@@ -108,7 +108,7 @@ class DeviceSeated(Message, frozen=True):
 
 
 class DeviceBlamed(Message, frozen=True):
-    """Somebody says that a device is broken; others may say so too, each for a reason of his own."""
+    """A source reports that a device is broken; others may do so too, each for its own reason."""
 
     device: str
     by: str
@@ -120,7 +120,7 @@ class DeviceBlamed(Message, frozen=True):
 
 
 class DeviceCleared(Message, frozen=True):
-    """He does not say so any more."""
+    """It does not report that any more."""
 
     device: str
     by: str
@@ -180,7 +180,7 @@ class ChangeDecided(Message, frozen=True):
 
 
 class ChangeSettled(Message, frozen=True):
-    """Every rank of the change has said what became of it, or cannot any more."""
+    """Every rank of the change has reported the outcome, or cannot any more."""
 
     id: str
     applied: int
@@ -231,7 +231,7 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class JobResumed(Message, frozen=True):
-    """A rank goes on from a checkpoint of its job."""
+    """A rank continues from a checkpoint of its job."""
 
     rank: RankId
     step: int
@@ -280,7 +280,7 @@ class MemberDiscarded(Message, frozen=True):
 
 
 class MembersEvicted(Message, frozen=True):
-    """Ended, or to be ended: the lighthouse of their job is told not to count on them."""
+    """Ended, or to be ended: the lighthouse of their job must exclude them."""
 
     job: str
     members: tuple[str, ...]
@@ -288,7 +288,7 @@ class MembersEvicted(Message, frozen=True):
 
 
 class InboxRead(Message, frozen=True):
-    """The durable inbox has been decided on up to here; a restarted weaver goes on after it."""
+    """The durable inbox has been decided on up to here; a restarted weaver continues after it."""
 
     seq: int
 

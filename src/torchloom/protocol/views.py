@@ -149,7 +149,7 @@ class PlaneView(Part, frozen=True):
     server: str = ""
     """Name and version of the NATS server it talks to."""
     advisories: bool = True
-    """Whether deaths are told by the server; without, silence is the only sign."""
+    """Whether the server reports deaths; without, silence is the only sign."""
     refused: dict[str, int] = {}
     """Messages not accepted since this weaver began, by reason."""
     trouble: str = ""
@@ -218,7 +218,7 @@ class FailedStep(Part, frozen=True):
 
 
 class ResumedStep(Part, frozen=True):
-    """Where training went on."""
+    """Where training resumed."""
 
     step: int
     path: str
@@ -231,16 +231,16 @@ class CheckpointsView(Message, frozen=True):
     """Where the newest is; empty if none was ever written or tried."""
     node: str = ""
     saved: tuple[SavedStep, ...] = ()
-    """The latest, in the order in which they were told of. Some may have been deleted since."""
+    """The latest, in the order in which they were reported. Some may have been deleted since."""
     failures: int = 0
     failed: FailedStep | None = None
     """The last that could not be written."""
     resumed: ResumedStep | None = None
-    """Where training went on the last time."""
+    """Where training resumed the last time."""
 
 
 class Goodput(Part, frozen=True):
-    """What became of the time since a job was submitted: productive and lost seconds make up all of it."""
+    """How the time since a job was submitted was spent: productive and lost seconds make up all of it."""
 
     elapsed: float
     productive: float
@@ -266,7 +266,7 @@ class RunView(Part, frozen=True):
     waiting: str = ""
     """What it waits for before it can be started."""
     step: int = 0
-    """The furthest that was heard of."""
+    """The furthest step that was reported."""
     notes: tuple[AttemptNote, ...] = ()
     goodput: Goodput | None = None
 

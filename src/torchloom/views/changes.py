@@ -1,4 +1,4 @@
-"""The changes of a job, newest first: who, when, from what to what, at which step, and what became of it."""
+"""The changes of a job, newest first: who, when, from what to what, at which step, and its outcome."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ CLOSED_SHOWN = 50
 """Closed incidents in a picture; the log has all."""
 INCIDENTS_SHOWN = 200
 EVIDENCE_SHOWN = 200_000
-"""Characters of what is told of them; beyond, the older ones are told in short."""
+"""Characters of their evidence and history; beyond, the older ones are shortened."""
 SHORT = 200
 CHANGES_SHOWN = 100
 UNUSED_SHOWN = 1000
@@ -83,7 +83,7 @@ def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> Clus
 
 
 def _readings(cluster: ClusterState, now: float) -> dict[str, Reading]:
-    """What devices say of themselves, as far as agents have told of late."""
+    """The readings of devices that agents have reported recently."""
     speaking = (seen.beat for seen in cluster.runtime.nodes.values() if now - seen.heard < NODE_SILENCE)
     return {reading.device: reading for beat in speaking for reading in beat.readings}
 
@@ -103,7 +103,7 @@ def _unused(cluster: ClusterState, idle: dict[str, Device]) -> set[str]:
 
 
 def _incidents(cluster: ClusterState, look: QueryCluster) -> tuple[IncidentView, ...]:
-    """Newest first; of one job also those of no job. So many can be shown whole, the others in short."""
+    """Newest first; of one job also those of no job. The newest are complete, the others shortened."""
     if look.incident is not None:
         known = cluster.incidents.get(look.incident)
         return (_incident(known),) if known is not None else ()

@@ -202,14 +202,14 @@ ROWS: Mapping[type[Record], Row] = {
     runs.AttemptBegan: Row(_placed),
     runs.AttemptLaunched: Row(_launched),
     runs.AttemptRunning: Row("Job {job} runs{warm:if|, {warm} warm}{why_cold:?; started cold: }"),
-    runs.AttemptPaused: Row("Job {job} {held:if|is paused|goes on}"),
+    runs.AttemptPaused: Row("Job {job} {held:if|is paused|continues}"),
     runs.AttemptStopping: Row(
         lambda record: f"Job {record.job} is ended, {AFTER[record.then]}: {render(record.reason)}", "yellow"
     ),
     runs.AttemptEnded: Row("No process of {job} is left{wait_seconds:if|; it starts again in {wait_seconds:g} s}"),
     runs.RunEnded: Row("Job {job} is {phase}{reason:?: }"),
     incidents.ResponseBegan: Row("The policy of {job} acts on {incident}{reason:? (|)}: {do:then}", "yellow"),
-    incidents.ResponseWent: Row("The policy of {job} {left:if|goes on: {left:then}|has acted}"),
+    incidents.ResponseWent: Row("The policy of {job} {left:if|continues: {left:then}|has acted}"),
     requests.JobAnnotated: Row("Note on {job}{operator:? by }{step:? at step }: {text}"),
     requests.ReplicaDrained: Row(
         "{job} {drained:if|is to leave at the end of a step, and to stay away|may come back}{operator:? (|)}"
@@ -244,7 +244,7 @@ class Teller:
         self._jobs_of: dict[str, frozenset[str]] = {}
 
     def events(self, seq: int, entry: Entry) -> Iterator[Event]:
-        """What is worth telling of one entry: nothing internal, nothing of other jobs if one was asked for."""
+        """The records of one entry to show: nothing internal, nothing of other jobs if one was asked for."""
         for record in entry.records:
             jobs = self._jobs(record)
             if not isinstance(record, log.InboxRead) and (self.job is None or self.job in jobs):

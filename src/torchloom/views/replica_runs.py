@@ -46,6 +46,6 @@ def all_told(job: str, runs: Sequence[RunView], now: float, incidents: Sequence[
     parts = [f"{job}: of {len(there)} replicas {counts}", f"step {max(run.step for run in there):,}", f"{took:.1f} s"]
     again = sum(max(0, len(run.notes) - 1) for run in there)
     if again:
-        parts.append(f"{again} restart{'s' if again != 1 else ''}, while the others went on")
+        parts.append(f"{again} restart{'s' if again != 1 else ''}, while the others continued")
     reasons = [f"{label(run)}: {run.reason}" for run in there if run.phase == "failed"]
     return ", ".join(parts) + (f" ({'; '.join(reasons)})" if reasons else "")

@@ -48,7 +48,7 @@ def job(
     """What a job does, where its time went, what operators marked, its newest incident (one that is open, if there is
     any), and the others."""
     said = _Story(screen)
-    said.part("job", [cut(doing, _DOING)])  # the reason of an end is told again below
+    said.part("job", [cut(doing, _DOING)])  # the reason of an end is shown again below
     said.part("goodput", [goodput(spent)] if spent is not None else [])
     said.part("marks", [f"{clock(mark.at, now)}  {mark.text}" for mark in marks], hanging=len(clock(now, now)) + 2)
     told = newest_first(views)
@@ -109,7 +109,7 @@ def _when(view: IncidentView, now: float) -> str:
 
 
 def _blame(view: IncidentView) -> str:
-    """Whom or what it began with."""
+    """The rank or thing that it began with."""
     about = view.about
     if (rank := about.rank) is not None:
         return f"rank {rank.rank} of {rank.job}" + (f", replica {rank.replica}" if rank.replica != "main" else "")

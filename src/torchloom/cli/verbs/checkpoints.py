@@ -77,7 +77,7 @@ class Where(NamedTuple):
     def elsewhere(self, what: str) -> Refused:
         assert self.told is not None
         if not self.told.folder:
-            return Refused(f"job {self.told.job} has told of no checkpoints", hint="name a folder, such as ./runs/a")
+            return Refused(f"job {self.told.job} has reported no checkpoints", hint="name a folder, such as ./runs/a")
         node = self.told.node or "another machine"
         return Refused(
             f"the folder {self.told.folder} is on {node}, not here", hint=f"run `loom {what} {self.told.folder}` there"

@@ -68,7 +68,7 @@ def up(call: Call) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # at once: whoever started us in a pipe waits for it
+    print(text, flush=True)  # at once: a reader at the end of a pipe waits for it
 
 
 def parse_listen(text: str) -> tuple[str, int | None]:
@@ -95,7 +95,7 @@ def down(call: Call) -> int:
     live = _live(call) if up_here else {}
     if live:
         names = ", ".join(f"{job} ({count} {'rank' if count == 1 else 'ranks'})" for job, count in live.items())
-        question = f"this control plane watches live training: {names}. It goes on, but unwatched and unprotected"
+        question = f"this control plane watches live training: {names}. It continues, but unwatched and unprotected"
         if not call.confirm(question):
             call.note("nothing was stopped")
             return 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchloom.views.records import Event, Teller
 
 _WIDEN = 4
-"""Where too many entries had nothing to tell, so many times more are read."""
+"""If too few entries had something to show, this many times more are read."""
 
 
 def add(verbs: Verbs) -> None:
@@ -105,4 +105,4 @@ def _print(call: Call, found: list[Event]) -> None:
             call.print_json(as_object(event))
         else:
             call.print(lines(event, call.screen))
-    sys.stdout.flush()  # whoever follows through a pipe wants it now
+    sys.stdout.flush()  # a reader at the end of a pipe wants it now

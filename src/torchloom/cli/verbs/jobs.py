@@ -84,7 +84,7 @@ def wait(call: Call) -> int:
 
 
 async def _follow(call: Call, weaver: WeaverClient, job: str, timeout: float | None) -> int:
-    """Tell what becomes of a job until it is over; its exit code."""
+    """Report the state of a job until it has ended; its exit code."""
     import asyncio
     import time
 
@@ -103,7 +103,7 @@ async def _follow(call: Call, weaver: WeaverClient, job: str, timeout: float | N
             call.note(f"loom: {text}")
             said = text
         if end is not None and time.monotonic() > end:
-            call.note(f"loom: {job} is still {replicas(runs)[0].phase} after {timeout:g} s; it goes on")
+            call.note(f"loom: {job} is still {replicas(runs)[0].phase} after {timeout:g} s; it continues")
             return TIME_IS_UP
         await asyncio.sleep(_POLL_SECONDS)
 

@@ -166,7 +166,7 @@ def drmap(call: Call) -> int:
     from torchloom.views import map as view_map
 
     args = call.args
-    rank = completion_names.parse_rank(args.rank) if args.rank else None  # a mistake is told before anyone is asked
+    rank = completion_names.parse_rank(args.rank) if args.rank else None  # before the weaver is asked
     view = see(call)
     seats = view_map.chosen(
         view.seats,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HARM = {
     "stop": "Their loops end after a common step",
     "kill": "They end at once and save nothing",
-    "evict": "They end at once; the other replicas go on without them",
+    "evict": "They end at once; the other replicas continue without them",
 }
 
 _VERBS = (
@@ -126,7 +126,7 @@ def aimed(view: ClusterView, target: Target) -> list[RankView]:
     found = [r for r in view.ranks if replica in {None, r.rank.replica} and rank in {None, r.rank.rank}]
     there = [r for r in found if r.presence in {"live", "lost"}]
     if not there:
-        raise Refused(f"{target} has no living rank", hint="`loom status` shows what became of them")
+        raise Refused(f"{target} has no living rank", hint="`loom status` shows how they ended")
     return there
 
 

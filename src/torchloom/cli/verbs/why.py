@@ -63,7 +63,7 @@ def _document(job: str, found: list[IncidentView], spent: Goodput | None) -> dic
 
 
 async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list[IncidentView], list[RunView]]:
-    """The picture, the job if one is meant, its incidents with the one to be told first, and its runs."""
+    """The picture, the job if one is meant, its incidents with the one to show first, and its runs."""
     from torchloom.views.why import newest_first
 
     view = await weaver.cluster(most=0)

@@ -48,7 +48,7 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "computes_meanwhile": "{ranks:ranks} computed meanwhile: it may end by itself",
     "peers_died": "{ranks:ranks} died",
     "no_step_for": "{ranks:ranks} made no step for {lasted:time}; at most {most:time} is expected",
-    "others_go_on": "the other ranks go on",
+    "others_go_on": "the other ranks continue",
     "all_at_one_step": "all ranks stand at the same place, step {step:,}: no rank stands out",
     "behind_in_steps": "{ranks:ranks} finished step {first:,}, others step {last:,}",
     "behind_in_collectives": (
@@ -64,8 +64,8 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "if_it_lasts_all_is_lost": (
         "if it lasts {seconds:.3g} s: {policy} (it would start from the beginning: no checkpoint is known of)"
     ),
-    "may_go_on_by_itself": "it may go on by itself",
-    "went_on_by_itself": "it went on by itself; step {step:,}",
+    "may_go_on_by_itself": "it may continue by itself",
+    "went_on_by_itself": "it continued by itself; step {step:,}",
     "no_rank_stands_out": "no rank makes a step, and none stands out",
     "rank_is_frozen": "{ranks:ranks} is frozen: its process is stopped",
     "ranks_are_frozen": "{ranks:ranks} are frozen: their processes are stopped",
@@ -75,7 +75,7 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "ranks_hang": "{ranks:ranks} hang",
     "checkpoint_failed": "checkpoint of {job} failed",
     "at_step_in": "step {step:,}, in {folder}",
-    "next_interval_saves": "training goes on; the next interval tries again",
+    "next_interval_saves": "training continues; the next interval tries again",
     "last_good_stays": "the last good one stays",
     "checkpoint_written": "the checkpoint of step {step:,} was written",
     "later_checkpoint_written": "a later checkpoint was written",
@@ -139,7 +139,7 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
         "no alert in it says how bad it is: label torchloom=fail or warn, or severity=critical or warning, does"
     ),
     # runs
-    "replica_restarts": "the replica is ended, then started again, while the others go on",
+    "replica_restarts": "the replica is ended, then started again, while the others continue",
     "restarts_elsewhere": "started again elsewhere; what may still run there is ended when its agent is back",
     "job_given_up": "all ranks are ended; the job is given up",
     "agent_speaks_again": "it speaks again",
