@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.views.made import incident
+from tests.views.samples import incident
 from torchloom.launcher.rank_output import Output
 from torchloom.launcher.status_line import StatusLine, how_far
 from torchloom.protocol.job import Task

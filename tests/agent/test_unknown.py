@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.views.made import rank
+from tests.views.samples import rank
 from torchloom.launcher.unattached_hint import COUNTED, NOTHING, PATIENCE, UnattachedHint, script_of, unknown
 from torchloom.protocol.job import Task
 from torchloom.protocol.views import RankView

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.views.made import NOW
+from tests.views.samples import NOW
 from torchloom.checkpoints.store.inventory import Entry, Inventory
 from torchloom.checkpoints.store.retention import Pruned
 from torchloom.protocol.views import CheckpointsView, FailedStep

@@ -14,7 +14,7 @@ from torchloom.launcher.rank_output import Output
 from torchloom.protocol.node import Place
 from torchloom.protocol.queries import QueryLines
 from torchloom.protocol.views import LinesView, RunView
-from torchloom.views.replica_runs import label
+from torchloom.views.job_runs import label
 
 WHICH = ("out", "err")
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
 from msgspec.structs import replace
 
 from torchloom.core.jobs.placement import waits_for
@@ -14,7 +18,7 @@ from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.protocol.knob_values import Value
 from torchloom.protocol.node import Reading
-from torchloom.protocol.phrase import phrase
+from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.queries import QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
 from torchloom.protocol.views import (
     ChangeView,
@@ -37,6 +41,7 @@ from torchloom.protocol.views import (
 from torchloom.views.records import sentences
 from torchloom.views.wording.phrases import render, render_all, shorten
 
+View = TypeVar("View", bound=msgspec.Struct)
 CLOSED_SHOWN = 50
 """Closed incidents in a picture; the log has all."""
 INCIDENTS_SHOWN = 200
@@ -77,9 +82,21 @@ def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> Clus
     known = [device for name in sorted(devices) if (device := cluster.devices.get(name) or idle.get(name))]
     return replace(
         view,
-        seats=tuple(SeatView(device=s.device, replica=s.replica, rank=s.rank, node=s.node) for s in seats),
+        seats=tuple(_view(SeatView, seat) for seat in seats),
         devices=tuple(_device(cluster, device, readings.get(device.id)) for device in known),
     )
+
+
+def _view(kind: type[View], state: object, **more: object) -> View:
+    """A view of a part of the state: its fields of the same names, with phrases as text, and what else is given."""
+    fields = {name: _shown(getattr(state, name)) for name in kind.__struct_fields__ if hasattr(state, name)}
+    return kind(**(fields | more))
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Phrase):
+        return render(value)
+    return value.value if isinstance(value, Enum) else value
 
 
 def _readings(cluster: ClusterState, now: float) -> dict[str, Reading]:
@@ -123,59 +140,32 @@ def _incidents(cluster: ClusterState, look: QueryCluster) -> tuple[IncidentView,
 
 def _incident(incident: Incident) -> IncidentView:
     decided = phrase(DECIDED, decision=incident.decision)
-    return IncidentView(
-        id=incident.id,
-        opened=incident.opened,
-        what=render(incident.what),
-        about=incident.about,
-        affected=incident.affected,
-        culprits=incident.culprits,
-        job=incident.job,
+    return _view(
+        IncidentView,
+        incident,
         evidence=render_all(incident.evidence),
-        decision=render(incident.decision),
         short=render(shorten(incident.what)),
         brief=render(shorten(incident.decision)),
         decided=next((at for at, entry in incident.history if entry == decided), None),
-        reason=render(incident.reason),
-        outcome=render(incident.outcome),
-        closed=incident.closed,
-        kind=incident.kind,
         history=tuple((at, render(shorten(entry))) for at, entry in incident.history if entry != decided),
         stopped=incident.stopped[0] if incident.stopped is not None else "",
-        lost_steps=incident.lost_steps,
-        lost_seconds=incident.lost_seconds,
     )
 
 
 def _device(cluster: ClusterState, device: Device, reading: Reading | None) -> DeviceView:
-    return DeviceView(
-        device=device.id,
-        node=device.node,
-        health="failed" if device.failed else "ok",
-        since=device.since,
-        cause=render(device.cause),
-        replicas=cluster.drmap.replicas_on(device.id),
-        reading=reading,
-    )
+    health = "failed" if device.failed else "ok"
+    replicas = cluster.drmap.replicas_on(device.id)
+    return _view(DeviceView, device, device=device.id, health=health, replicas=replicas, reading=reading)
 
 
 def _rank(cluster: ClusterState, rank: Rank) -> RankView:
     rank_runtime = cluster.runtime.ranks.get(rank.id)
-    heard = rank_runtime.heard if rank_runtime and rank_runtime.beat else None
-    return RankView(
+    return _view(
+        RankView,
+        rank,
         rank=rank.id,
-        presence=rank.presence.value,
-        since=rank.since,
-        reason=render(rank.reason),
-        incarnation=rank.incarnation,
-        node=rank.node,
-        pid=rank.pid,
-        devices=rank.devices,
-        world_size=rank.world_size,
-        heard=heard,
+        heard=rank_runtime.heard if rank_runtime and rank_runtime.beat else None,
         beat=rank_runtime.beat if rank_runtime else None,
-        counted=rank.counted,
-        member=rank.member,
         evicted=_is_evicted(cluster, rank),
         drained=(run := cluster.runs.of(rank.id.of)) is not None and run.drained,
     )
@@ -195,12 +185,11 @@ def _job(cluster: ClusterState, job: Job, marks: bool) -> JobView:
     runs = [run for run in cluster.runs.of_job(job.name) if not run.serves]
     none_runs = bool(runs) and all(run.phase is not RunPhase.RUNNING for run in runs)
     phase = runs[0].phase if none_runs else job.phase
-    return JobView(
+    return _view(
+        JobView,
+        job,
         job=job.name,
         phase=phase.value,
-        began=job.began,
-        ended=job.ended,
-        reason=render(job.reason),
         ranks=sum(run.world_size for run in runs) or len(members),
         live=len(live),
         step=min((beat.step for beat in beats), default=None),
@@ -250,20 +239,13 @@ def knobs(cluster: ClusterState, look: QueryKnobs) -> KnobsView:
     return KnobsView(
         knobs=tuple(shown),
         changes=tuple(
-            ChangeView(
-                id=change.id,
-                job=change.job,
+            _view(
+                ChangeView,
+                change,
                 action=change.change.action,
                 values=change.change.values,
-                before=change.before,
                 step=change.change.step,
                 over=change.change.over,
-                phase=change.phase.value,
-                outcome=render(change.outcome),
-                operator=change.operator,
-                asked=change.asked,
-                target=change.target,
-                reverted_by=change.reverted_by,
                 ranks=len(change.lives),
             )
             for change in list(cluster.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
@@ -272,16 +254,7 @@ def knobs(cluster: ClusterState, look: QueryKnobs) -> KnobsView:
 
 
 def checkpoints(cluster: ClusterState, look: QueryCheckpoints) -> CheckpointsView:
-    kept = cluster.keeping.of(look.job)
-    return CheckpointsView(
-        job=kept.job,
-        folder=kept.folder,
-        node=kept.node,
-        saved=kept.saved,
-        failures=kept.failures,
-        failed=kept.failed,
-        resumed=kept.resumed,
-    )
+    return _view(CheckpointsView, cluster.keeping.of(look.job))
 
 
 def curves(cluster: ClusterState, look: QueryCurves) -> CurvesView:
@@ -305,18 +278,10 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
     many = sum(len(seen.beat.readings) for seen in cluster.runtime.nodes.values()) > READINGS_SHOWN
     return RunsView(
         runs=tuple(
-            RunView(
-                job=run.job,
-                phase=run.phase.value,
-                since=run.since,
-                submitted=run.submitted,
-                task=run.task,
-                operator=run.operator,
+            _view(
+                RunView,
+                run,
                 attempt=run.ordinal,
-                places=run.places,
-                resume=run.resume,
-                resume_step=run.resume_step,
-                reason=render(run.reason),
                 step=max(run.step, cluster.furthest(run)),
                 waiting=render(waits_for(cluster, run, now)) if run.phase in _WAITING else "",
                 notes=tuple(replace(note, reason=render(note.reason)) for note in run.notes),

@@ -21,12 +21,12 @@ from torchloom.protocol import run_records as runs
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import Entry, Record, named_jobs
 from torchloom.views.answers import names
-from torchloom.views.changes import moved
 from torchloom.views.format.json_document import plain
 from torchloom.views.format.numbers import size
 from torchloom.views.format.short_names import name_of
 from torchloom.views.format.tables import Screen, clean
 from torchloom.views.format.times import stamp
+from torchloom.views.listings import moved
 from torchloom.views.wording.phrases import fill, render, render_all
 
 

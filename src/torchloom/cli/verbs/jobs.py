@@ -88,8 +88,7 @@ async def _follow(call: Call, weaver: WeaverClient, job: str, timeout: float | N
     import asyncio
     import time
 
-    from torchloom.views.job_runs import told
-    from torchloom.views.replica_runs import all_told, are_over, group_code, replicas
+    from torchloom.views.job_runs import all_told, are_over, group_code, replicas, told
 
     end = None if timeout is None else time.monotonic() + timeout
     said = f"{job} is submitted"  # which is nothing new
@@ -133,8 +132,7 @@ def cancel(call: Call) -> int:
     from torchloom.client import operator
     from torchloom.protocol.operator import Cancel
     from torchloom.protocol.subjects import Role
-    from torchloom.views.job_runs import told
-    from torchloom.views.replica_runs import replicas
+    from torchloom.views.job_runs import replicas, told
 
     async def question(weaver: WeaverClient) -> str:
         runs = await runs_of(weaver, call.args.job)

@@ -131,14 +131,14 @@ def revert(call: Call) -> int:
 
 
 def show_knobs(call: Call) -> int:
-    from torchloom.views.knobs import knobs
+    from torchloom.views.listings import knobs
 
     view, now = _look(call)
     return call.show(view.knobs, lambda: knobs(view.knobs, now, call.screen), f"job {call.args.job} offers no knobs")
 
 
 def show_changes(call: Call) -> int:
-    from torchloom.views.changes import changes
+    from torchloom.views.listings import changes
 
     view, now = _look(call)
     return call.show(view.changes, lambda: changes(view.changes, now, call.screen), "no changes yet")

@@ -54,7 +54,7 @@ async def _show(call: Call, weaver: WeaverClient) -> int:
     from torchloom.cli.verbs.jobs import runs_of
     from torchloom.launcher.rank_output import Output
     from torchloom.launcher.remote_output import RemoteOutput
-    from torchloom.views.replica_runs import are_over, replicas
+    from torchloom.views.job_runs import are_over, replicas
 
     args = call.args
     runs = replicas(await runs_of(weaver, args.job))
@@ -98,7 +98,7 @@ class Files:
     async def show(self, run: RunView, ordinal: int | None = None) -> bool:
         from pathlib import Path
 
-        from torchloom.views.replica_runs import label
+        from torchloom.views.job_runs import label
 
         folder = Path(run.task.log_dir) / f"attempt-{ordinal or run.attempt}"
         self._output.follow(folder, _ranks(folder, self._rank), replica=label(run))

@@ -70,11 +70,11 @@ def agent(call: Call) -> int:
 def nodes(call: Call) -> int:
     import time
 
-    from torchloom.views import nodes as view_nodes
+    from torchloom.views import listings
 
     found = call.query(lambda weaver: weaver.nodes())
     empty = "no agents yet: `loom agent` on a machine lets it run jobs"
-    return call.show(found, lambda: view_nodes.nodes(found, time.time(), call.screen), empty)
+    return call.show(found, lambda: listings.nodes(found, time.time(), call.screen), empty)
 
 
 def drain(call: Call) -> int:

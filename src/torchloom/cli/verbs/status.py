@@ -95,8 +95,7 @@ def whole(name: str | None, runs: Sequence[RunView]) -> str | None:
 
 def own_runs(view: ClusterView, runs: Sequence[RunView]) -> list[RunView]:
     """The runs of a job, unless they were over before somebody else began the job that is there now."""
-    from torchloom.views.job_runs import OVER
-    from torchloom.views.replica_runs import replicas
+    from torchloom.views.job_runs import OVER, replicas
 
     began = {known.job: known.began for known in view.jobs}
     return [

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import NOW, cluster, incident, job
+from tests.views.samples import NOW, cluster, incident, job
 from torchloom.cli import completion_names
 from torchloom.cli.job_options import with_rules
 from torchloom.cli.parser import parse

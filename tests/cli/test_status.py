@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import GPU, NOW, cluster, device, incident, job, rank, seat
+from tests.views.samples import GPU, NOW, cluster, device, incident, job, rank, seat
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import ReplicaDrained

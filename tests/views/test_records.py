@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from tests.views.made import GPU, LIFE, NOW, REPLICA
+from tests.views.samples import GPU, LIFE, NOW, REPLICA
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
 from torchloom.protocol.job import Task

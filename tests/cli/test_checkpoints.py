@@ -11,7 +11,7 @@ from tests.checkpoints.store.test_inventory import flip
 from tests.checkpoints.store.test_search import make
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.cli.test_process import on_terminal
+from tests.cli.test_main import on_terminal
 from torchloom.checkpoints.store.locks import reading
 from torchloom.cli.parser import build
 from torchloom.cli.verb_registry import verbs_of
