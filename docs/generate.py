@@ -17,7 +17,8 @@ from pathlib import Path
 from docs import jobs, packages, trouble
 from docs.markdown import code, fenced, table
 from torchloom.bus.authority import Authority
-from torchloom.cli.parser import EXIT_CODES, build, verbs_of
+from torchloom.cli.parser import EXIT_CODES, build
+from torchloom.cli.verb_registry import verbs_of
 from torchloom.core.state.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.subjects import STREAMS, SUBJECTS, Permissions, Role, Stream, permissions

@@ -12,7 +12,7 @@ import pytest
 
 import torchloom
 from tests.cli.responder import Responder
-from tests.views.made import cluster, knobs
+from tests.views.samples import cluster, knobs
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.client import Target, parse_target
 from torchloom.errors import BadInput, BadName, BadState, Refused, Unreachable

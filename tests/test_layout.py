@@ -21,25 +21,21 @@ MOST_LINES = 400
 LARGE_FOLDERS: set[str] = set()
 LONG_MODULES: set[str] = set()
 OUTSIDE_LAYERS: set[str] = set()
-CYCLES: list[set[str]] = [
-    {"torchloom.cli.completion", "torchloom.cli.main", "torchloom.cli.parser", "torchloom.cli.shell"},
-]
+CYCLES: list[set[str]] = []
 TWO_SIDES = {
     "checkpoints": "checkpoints of a job: the verb and the table",
     "control_plane": "nats-server and weaver together: the process that supervises them, and its verbs",
     "curves": "the thinned history of a rank: kept and drawn",
     "goodput": "the share of productive time: computed and shown",
-    "knobs": "values that may be changed: their rules, the verb and the table",
+    "knobs": "values that may be changed: their rules and the verb",
     "lighthouse": "the lighthouse of a job: its messages and its verb",
     "main": "the entry point of a process",
     "node": "a machine with an agent: its messages, and the facts that the agent reads",
     "node_checks": "whether a node is fit: decided and shown",
-    "nodes": "machines with agents: the verbs and the table",
     "orders": "what one rank is asked to do at once: the weaver's side and the rank's",
     "policy": "the response to each kind of incident: the table, and how it is explained",
     "queries": "requests to see something: the messages and the answers",
     "records": "what the log contains: the messages and their sentences",
-    "run_records": "records about runs: the messages and their sentences",
     "settings": "environment variables: their table, and the verb that prints it",
     "stacks": "stacks of a rank: written by the rank, read by the agent",
     "status": "one screen about everything: the verbs and the view",

@@ -28,7 +28,18 @@ from torchloom.errors import BadInput, Refused
 from torchloom.protocol.codec import decode_ask, encode
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.knob_values import KnobSpec, Value
-from torchloom.protocol.operator import Ask, Done, EvictReplica, Fail, Recover, Register, Revert, SetKnobs, Steer
+from torchloom.protocol.operator import (
+    Annotate,
+    Ask,
+    Done,
+    EvictReplica,
+    Fail,
+    Recover,
+    Register,
+    Revert,
+    SetKnobs,
+    Steer,
+)
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import ChangeView, CheckpointsView, ClusterView, JobView, KnobsView
 from torchloom.settings import Settings
@@ -42,7 +53,7 @@ TIMEOUT = 30.0
 
 
 class Target(NamedTuple):
-    """Whom a command is for: a job, one of its replicas, or one rank."""
+    """The target of a command: a job, one of its replicas, or one rank."""
 
     job: str
     replica: str | None = None
@@ -124,7 +135,7 @@ class AsyncClient:
         return (await self.knobs(job)).changes
 
     async def checkpoints(self, job: str) -> CheckpointsView:
-        """What a job has told of its checkpoints: the latest, the last failure, where it resumed."""
+        """What a job has reported about its checkpoints: the latest, the last failure, where it resumed."""
         view = await (await self._weaver()).checkpoints(check_name("job", job))
         if view == CheckpointsView(job=job):
             await self._check_job(job)
@@ -185,6 +196,11 @@ class AsyncClient:
         check_name("change", change)
         return await self._ask(Revert(request=uuid4().hex, job=job, change=change, operator=self.operator))
 
+    async def annotate(self, job: str, text: str) -> Done:
+        """Add a note to a job; `loom events`, `loom why` and `loom curves` show it."""
+        check_name("job", job)
+        return await self._ask(Annotate(request=uuid4().hex, job=job, text=text, operator=self.operator))
+
     # ── steering: a target is written JOB, JOB/REPLICA or JOB/REPLICA/RANK ──
 
     async def pause(self, target: str) -> Done:
@@ -206,7 +222,7 @@ class AsyncClient:
         return await self._steer("kill", target)
 
     async def evict(self, target: str) -> Done:
-        """JOB/REPLICA, under torchft: end it at once, while the others go on without it; then start it again."""
+        """JOB/REPLICA, under torchft: end it at once, while the others continue without it; then restart it."""
         job, replica, rank = parse_target(target)
         if replica is None or rank is not None:
             raise BadInput(f"{target!r} is not a replica", hint="write JOB/REPLICA; `loom map` lists them")
@@ -318,6 +334,7 @@ class Client:
     set = _blocking(AsyncClient.set)
     parse = _blocking(AsyncClient.parse)
     revert = _blocking(AsyncClient.revert)
+    annotate = _blocking(AsyncClient.annotate)
     pause = _blocking(AsyncClient.pause)
     resume = _blocking(AsyncClient.resume)
     stop = _blocking(AsyncClient.stop)

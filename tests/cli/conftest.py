@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.cli.responder import Responder
-from tests.views.made import cluster
+from tests.views.samples import cluster
 from torchloom.cli.main import main
 from torchloom.settings import Settings
 

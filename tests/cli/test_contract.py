@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torchloom
 from torchloom import errors
-from torchloom.cli.parser import EXIT_CODES, build, options_of, verbs_of
+from torchloom.cli.parser import EXIT_CODES, build
+from torchloom.cli.verb_registry import options_of, verbs_of
 from torchloom.errors import Damaged, NoValidCheckpoint
 
 EVERYWHERE = {"-h", "--help", "--state", "--no-color"}
@@ -58,8 +59,8 @@ def test_the_two_clients_have_the_same_methods() -> None:
 
     assert methods(torchloom.Client) == methods(torchloom.AsyncClient)
     assert sorted(methods(torchloom.Client)) == [
-        "changes", "checkpoint", "checkpoints", "close", "evict", "fail", "jobs", "kill", "knobs", "parse", "pause",
-        "recover", "register", "resume", "revert", "set", "stacks", "status", "stop",
+        "annotate", "changes", "checkpoint", "checkpoints", "close", "evict", "fail", "jobs", "kill", "knobs", "parse",
+        "pause", "recover", "register", "resume", "revert", "set", "stacks", "status", "stop",
     ]  # fmt: skip
 
 

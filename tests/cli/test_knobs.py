@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import knob, knobs
+from tests.views.samples import knob, knobs
 from torchloom.protocol.operator import Done, No, Revert, SetKnobs
 from torchloom.protocol.views import KnobsView
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import LIFE, NOW, cluster, incident, job, rank
+from tests.views.samples import LIFE, NOW, cluster, incident, job, rank
 from torchloom.cli import completion_names
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.incident_records import About

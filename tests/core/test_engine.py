@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -11,7 +12,7 @@ from tests.core.loom import HI, Loom, life
 from tests.core.site import JOB
 from tests.core.test_changes import A, B, a_job, a_set, a_steer, request, stand
 from tests.core.test_hanging import Training
-from torchloom.core.decide import decide
+from torchloom.core.decide import HANDLERS, decide
 from torchloom.core.engine import Engine
 from torchloom.core.events import BeatReceived, Event, JobDue, LinkClosed, RanksSilent, RequestReceived, RunDue
 from torchloom.core.incidents.periodic_checks import SLICE
@@ -20,7 +21,7 @@ from torchloom.core.state.runtime import RankRuntime
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.lighthouse import LighthouseBeat
-from torchloom.protocol.operator import Steer
+from torchloom.protocol.operator import Ask, Steer
 from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.protocol.records import MembersEvicted, RankForgotten, RankLost
 
@@ -265,3 +266,7 @@ def news_of(site: Training, node: str) -> tuple[Event, ...]:
         moved = tuple(replace(rank, step=int(site.loom.now)) for rank in status.ranks)
         site.agents[node].attempts[key] = replace(status, ranks=moved)
     return site.loom.engine.hear_node(node, site.agents[node].beat(), site.loom.now)
+
+
+def test_every_request_has_a_handler() -> None:
+    assert set(HANDLERS) == set(get_args(Ask))

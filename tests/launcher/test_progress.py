@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.views.made import rank
+from tests.views.samples import rank
 from tests.views.test_job_runs import a_note, a_run
 from tests.views.test_replica_runs import a_replica, alone
 from torchloom.launcher.output import Output

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.views.made import NOW
+from tests.views.samples import NOW
 from torchloom.checkpoints.store.inventory import Entry, Inventory
 from torchloom.checkpoints.store.retention import Pruned
 from torchloom.protocol.views import CheckpointsView, FailedStep
@@ -93,7 +93,7 @@ def test_an_empty_folder_is_said_in_a_sentence() -> None:
     assert view.answer(found(), None, NOW, Screen()) == ["no checkpoints in /runs/a"]
     told = CheckpointsView(job="mnist")
     assert view.answer(Inventory(folder="", entries=()), told, NOW, Screen()) == [
-        "job mnist has told of no checkpoints"
+        "job mnist has reported no checkpoints"
     ]
 
 

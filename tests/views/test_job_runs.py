@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.views.made import incident
+from tests.views.samples import incident
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import Place
 from torchloom.protocol.run_records import AttemptNote

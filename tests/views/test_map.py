@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.views.made import assignment, device
+from tests.views.samples import assignment, device
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.views.format.tables import Screen
 from torchloom.views.map import by_device, by_replica, chosen, drmap, spans

@@ -107,7 +107,7 @@ def test_names_numbers_and_what_may_be_missing() -> None:
     assert render(phrase("applied_on", step=1, count=2)) == "applied at step 1 on 2 ranks"
     assert render(phrase("attempt_stopped", attempt=2, step=1204)) == "all ranks of attempt 2 are ended at step 1,204"
     assert render(phrase("attempt_stopped", attempt=2, step=None)) == "all ranks of attempt 2 are ended"
-    assert render(phrase("resumes_at", step=30, path="/runs/step-30")) == "it goes on from step 30 (/runs/step-30)"
+    assert render(phrase("resumes_at", step=30, path="/runs/step-30")) == "it continues from step 30 (/runs/step-30)"
 
 
 def test_phrases_stand_within_phrases() -> None:

@@ -8,8 +8,7 @@ from tests.views.test_job_runs import a_note
 from torchloom.protocol.job import Task, Torchft
 from torchloom.protocol.run_records import AttemptNote
 from torchloom.protocol.views import RunView
-from torchloom.views.job_runs import INTERRUPTED
-from torchloom.views.replica_runs import all_told, are_over, group_code, label, replicas
+from torchloom.views.job_runs import INTERRUPTED, all_told, are_over, group_code, label, replicas
 
 
 def a_replica(part: object, phase: str = "running", min_replicas: int = 1, **more: object) -> RunView:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.views.made import LIFE, NOW, cluster, device, incident, job, plane, rank
+from tests.views.samples import LIFE, NOW, cluster, device, incident, job, plane, rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About
 from torchloom.protocol.node import Reading

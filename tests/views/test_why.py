@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.views.made import NOW, incident
+from tests.views.samples import NOW, incident
 from torchloom.core.incidents.policy import planned
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Coroutine, Iterable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torchloom.errors import BadInput
+from torchloom.errors import BadInput, TorchLoomError
 
 if TYPE_CHECKING:
+    from torchloom.bus.weaver_client import WeaverClient
+    from torchloom.client import AsyncClient
+    from torchloom.protocol.operator import Done
     from torchloom.settings import Settings
     from torchloom.views.format.tables import Screen
 
@@ -20,10 +23,14 @@ T = TypeVar("T")
 
 
 class Call:
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Namespace, build: Callable[[], ArgumentParser]) -> None:
         self.args = args
+        self.build = build
+        """Makes the parser of all verbs."""
 
-    def run(self) -> int:
+    def run(self, run_line: Callable[[Sequence[str]], int]) -> int:
+        """Run the verb; `run_line` runs another command line, for `loom shell`."""
+        self.run_line = run_line
         verb: Callable[[Call], int] = self.args.run
         return verb(self)
 
@@ -67,6 +74,45 @@ class Call:
         """Something beside the answer, on stderr, so that stdout stays clean for scripts."""
         print(text, file=sys.stderr, flush=True)
 
+    def show(self, value: object, lines: Callable[[], Iterable[str]], empty: str = "") -> int:
+        """The answer of a verb: a document with -o json, otherwise lines of text, or `empty` where there is nothing to
+        list. The exit code is that of success."""
+        if self.json:
+            self.print_json(value)
+        else:
+            self.print([empty] if empty and not value else lines())
+        return 0
+
+    def show_done(self, done: Done) -> int:
+        from torchloom.views.answers import answer
+
+        return self.show(done, lambda: answer(done, self.screen))
+
+    def query(self, work: Callable[[WeaverClient], Coroutine[Any, Any, T]], role: str = "viewer", **how: Any) -> T:
+        """What `work` returns, given a connection to the weaver."""
+        from torchloom.bus.weaver_client import WeaverClient
+        from torchloom.protocol.subjects import Role
+
+        async def connected() -> T:
+            async with WeaverClient(self.settings, Role(role), **how) as weaver:
+                return await work(weaver)
+
+        return self.wait(connected())
+
+    def request(self, work: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
+        """What `work` returns, given a client that sends a request again until --timeout, and reports once that it
+        waits."""
+        from torchloom.client import AsyncClient
+
+        timeout, notes = self.args.timeout, [f"loom: waiting for the ranks, up to {self.args.timeout:g} s"]
+
+        async def connected() -> T:
+            on_wait = lambda: self.note(notes.pop()) if notes else None  # noqa: E731
+            async with AsyncClient(self.settings, timeout=timeout, on_wait=on_wait) as client:
+                return await work(client)
+
+        return self.wait(connected())
+
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something asynchronous to its end."""
         import asyncio
@@ -83,3 +129,9 @@ class Call:
             raise BadInput(what, hint="there is no terminal to ask on: pass --yes to go ahead")
         self.note(what)
         return input("Go ahead? [y/N] ").strip().lower() in {"y", "yes"}
+
+
+def print_error(error: TorchLoomError) -> None:
+    print(f"loom: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  → {error.hint}", file=sys.stderr)

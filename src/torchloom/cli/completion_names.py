@@ -10,7 +10,7 @@ from torchloom.errors import BadInput, Refused
 from torchloom.shared.suggestions import unknown
 
 if TYPE_CHECKING:
-    from argparse import Action, Namespace
+    from argparse import Namespace
 
     from torchloom.bus.weaver_client import WeaverClient
     from torchloom.protocol.ids import RankId, ReplicaId
@@ -177,10 +177,6 @@ complete_run = completer(_runs)
 complete_knob = completer(_knobs)
 complete_why = completer(_jobs_and_incidents)
 complete_change = completer(_changes)
-
-
-def with_names(action: Action, complete: Callable[..., list[str]]) -> None:
-    action.completer = complete  # type: ignore[attr-defined]  # where argcomplete looks
 
 
 def _find(find: Finder, typed: Namespace) -> Iterable[object]:

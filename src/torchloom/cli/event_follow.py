@@ -86,7 +86,7 @@ async def follow(
             await bell.wait()
             if client.is_connected:
                 position = await _catch_up(client, position, bell, show)
-        raise Unreachable("the server closed the connection for good", hint="is the credential still valid?")
+        raise Unreachable("the server closed the connection permanently", hint="is the credential still valid?")
     finally:
         closed.set()
         await client.close()
@@ -125,7 +125,7 @@ async def _catch_up(client: Client, position: int, bell: _Bell, show: Callable[[
                 position = stored.seq
                 seen += 1
             if seen == 0 and rings == 0 and (await extent(client, LOG_STREAM.name)).last < position:
-                return 0  # the log began anew: another state folder, or it was wiped
+                return 0  # the log was recreated: another state folder, or it was wiped
         except Unreachable:
             return position  # the next ring, or the return of the server, brings us back
         if seen >= rings + bell.rings:

@@ -19,8 +19,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"loom {__version__}")
         return 0
     if "_ARGCOMPLETE" in os.environ:
-        from torchloom.cli.completion import complete
-
         complete()
     try:
         code = run(words)
@@ -32,14 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(words: Sequence[str]) -> int:
-    """One command line, its errors told on stderr."""
+    """Run one command line; errors go to stderr."""
+    from torchloom.cli.call import print_error
     from torchloom.cli.parser import parse
 
     try:
-        call = parse(words)
-        return call.run()
+        return parse(words).run(run)
     except TorchLoomError as error:
-        tell(error)
+        print_error(error)
         if "TORCHLOOM_REPORT_FD" in os.environ:  # started in the background
             from torchloom.bus.startup_report import send_error
 
@@ -52,10 +50,16 @@ def run(words: Sequence[str]) -> int:
         return end.code if isinstance(end.code, int) else 0
 
 
-def tell(error: TorchLoomError) -> None:
-    print(f"loom: {error.message}", file=sys.stderr)
-    if error.hint:
-        print(f"  → {error.hint}", file=sys.stderr)
+def complete() -> None:
+    """Called by the shell while someone types; ends the process."""
+    import argcomplete
+
+    from torchloom.cli.parser import build
+    from torchloom.cli.verb_registry import verbs_of
+
+    parser = build()
+    # The second word of a verb is offered after its first.
+    argcomplete.autocomplete(parser, exclude=[name for name in verbs_of(parser) if " " in name])
 
 
 if __name__ == "__main__":

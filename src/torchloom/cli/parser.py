@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
 from torchloom import __version__
-from torchloom.cli import completion, shell
 from torchloom.cli.call import Call
-from torchloom.cli.verb_registry import Verbs, common
+from torchloom.cli.verb_registry import Parser, Verbs, common, options_of, verbs_of
 from torchloom.cli.verbs import (
     check_node,
     checkpoints,
@@ -25,6 +23,7 @@ from torchloom.cli.verbs import (
     nodes,
     run,
     settings,
+    shell,
     status,
     steer,
     why,
@@ -33,26 +32,9 @@ from torchloom.errors import BadInput
 from torchloom.shared.suggestions import did_you_mean, nearest
 
 GROUPS = (
-    control_plane,
-    run,
-    jobs,
-    logs,
-    nodes,
-    lighthouse,
-    status,
-    why,
-    event_log,
-    knobs,
-    steer,
-    checkpoints,
-    devices,
-    join,
-    doctor,
-    check_node,
-    settings,
-    shell,
-    completion,
-)
+    control_plane, run, jobs, logs, nodes, lighthouse, status, why, event_log, knobs, steer, checkpoints, devices, join,
+    doctor, check_node, settings, shell,
+)  # fmt: skip
 EXIT_CODES = """\
 exit codes:
   0  done
@@ -68,26 +50,6 @@ exit codes:
   130  interrupted with Ctrl-C
   141  the reader of the output is gone
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse that raises our errors and guesses what was meant."""
-
-    def error(self, message: str) -> NoReturn:
-        raise BadInput(message, hint=f"`{self.prog} --help` explains")
-
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """A verb may have two words: `checkpoints prune` is another one than `checkpoints`."""
-        both = " ".join(arg_strings[:2])
-        if isinstance(action, argparse._SubParsersAction) and both in action.choices:
-            arg_strings = [both, *arg_strings[2:]]
-        return super()._get_values(action, arg_strings)
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            known = [str(choice) for choice in action.choices]
-            what = "verb" if isinstance(action, argparse._SubParsersAction) else action.metavar or action.dest
-            raise BadInput(f"there is no {what} {value!r}", hint=did_you_mean(str(value), known))
 
 
 def build(verb: str | None = None) -> Parser:
@@ -122,7 +84,7 @@ def parse(words: Sequence[str]) -> Call:
     if args.verb is None:
         parser.print_help()
         raise SystemExit(0)
-    return Call(args)
+    return Call(args, build)
 
 
 def _verb(words: Sequence[str]) -> str:
@@ -134,17 +96,6 @@ def _verb(words: Sequence[str]) -> str:
             continue
         return word
     return ""
-
-
-def options_of(parser: argparse.ArgumentParser) -> list[str]:
-    return [option for action in parser._actions for option in action.option_strings]
-
-
-def verbs_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
 
 
 def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: Sequence[str]) -> BadInput:

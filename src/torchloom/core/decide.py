@@ -11,7 +11,7 @@ from typing import Any
 
 from torchloom.core import timers
 from torchloom.core.changes import orders, requests, two_phase_commit
-from torchloom.core.decision import NOTHING, Decision, merge_decisions
+from torchloom.core.decision import NOTHING, Decision, Handlers, merge_decisions
 from torchloom.core.devices import device_reports
 from torchloom.core.devices.device_failures import respond_to_failure
 from torchloom.core.events import (
@@ -44,19 +44,7 @@ from torchloom.core.state.pending_operations import PendingOperation
 from torchloom.core.torchft import drain, members
 from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned, Inspected, RankExited
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.operator import (
-    Cancel,
-    Drain,
-    DrainReplica,
-    EvictReplica,
-    Fail,
-    Recover,
-    Register,
-    Revert,
-    SetKnobs,
-    Steer,
-    Submit,
-)
+from torchloom.protocol.operator import Fail, Steer
 from torchloom.protocol.rank import (
     Applied,
     Discarded,
@@ -124,29 +112,8 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
             return device_reports.withdraw(cluster, recovered)
         case FactReceived(fact=DeviceWarned() as warned):
             return respond_to_failure(cluster, device_reports.warn(cluster, warned), warned.device, now)
-        case RequestReceived(ask=Fail(device=device, cause=cause, operator=operator)):
-            blame = Blame(by=device_reports.HAND, cause=cause)
-            return respond_to_failure(cluster, device_reports.fail(cluster, device, operator, blame), device, now)
-        case RequestReceived(ask=Recover(device=device, operator=operator)):
-            return device_reports.recover(cluster, device, operator)
-        case RequestReceived(ask=Register() as register):
-            return device_reports.register(cluster, register)
-        case RequestReceived(
-            ask=SetKnobs() | Revert() | Steer(verb="pause" | "stop" | "checkpoint") as ask, reply=reply
-        ):
-            return requests.request_change(cluster, ask, reply)
-        case RequestReceived(ask=Steer() as ask, reply=reply):
-            return orders.give(cluster, ask, reply)
-        case RequestReceived(ask=Submit() as ask):
-            return submission.submit(cluster, ask)
-        case RequestReceived(ask=Cancel() as ask):
-            return submission.cancel(cluster, ask, now)
-        case RequestReceived(ask=Drain() as ask):
-            return submission.drain(cluster, ask)
-        case RequestReceived(ask=EvictReplica() as ask):
-            return drain.evict_replica(cluster, ask, now)
-        case RequestReceived(ask=DrainReplica() as ask):
-            return drain.drain_replica(cluster, ask)
+        case RequestReceived(ask=ask, reply=reply):
+            return HANDLERS[type(ask)](cluster, ask, reply, now)
         case LighthouseBeatReceived(job=job):
             return members.handle_lighthouse_beat(cluster, job)
         case NodeBeatReceived(node=node):
@@ -172,3 +139,24 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
             term = cluster.term + 1
             return Decision((TermBegan(term=term, weaver=weaver),))
     raise AssertionError(f"no rule for {event!r}")
+
+
+def _fail(cluster: ClusterState, ask: Fail, _reply: str, now: float) -> Decision:
+    blame = Blame(by=device_reports.HAND, cause=ask.cause)
+    return respond_to_failure(cluster, device_reports.fail(cluster, ask.device, ask.operator, blame), ask.device, now)
+
+
+def _steer(cluster: ClusterState, ask: Steer, reply: str, _now: float) -> Decision:
+    handle = requests.request_change if ask.verb in {"pause", "stop", "checkpoint"} else orders.give
+    return handle(cluster, ask, reply)
+
+
+HANDLERS: Handlers = {
+    Fail: _fail,
+    Steer: _steer,
+    **device_reports.HANDLERS,
+    **requests.HANDLERS,
+    **submission.HANDLERS,
+    **drain.HANDLERS,
+}
+"""What operators ask for."""

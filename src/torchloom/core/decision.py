@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
+from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.pending_operations import Volatile
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import Evict
@@ -55,6 +56,10 @@ class Decision:
 
 
 NOTHING = Decision()
+
+Handlers = Mapping[type, Callable[[ClusterState, Any, str, float], Decision]]
+"""By the type of a request: the function that decides on it, given the state, the request, where it is answered, and
+the time. Each module that decides on requests has such a table, and `decide` joins them."""
 
 
 def merge_decisions(decisions: Iterable[Decision]) -> Decision:

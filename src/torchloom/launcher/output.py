@@ -17,7 +17,7 @@ from torchloom.errors import Refused, Unreachable
 from torchloom.protocol.node import Place
 from torchloom.protocol.queries import QueryLines
 from torchloom.protocol.views import LinesView, RunView
-from torchloom.views.replica_runs import label
+from torchloom.views.job_runs import label
 
 COLOURS = (36, 33, 35, 32, 34, 31)
 MOST = 1024 * 1024

@@ -11,7 +11,7 @@ from torchloom.launcher.run_control import LaunchRequest, RunFollower
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import RunView
 from torchloom.settings import Settings
-from torchloom.views.replica_runs import replicas
+from torchloom.views.job_runs import replicas
 
 LOOK_SECONDS = 0.3
 

@@ -23,8 +23,7 @@ from torchloom.protocol.operator import Cancel, Submit
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import IncidentView, RunView
 from torchloom.settings import Settings
-from torchloom.views.job_runs import INTERRUPTED
-from torchloom.views.replica_runs import all_told, are_over, group_code, label, replicas
+from torchloom.views.job_runs import INTERRUPTED, all_told, are_over, group_code, label, replicas
 
 POLL_SECONDS = 0.05
 CALM_SECONDS = 0.2

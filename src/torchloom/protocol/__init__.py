@@ -13,9 +13,8 @@ type or a value out of bounds is refused.
     agent     weaver   NodeBeat                                                      once a second, and on a change
     anyone    weaver   Fact         DeviceFailed DeviceRecovered DeviceWarned        durable
                                     RankExited Inspected
-    operator  weaver   Ask          Fail Recover Register SetKnobs Revert Steer      answered with Done or No
-                                    Submit Cancel Drain EvictReplica DrainReplica
-    viewer    weaver   Look         LookFabric LookCurves LookKnobs LookRuns …       answered with a view
+    operator  weaver   Ask          Fail SetKnobs Revert Steer Submit Cancel …       answered with Done or No
+    viewer    weaver   Look         QueryCluster QueryCurves QueryKnobs …            answered with a view
     weaver    rank     Command      Welcome Introduce Muted Farewell WhereAreYou
                                     Propose Verdict Order
     weaver    agent    NodeCommand  Prepare Launch Halt Examine Inspect Dismiss      repeated until beats confirm it

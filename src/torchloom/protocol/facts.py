@@ -26,7 +26,7 @@ class DeviceFailed(Message, frozen=True):
 
 
 class DeviceRecovered(Message, frozen=True):
-    """Whoever said that a device is broken says that it is not any more. It works again once nobody says so."""
+    """The source that reported a device as broken takes that back. The device works again when no source reports it."""
 
     device: Name
     source: Text = "monitoring"
@@ -35,7 +35,7 @@ class DeviceRecovered(Message, frozen=True):
 
 
 ALL_OVER: Final = "all"
-"""Of a DeviceWarned that is over: whatever was told of this device before does not hold any more."""
+"""Of a DeviceWarned that is over: no earlier warning about this device holds any more."""
 
 
 class DeviceWarned(Message, frozen=True):
@@ -50,11 +50,11 @@ class DeviceWarned(Message, frozen=True):
 
 
 class RankStacks(Part, frozen=True):
-    """Where the threads of a rank are, or why that cannot be told."""
+    """Where the threads of a rank are, or why that is unknown."""
 
     rank: RankNumber
     how: Literal["itself", "signal", "py-spy", "none"]
-    """The rank told it at its ease; by force, while its interpreter was held; it was read from outside; not at all."""
+    """The rank answered; by a signal, while its interpreter was held; py-spy read it from outside; not at all."""
     text: Annotated[str, Meta(max_length=20_000)] = ""
     state: Statement = ""
     """Of the process, as the kernel sees it."""

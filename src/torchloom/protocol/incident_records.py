@@ -34,7 +34,7 @@ class IncidentOpened(Message, frozen=True):
     checkpoints: tuple[str, ...] = ()
     """Those that are damaged."""
     errors: tuple[str, ...] = ()
-    """Which of them the evidence tells of (SaveFailed.error)."""
+    """Which of them the evidence contains (SaveFailed.error)."""
     evidence: tuple[Prose, ...] = ()
     decision: Prose = ""
     reason: Prose = ""
@@ -56,7 +56,7 @@ class IncidentAmended(Message, frozen=True):
     stacks: str | None = None
     """The evidence is the stacks of ranks: the node whose agent took them, or empty if ranks told them themselves."""
     errors: tuple[str, ...] = ()
-    """Further ones that the evidence tells of."""
+    """Further ones that the evidence contains."""
 
 
 class ResponseBegan(Message, frozen=True):

@@ -12,7 +12,7 @@ from torchloom.protocol.phrase import Prose
 
 
 class Evict(Message, frozen=True):
-    """These are gone for good: they are not waited for, and every later word of theirs is refused."""
+    """These are permanently gone: nobody waits for them, and every later message of theirs is refused."""
 
     term: int
     members: Annotated[tuple[Name, ...], Meta(max_length=1000)]

@@ -1,4 +1,4 @@
-"""Requests of operators to the weaver, and its answers `Done` and `No`."""
+"""Requests of operators to the weaver, the records that they alone leave, and the answers `Done` and `No`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Register(Message, frozen=True):
 
 
 Patience = Annotated[float, Meta(gt=0, le=86_400)]
-"""Seconds after which who waits for a certain change to take effect is told that it is certain."""
+"""Seconds to wait for a committed change to take effect; then the answer is that it is committed."""
 
 
 class SetKnobs(Message, frozen=True):
@@ -97,7 +97,7 @@ class Cancel(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Start nothing more on a node, or again; what runs there goes on."""
+    """Start nothing more on a node, or again; ranks that run there continue."""
 
     node: Name
     undo: bool = False
@@ -121,7 +121,19 @@ class DrainReplica(Message, frozen=True):
     operator: Text = ""
 
 
-Ask = Fail | Recover | Register | SetKnobs | Revert | Steer | Submit | Cancel | Drain | EvictReplica | DrainReplica
+class Annotate(Message, frozen=True):
+    """Add a note to a job, also to one that has ended."""
+
+    request: RequestId
+    job: Name
+    text: Annotated[str, Meta(min_length=1, max_length=500)]
+    operator: Text = ""
+
+
+Ask = (
+    Fail | Recover | Register | SetKnobs | Revert | Steer | Submit | Cancel | Drain | EvictReplica | DrainReplica
+    | Annotate
+)  # fmt: skip
 
 
 class Done(Message, frozen=True):
@@ -143,3 +155,35 @@ class No(Message, frozen=True):
     hint: Prose = ""
     code: str = ""
     """Of the phrase that says why, for programs."""
+
+
+class Mark(Message, frozen=True):
+    """Base of records that stay with their job, for `loom why` and `loom curves` to show."""
+
+    job: str
+    request: str
+    """A repetition of it leaves no second mark."""
+    step: int | None = None
+    """Where the job was; absent if no rank had reported."""
+    operator: str = ""
+
+
+class JobAnnotated(Mark, frozen=True):
+    text: str = ""
+
+
+class ReplicaDrained(Message, frozen=True):
+    """It is to leave at the end of a step and stay away; or to come back."""
+
+    job: str
+    drained: bool
+    operator: str = ""
+
+
+class NodeDrained(Message, frozen=True):
+    node: str
+    drained: bool
+    operator: str = ""
+
+
+RequestRecord = ReplicaDrained | NodeDrained | JobAnnotated

@@ -19,7 +19,7 @@ class QueryCluster(Message, frozen=True):
     readings: bool = False
     """With what devices say of themselves; the pages must be smaller then, to fit a message."""
     incident: Name | None = None
-    """Of incidents this one alone, with all that is known of it; otherwise old ones are told in short."""
+    """Of incidents this one alone, with all that is known of it; otherwise old ones are shortened."""
 
 
 class QueryCurves(Message, frozen=True):
@@ -77,7 +77,7 @@ NodeLook = QueryNodeChecks | QueryBandwidth
 
 
 class QueryCheckpoints(Message, frozen=True):
-    """The checkpoints that a job has told of."""
+    """The checkpoints that a job has reported."""
 
     job: Name
 

@@ -74,7 +74,7 @@ class SaveFailed(Message, frozen=True):
 
 
 class Resumed(Message, frozen=True):
-    """Training goes on from a checkpoint."""
+    """Training continues from a checkpoint."""
 
     incarnation: Incarnation
     step: int
@@ -142,7 +142,7 @@ class StepTimes(Part, frozen=True, gc=False):
 
 
 class Beat(Message, frozen=True, gc=False):  # there are very many, and none is part of a cycle
-    """What a rank says every second: where it is and how it fares."""
+    """What a rank reports every second: its step and its state."""
 
     incarnation: Annotated[str, Meta(min_length=24, max_length=24)]
     """An Incarnation. Matching its pattern takes as long as decoding the rest, and it is almost always that of a known
@@ -188,7 +188,7 @@ Report = Hello | Goodbye | Knobs | Saved | SaveFailed | Resumed | Joined | Regro
 
 
 class StepReport(Message, frozen=True):
-    """Where a rank is: so many steps finished, this long each."""
+    """Where a rank is: the steps that it has finished, and how long each takes."""
 
     incarnation: Incarnation
     id: str
@@ -223,7 +223,7 @@ class Applied(Message, frozen=True):
 
 
 class Ordered(Message, frozen=True):
-    """What became of an order."""
+    """The result of an order."""
 
     incarnation: Incarnation
     id: str
@@ -240,7 +240,7 @@ class ChangeSpec(Part, frozen=True):
     id: Name
     number: int
     step: int
-    """Takes effect when so many steps are finished."""
+    """Takes effect when this number of steps is finished."""
     action: Action = "set"
     values: Values = {}
     over: int = 0
@@ -261,7 +261,7 @@ class Welcome(Message, frozen=True):
 
 
 class Introduce(Message, frozen=True):
-    """Someone beats whom I do not know: say Hello."""
+    """The sender of a beat is unknown: say Hello."""
 
     term: int
     incarnation: Incarnation

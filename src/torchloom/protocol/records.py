@@ -10,6 +10,7 @@ from torchloom.protocol.ids import Incarnation, RankId, ReplicaId
 from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
 from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.message import Message, Part
+from torchloom.protocol.operator import RequestRecord
 from torchloom.protocol.phrase import Prose
 from torchloom.protocol.rank import ChangeSpec, Hello
 from torchloom.protocol.run_records import (
@@ -19,8 +20,6 @@ from torchloom.protocol.run_records import (
     AttemptPaused,
     AttemptRunning,
     AttemptStopping,
-    NodeDrained,
-    ReplicaDrained,
     RunEnded,
     RunSubmitted,
 )
@@ -94,7 +93,7 @@ class RankLeft(Message, frozen=True):
 
 
 class RankForgotten(Message, frozen=True):
-    """Gone for long and its job goes on without it."""
+    """Gone for long, and its job continues without it."""
 
     rank: RankId
 
@@ -109,7 +108,7 @@ class DeviceRegistered(Message, frozen=True):
 
 
 class DeviceBlamed(Message, frozen=True):
-    """Somebody says that a device is broken; others may say so too, each for a reason of his own."""
+    """A source reports that a device is broken; others may do so too, each for its own reason."""
 
     device: str
     by: str
@@ -121,7 +120,7 @@ class DeviceBlamed(Message, frozen=True):
 
 
 class DeviceCleared(Message, frozen=True):
-    """He does not say so any more."""
+    """It does not report that any more."""
 
     device: str
     by: str
@@ -181,7 +180,7 @@ class ChangeDecided(Message, frozen=True):
 
 
 class ChangeSettled(Message, frozen=True):
-    """Every rank of the change has said what became of it, or cannot any more."""
+    """Every rank of the change has reported the outcome, or cannot any more."""
 
     id: str
     applied: int
@@ -232,7 +231,7 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class JobResumed(Message, frozen=True):
-    """A rank goes on from a checkpoint of its job."""
+    """A rank continues from a checkpoint of its job."""
 
     rank: RankId
     step: int
@@ -281,7 +280,7 @@ class MemberDiscarded(Message, frozen=True):
 
 
 class MembersEvicted(Message, frozen=True):
-    """Ended, or to be ended: the lighthouse of their job is told not to count on them."""
+    """Ended, or to be ended: the lighthouse of their job must exclude them."""
 
     job: str
     members: tuple[str, ...]
@@ -289,7 +288,7 @@ class MembersEvicted(Message, frozen=True):
 
 
 class InboxRead(Message, frozen=True):
-    """The durable inbox has been decided on up to here; a restarted weaver goes on after it."""
+    """The durable inbox has been decided on up to here; a restarted weaver continues after it."""
 
     seq: int
 
@@ -337,10 +336,16 @@ Record = (
     | ResponseWent
     | AttemptEnded
     | RunEnded
-    | ReplicaDrained
-    | NodeDrained
+    | RequestRecord
     | InboxRead
 )
+
+
+def named_jobs(record: Record) -> frozenset[str]:
+    """The jobs that a record names in its fields `job`, `rank`, `replica` and `replicas`."""
+    ids = (getattr(record, "rank", None), getattr(record, "replica", None), *getattr(record, "replicas", ()))
+    jobs = {id.job for id in ids if isinstance(id, RankId | ReplicaId)}
+    return frozenset(jobs | {getattr(record, "job", "")} - {""})
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ class Failure(Part, frozen=True):
 
 
 class AttemptNote(Part, frozen=True):
-    """What became of one attempt."""
+    """How one attempt went."""
 
     number: int
     began: float
@@ -33,7 +33,7 @@ class AttemptNote(Part, frozen=True):
     ended: float | None = None
     resume_step: int | None = None
     step: int = 0
-    """The furthest that was heard of."""
+    """The furthest step that was reported."""
     reason: Prose = ""
     kind: str = ""
     failure: Failure | None = None
@@ -63,7 +63,7 @@ class AttemptBegan(Message, frozen=True):
 
 
 class AttemptLaunched(Message, frozen=True):
-    """Its agents have been told to start it: where ranks meet, and what they go on from."""
+    """Its agents have the command to start it: where ranks meet, and what they resume from."""
 
     job: str
     attempt: int
@@ -86,7 +86,7 @@ class AttemptRunning(Message, frozen=True):
 
 
 class AttemptPaused(Message, frozen=True):
-    """All its ranks are paused, or go on."""
+    """All its ranks are paused, or continue."""
 
     job: str
     attempt: int
@@ -103,7 +103,7 @@ class AttemptStopping(Message, frozen=True):
     failure: Failure | None = None
     """Absent if it may well not happen again."""
     step: int = 0
-    """The furthest step that was heard of."""
+    """The furthest step that was reported."""
     next_action: Literal["restart", "fail", "cancel", "done"] = "restart"
     code: int = 1
     """What the one who started it exits with if this is the end."""
@@ -130,18 +130,4 @@ class RunEnded(Message, frozen=True):
     phase: Literal["done", "failed", "cancelled"]
     reason: Prose = ""
     step: int = 0
-    """The furthest that was heard of."""
-
-
-class ReplicaDrained(Message, frozen=True):
-    """It is to leave at the end of a step and stay away; or to come back."""
-
-    job: str
-    drained: bool
-    operator: str = ""
-
-
-class NodeDrained(Message, frozen=True):
-    node: str
-    drained: bool
-    operator: str = ""
+    """The furthest step that was reported."""

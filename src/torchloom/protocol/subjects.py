@@ -114,7 +114,7 @@ class Permissions:
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     answer: bool = False
-    """May answer, once, where whoever asked it wants the answer."""
+    """May answer each request once, on the subject that the request names."""
 
 
 def inbox_prefix(role: Role, rank: RankId | None = None) -> str:

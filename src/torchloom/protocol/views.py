@@ -15,6 +15,7 @@ from torchloom.protocol.message import Message, Part
 from torchloom.protocol.node import Check, NodeBeat, Place, Reading
 from torchloom.protocol.operator import Done, No
 from torchloom.protocol.rank import Beat
+from torchloom.protocol.records import Record
 from torchloom.protocol.run_records import AttemptNote
 
 
@@ -56,6 +57,14 @@ class RankView(Part, frozen=True):
     """Its replica was asked to leave, and comes back when it may."""
 
 
+class MarkView(Part, frozen=True):
+    """A moment of a job that an operator marked."""
+
+    at: float
+    text: str
+    record: Record
+
+
 class JobView(Part, frozen=True):
     job: str
     phase: str
@@ -69,6 +78,8 @@ class JobView(Part, frozen=True):
     loss: float | None = None
     samples_per_second: float | None = None
     paused: bool = False
+    marks: tuple[MarkView, ...] = ()
+    """Oldest first; only in a view of one job."""
 
 
 class Assignment(Part, frozen=True):
@@ -138,7 +149,7 @@ class PlaneView(Part, frozen=True):
     server: str = ""
     """Name and version of the NATS server it talks to."""
     advisories: bool = True
-    """Whether deaths are told by the server; without, silence is the only sign."""
+    """Whether the server reports deaths; without, silence is the only sign."""
     refused: dict[str, int] = {}
     """Messages not accepted since this weaver began, by reason."""
     trouble: str = ""
@@ -207,7 +218,7 @@ class FailedStep(Part, frozen=True):
 
 
 class ResumedStep(Part, frozen=True):
-    """Where training went on."""
+    """Where training resumed."""
 
     step: int
     path: str
@@ -220,16 +231,16 @@ class CheckpointsView(Message, frozen=True):
     """Where the newest is; empty if none was ever written or tried."""
     node: str = ""
     saved: tuple[SavedStep, ...] = ()
-    """The latest, in the order in which they were told of. Some may have been deleted since."""
+    """The latest, in the order in which they were reported. Some may have been deleted since."""
     failures: int = 0
     failed: FailedStep | None = None
     """The last that could not be written."""
     resumed: ResumedStep | None = None
-    """Where training went on the last time."""
+    """Where training resumed the last time."""
 
 
 class Goodput(Part, frozen=True):
-    """What became of the time since a job was submitted: productive and lost seconds make up all of it."""
+    """How the time since a job was submitted was spent: productive and lost seconds make up all of it."""
 
     elapsed: float
     productive: float
@@ -255,7 +266,7 @@ class RunView(Part, frozen=True):
     waiting: str = ""
     """What it waits for before it can be started."""
     step: int = 0
-    """The furthest that was heard of."""
+    """The furthest step that was reported."""
     notes: tuple[AttemptNote, ...] = ()
     goodput: Goodput | None = None
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a folder, newest first, and which one a resume takes; and what became of a pruning."""
+"""The checkpoints of a folder, newest first, and which one a resume takes; and the result of a pruning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answer(
     if found.entries:
         lines += [*checkpoints(found, now, screen), "", resume(found)]
     elif told and not folder:
-        lines += [f"job {told.job} has told of no checkpoints"]
+        lines += [f"job {told.job} has reported no checkpoints"]
     else:
         lines += [f"no checkpoints in {folder}"]
     if told and folder and not here:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torchloom.protocol.views import CurvesView, Point
+from bisect import bisect
+from collections.abc import Sequence
+
+from torchloom.protocol.views import CurvesView, MarkView, Point
 from torchloom.views.format.numbers import ABSENT, number, sparkline
 from torchloom.views.format.tables import Column, Row, Screen, clean, cut, table
 from torchloom.views.format.times import clock, duration
@@ -10,15 +13,18 @@ from torchloom.views.format.times import clock, duration
 _WIDTH = 48
 
 
-def curves(view: CurvesView, now: float, screen: Screen) -> list[str]:
+def curves(view: CurvesView, now: float, screen: Screen, marks: Sequence[MarkView] = ()) -> list[str]:
+    """Under the curves of each rank a number stands where a mark was made; the list of marks follows."""
     lines: list[str] = []
     for rank, points in view.curves:
         lines += [screen.paint(cut(clean(_head(str(rank), points, now)), screen.width), "bold")]
         if points:
-            lines += [f"  {line}" for line in _body(points, screen)]
+            lines += [f"  {line}" for line in _body(points, screen, marks)]
     hidden = view.total - len(view.curves)
     if hidden > 0:
         lines.append(screen.paint(f"… and {hidden:,} more ranks", "dim"))
+    for ordinal, mark in enumerate(marks, 1):
+        lines.append(cut(clean(f"{ordinal % 10}  {clock(mark.at, now)}  {mark.text}"), screen.width))
     return lines or ["no history yet: the first point comes some seconds after the first beat"]
 
 
@@ -29,7 +35,7 @@ def _head(rank: str, points: tuple[Point, ...], now: float) -> str:
     return f"{rank}: {len(points)} points over {spread}, to {clock(points[-1].at, now)}"
 
 
-def _body(points: tuple[Point, ...], screen: Screen) -> list[str]:
+def _body(points: tuple[Point, ...], screen: Screen, marks: Sequence[MarkView]) -> list[str]:
     columns = [Column(""), Column("CURVE"), Column("FIRST", right=True), Column("LAST", right=True)]
     series: list[tuple[str, list[float | None]]] = [
         ("step", [float(p.step) for p in points]),
@@ -43,4 +49,16 @@ def _body(points: tuple[Point, ...], screen: Screen) -> list[str]:
         digits = 6 if name != "step" else 1  # steps are whole
         first, last = (number(known[0], digits), number(known[-1], digits)) if known else (ABSENT, ABSENT)
         rows.append([name, sparkline(values, width) if known else ABSENT, first, last])
+    if line := _mark_line(points, marks, min(width, len(points))):
+        rows.append(["marks", line, "", ""])
     return table(columns, rows, Screen(None, None, screen.colour))
+
+
+def _mark_line(points: tuple[Point, ...], marks: Sequence[MarkView], width: int) -> str:
+    """The last digit of each mark's number, above the point that was the newest when it was made."""
+    line = [" "] * width
+    for ordinal, mark in enumerate(marks, 1):
+        index = bisect(points, mark.at, key=lambda point: point.at) - 1
+        if index >= 0:
+            line[((index + 1) * width - 1) // len(points)] = str(ordinal % 10)
+    return "".join(line).rstrip()

@@ -1,12 +1,14 @@
-"""The lists a screen is made of: jobs, ranks, devices, incidents."""
+"""The tables that a screen consists of: jobs, ranks, devices, incidents, knobs, changes, nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from torchloom.knobs import describe
+from torchloom.protocol.knob_values import Value
 from torchloom.protocol.node import Reading
-from torchloom.protocol.views import DeviceView, IncidentView, JobView, RankView
-from torchloom.views.format.numbers import ABSENT, number
+from torchloom.protocol.views import ChangeView, DeviceView, IncidentView, JobView, KnobView, NodeView, RankView
+from torchloom.views.format.numbers import ABSENT, number, value
 from torchloom.views.format.short_names import name_of, short, short_devices
 from torchloom.views.format.tables import Cell, Column, Row, Screen, cut, table
 from torchloom.views.format.times import ago, clock, coarse
@@ -16,6 +18,9 @@ _STYLES = {
     "lost": "yellow", "stopped": "yellow", "paused": "yellow", "dead": "red", "failed": "red", "evicted": "yellow",
     "drained": "dim",
 }  # fmt: skip
+_CHANGE_STYLES = {"aborted": "yellow", "committed": "cyan", "proposed": "cyan"}
+SILENT_SECONDS = 6.0
+"""After which an agent that beats every second is missed."""
 _ROOMY = 110
 """Columns of a terminal from which on a decision stands beside an incident."""
 _DECISION = 24
@@ -165,3 +170,94 @@ def incidents(views: Sequence[IncidentView], now: float, screen: Screen) -> list
             ]
         )
     return table(columns, rows, screen)
+
+
+def knobs(views: Sequence[KnobView], now: float, screen: Screen) -> list[str]:
+    columns = [
+        Column("NAME"), Column("VALUE", shrinks=True), Column("BOUNDS", shrinks=True), Column("UNIT"),
+        Column("CHANGED"), Column("BY", shrinks=True), Column("HELP", shrinks=True),
+    ]  # fmt: skip
+    rows: list[Row] = [
+        [
+            view.spec.name,
+            ", ".join([value(view.value), *(f"{value(v)} in {r}" for r, v in view.elsewhere.items())]),
+            describe(view.spec) + (", per rank" if view.spec.per == "rank" else ""),
+            view.spec.unit or ABSENT,
+            ABSENT if view.changed is None else f"{clock(view.changed, now)} {view.change}".rstrip(),
+            view.changed_by or ABSENT,
+            view.spec.help or ABSENT,
+        ]
+        for view in sorted(views, key=lambda v: v.spec.name)
+    ]
+    return table(columns, rows, screen)
+
+
+def changes(views: Sequence[ChangeView], now: float, screen: Screen) -> list[str]:
+    columns = [
+        Column("ID"), Column("WHEN"), Column("WHO", shrinks=True), Column("WHAT", shrinks=True),
+        Column("STEP", right=True), Column("OUTCOME", shrinks=True), Column("REVERTED BY"),
+    ]  # fmt: skip
+    rows: list[Row] = [
+        [
+            view.id,
+            clock(view.asked, now),
+            view.operator or ABSENT,
+            moved(view.action, view.values, view.before, view.over)
+            + ("" if view.target == view.job else f" on {view.target}"),
+            f"{view.step:,}",
+            Cell(f"{view.phase}: {view.outcome}" if view.outcome else view.phase, _CHANGE_STYLES.get(view.phase, "")),
+            view.reverted_by or ABSENT,
+        ]
+        for view in views
+    ]
+    return table(columns, rows, screen)
+
+
+def moved(action: str, values: Mapping[str, Value], before: Mapping[str, Value], over: int = 0) -> str:
+    """`lr 0.1 → 0.01, clip 1 → 2 over 100 steps`, or the action's own name."""
+    if action != "set":
+        return action
+    moves = (
+        f"{name} {value(before[name])} → {value(new)}" if name in before else f"{name} → {value(new)}"
+        for name, new in values.items()
+    )
+    return ", ".join(moves) + (f" over {over:,} steps" if over else "")
+
+
+def nodes(views: Sequence[NodeView], now: float, screen: Screen) -> list[str]:
+    columns = [
+        Column("NODE", shrinks=True), Column("STATE"), Column("RANKS", right=True), Column("CORES", right=True),
+        Column("MEMORY", right=True), Column("GPUS", right=True), Column("STANDBY", right=True),
+        Column("HEARD", right=True), Column("ADDRESS"), Column("JOBS", shrinks=True),
+    ]  # fmt: skip
+    rows: list[Row] = []
+    for view in views:
+        beat = view.beat
+        jobs = dict.fromkeys(attempt.job for attempt in beat.attempts if any(r.state != "ended" for r in attempt.ranks))
+        rows.append(
+            [
+                view.node,
+                _node_state(view, now),
+                f"{view.used}/{len(beat.devices) or beat.cores}",
+                str(beat.cores),
+                f"{beat.memory_mb / 1024:.1f} GB",
+                str(len(beat.devices)) if beat.devices else ABSENT,
+                f"{beat.standby_mb} MB" if beat.standby_mb else ABSENT,
+                ago(view.heard, now),
+                beat.host,
+                ", ".join(jobs) or ABSENT,
+            ]
+        )
+    return table(columns, rows, screen)
+
+
+def _node_state(view: NodeView, now: float) -> Cell:
+    if now - view.heard > SILENT_SECONDS:
+        return Cell("silent", "red")
+    if view.beat.leaving:
+        return Cell("leaving", "yellow")
+    if view.drained:
+        return Cell("drained", "yellow")
+    if view.beat.fitness is not None and view.beat.fitness.unfit:
+        return Cell("not fit", "red")
+    return Cell("one job's", "dim") if view.beat.tied else Cell("ready", "green")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
 from msgspec.structs import replace
 
 from torchloom.core.jobs.placement import explain_wait
@@ -14,8 +18,8 @@ from torchloom.core.state.ranks import Rank
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.protocol.knob_values import Value
-from torchloom.protocol.node import Reading
-from torchloom.protocol.phrase import phrase
+from torchloom.protocol.node import NodeBeat, RankStatus, Reading
+from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.queries import QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
 from torchloom.protocol.views import (
     ChangeView,
@@ -27,20 +31,22 @@ from torchloom.protocol.views import (
     JobView,
     KnobsView,
     KnobView,
+    MarkView,
     NodeView,
     PlaneView,
     RankView,
     RunsView,
     RunView,
 )
-from torchloom.views.nodes import readable
+from torchloom.views.records import sentences
 from torchloom.views.wording.phrases import render, render_all, shorten
 
+View = TypeVar("View", bound=msgspec.Struct)
 CLOSED_SHOWN = 50
 """Closed incidents in a picture; the log has all."""
 INCIDENTS_SHOWN = 200
 EVIDENCE_SHOWN = 200_000
-"""Characters of what is told of them; beyond, the older ones are told in short."""
+"""Characters of their evidence and history; beyond, the older ones are shortened."""
 SHORT = 200
 CHANGES_SHOWN = 100
 UNUSED_SHOWN = 1000
@@ -71,7 +77,7 @@ def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> Clus
         jobs = [job for name, job in sorted(cluster.jobs.items()) if look.job in {None, name}]
         view = replace(
             view,
-            jobs=tuple(_job(cluster, job) for job in jobs),
+            jobs=tuple(_job(cluster, job, marks=look.job is not None) for job in jobs),
             incidents=_incidents(cluster, look),
         )
     readings = _readings(cluster, plane.now) if look.readings else {}
@@ -83,8 +89,33 @@ def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> Clus
     )
 
 
+def _view(kind: type[View], state: object, **more: object) -> View:
+    """A view of a part of the state: its fields of the same names, with phrases as text, and what else is given."""
+    fields = {name: _shown(getattr(state, name)) for name in kind.__struct_fields__ if hasattr(state, name)}
+    return kind(**(fields | more))
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Phrase):
+        return render(value)
+    return value.value if isinstance(value, Enum) else value
+
+
+def readable(beat: NodeBeat) -> NodeBeat:
+    """The beat of an agent as people read it, with sentences instead of phrases."""
+    fitness = beat.fitness and replace(beat.fitness, unfit=render_all(beat.fitness.unfit))
+    attempts = tuple(replace(attempt, ranks=tuple(map(_readable_rank, attempt.ranks))) for attempt in beat.attempts)
+    return replace(beat, fitness=fitness, attempts=attempts)
+
+
+def _readable_rank(rank: RankStatus) -> RankStatus:
+    if not (rank.evidence or rank.why_cold):
+        return rank
+    return replace(rank, evidence=render(rank.evidence), error=render(rank.error), why_cold=render(rank.why_cold))
+
+
 def _readings(cluster: ClusterState, now: float) -> dict[str, Reading]:
-    """What devices say of themselves, as far as agents have told of late."""
+    """The readings of devices that agents have reported recently."""
     speaking = (seen.beat for seen in cluster.runtime.nodes.values() if now - seen.heard < NODE_SILENCE)
     return {reading.device: reading for beat in speaking for reading in beat.readings}
 
@@ -104,7 +135,7 @@ def _unused(cluster: ClusterState, idle: dict[str, Device]) -> set[str]:
 
 
 def _incidents(cluster: ClusterState, look: QueryCluster) -> tuple[IncidentView, ...]:
-    """Newest first; of one job also those of no job. So many can be shown whole, the others in short."""
+    """Newest first; of one job also those of no job. The newest are complete, the others shortened."""
     if look.incident is not None:
         known = cluster.incidents.get(look.incident)
         return (_incident(known),) if known is not None else ()
@@ -124,59 +155,32 @@ def _incidents(cluster: ClusterState, look: QueryCluster) -> tuple[IncidentView,
 
 def _incident(incident: Incident) -> IncidentView:
     decided = phrase(DECIDED, decision=incident.decision)
-    return IncidentView(
-        id=incident.id,
-        opened=incident.opened,
-        what=render(incident.what),
-        about=incident.about,
-        affected=incident.affected,
-        culprits=incident.culprits,
-        job=incident.job,
+    return _view(
+        IncidentView,
+        incident,
         evidence=render_all(incident.evidence),
-        decision=render(incident.decision),
         short=render(shorten(incident.what)),
         brief=render(shorten(incident.decision)),
         decided=next((at for at, entry in incident.history if entry == decided), None),
-        reason=render(incident.reason),
-        outcome=render(incident.outcome),
-        closed=incident.closed,
-        kind=incident.kind,
         history=tuple((at, render(shorten(entry))) for at, entry in incident.history if entry != decided),
         stopped=incident.stopped[0] if incident.stopped is not None else "",
-        lost_steps=incident.lost_steps,
-        lost_seconds=incident.lost_seconds,
     )
 
 
 def _device(cluster: ClusterState, device: Device, reading: Reading | None) -> DeviceView:
-    return DeviceView(
-        device=device.id,
-        node=device.node,
-        health="failed" if device.failed else "ok",
-        since=device.since,
-        cause=render(device.cause),
-        replicas=cluster.drmap.replicas_on(device.id),
-        reading=reading,
-    )
+    health = "failed" if device.failed else "ok"
+    replicas = cluster.drmap.replicas_on(device.id)
+    return _view(DeviceView, device, device=device.id, health=health, replicas=replicas, reading=reading)
 
 
 def _rank(cluster: ClusterState, rank: Rank) -> RankView:
     rank_runtime = cluster.runtime.ranks.get(rank.id)
-    heard = rank_runtime.heard if rank_runtime and rank_runtime.beat else None
-    return RankView(
+    return _view(
+        RankView,
+        rank,
         rank=rank.id,
-        presence=rank.presence.value,
-        since=rank.since,
-        reason=render(rank.reason),
-        incarnation=rank.incarnation,
-        node=rank.node,
-        pid=rank.pid,
-        devices=rank.devices,
-        world_size=rank.world_size,
-        heard=heard,
+        heard=rank_runtime.heard if rank_runtime and rank_runtime.beat else None,
         beat=rank_runtime.beat if rank_runtime else None,
-        counted=rank.counted,
-        member=rank.member,
         evicted=_is_evicted(cluster, rank),
         drained=(run := cluster.runs.of(rank.id.replica_id)) is not None and run.drained,
     )
@@ -186,7 +190,7 @@ def _is_evicted(cluster: ClusterState, rank: Rank) -> bool:
     return bool(rank.member) and rank.member in cluster.evicted.get(rank.id.job, ())
 
 
-def _job(cluster: ClusterState, job: Job) -> JobView:
+def _job(cluster: ClusterState, job: Job, marks: bool) -> JobView:
     members = cluster.ranks.of_job(job.name)
     live = [rank for rank in members if rank.presence is Presence.LIVE and not _is_evicted(cluster, rank)]
     told = live if job.phase is JobPhase.RUNNING and live else members
@@ -196,18 +200,21 @@ def _job(cluster: ClusterState, job: Job) -> JobView:
     runs = [run for run in cluster.runs.of_job(job.name) if not run.is_lighthouse]
     none_runs = bool(runs) and all(run.phase is not RunPhase.RUNNING for run in runs)
     phase = runs[0].phase if none_runs else job.phase
-    return JobView(
+    return _view(
+        JobView,
+        job,
         job=job.name,
         phase=phase.value,
-        began=job.began,
-        ended=job.ended,
-        reason=render(job.reason),
         ranks=sum(run.world_size for run in runs) or len(members),
         live=len(live),
         step=min((beat.step for beat in beats), default=None),
         loss=sum(losses) / len(losses) if losses else None,
         samples_per_second=sum(rates) if rates and job.phase is JobPhase.RUNNING else None,
         paused=bool(live) and any(beat.paused for beat in beats),
+        marks=tuple(
+            MarkView(at=at, text=" ".join(sentences(record)), record=record)
+            for at, record in (cluster.marks.get(job.name, ()) if marks else ())
+        ),
     )
 
 
@@ -247,20 +254,13 @@ def knobs(cluster: ClusterState, look: QueryKnobs) -> KnobsView:
     return KnobsView(
         knobs=tuple(shown),
         changes=tuple(
-            ChangeView(
-                id=change.id,
-                job=change.job,
+            _view(
+                ChangeView,
+                change,
                 action=change.change.action,
                 values=change.change.values,
-                before=change.before,
                 step=change.change.step,
                 over=change.change.over,
-                phase=change.phase.value,
-                outcome=render(change.outcome),
-                operator=change.operator,
-                asked=change.asked,
-                target=change.target,
-                reverted_by=change.reverted_by,
                 ranks=len(change.lives),
             )
             for change in list(cluster.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
@@ -293,18 +293,10 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
     many = sum(len(seen.beat.readings) for seen in cluster.runtime.nodes.values()) > READINGS_SHOWN
     return RunsView(
         runs=tuple(
-            RunView(
-                job=run.name,
-                phase=run.phase.value,
-                since=run.since,
-                submitted=run.submitted,
-                task=run.task,
-                operator=run.operator,
+            _view(
+                RunView,
+                run,
                 attempt=run.ordinal,
-                places=run.places,
-                resume=run.resume,
-                resume_step=run.resume_step,
-                reason=render(run.reason),
                 step=max(run.step, cluster.furthest(run)),
                 waiting=render(explain_wait(cluster, run, now)) if run.phase in _WAITING else "",
                 notes=tuple(

@@ -1,62 +1,231 @@
 """The log as people read it: one line per record, with the local time it was decided.
 
+`ROWS` has a row for each type of record: its sentence and its colour. A sentence is a template over the fields of the
+record (`views/wording/phrases.py` has the format), or a function where a template is not enough.
+
 A registration reads as the projects torchLoom grew from print it: `Registered device: GPU-… for replica_id: …`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from msgspec.structs import asdict
+
 from torchloom.core.state.change_ledger import abort_phrase
-from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened, ResponseBegan
-from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.records import (
-    ChangeDecided,
-    ChangeProposed,
-    ChangeSettled,
-    CheckpointFailed,
-    CheckpointSaved,
-    DeviceBlamed,
-    DeviceCleared,
-    DeviceMarkedFailed,
-    DeviceMarkedRecovered,
-    DeviceRegistered,
-    Entry,
-    InboxRead,
-    JobBegan,
-    JobEnded,
-    JobForgotten,
-    JobResumed,
-    KnobsOffered,
-    MemberDiscarded,
-    MemberHealed,
-    MemberJoined,
-    MemberRegrouped,
-    MembersEvicted,
-    OrderEnded,
-    OrderGiven,
-    RankAttached,
-    RankDied,
-    RankForgotten,
-    RankFound,
-    RankJoined,
-    RankLeft,
-    RankLost,
-    Record,
-    TermBegan,
-)
-from torchloom.protocol.run_records import AttemptStopping, RunSubmitted
+from torchloom.protocol import incident_records as incidents
+from torchloom.protocol import operator as requests
+from torchloom.protocol import records as log
+from torchloom.protocol import run_records as runs
+from torchloom.protocol.phrase import phrase
+from torchloom.protocol.records import Entry, Record, named_jobs
 from torchloom.views.answers import names
-from torchloom.views.changes import moved
 from torchloom.views.format.json_document import plain
 from torchloom.views.format.numbers import size
 from torchloom.views.format.short_names import name_of
 from torchloom.views.format.tables import Screen, clean
 from torchloom.views.format.times import stamp
-from torchloom.views.member_records import member_sentences
-from torchloom.views.run_records import run_sentence
-from torchloom.views.wording.phrases import render, render_all
+from torchloom.views.listings import moved
+from torchloom.views.wording.phrases import fill, render, render_all
+
+
+class Row(NamedTuple):
+    text: str | Callable[[Any], str | list[str]]
+    style: str | Callable[[Any], str] = ""
+
+
+def _registered(record: log.RankJoined) -> list[str]:
+    rank, hello = record.rank, record.hello
+    where = f"(job {rank.job}, rank {rank.rank} of {hello.world_size}, node {hello.node}, pid {hello.pid})"
+    where += "; its steps are counted at its optimizer" if hello.counted else ""
+    if not hello.devices:
+        return [f"Rank {rank} joined without a device {where}"]
+    return [f"Registered device: {device} for replica_id: {rank.replica} {where}" for device in hello.devices]
+
+
+def _seated(record: log.DeviceRegistered) -> str:
+    replica, where = record.replica, f", node {record.node}" if record.node else ""
+    by = f"by {record.operator or 'hand'}"
+    return f"Registered device: {record.device} for replica_id: {replica.replica} (job {replica.job}{where}, {by})"
+
+
+def _proposed(record: log.ChangeProposed) -> str:
+    change = record.change
+    moves = moved(change.action, change.values, record.before, change.over)
+    target = "/".join(str(part) for part in (record.job, record.replica, record.rank) if part is not None)
+    return fill(
+        "Change {change.id} asked by {operator}: {moves} on {target} at step {change.step:,} ({count:#rank})"
+        "{reverts:?, reverting }",
+        asdict(record) | _operator(record) | {"moves": moves, "target": target, "count": len(record.lives)},
+    )
+
+
+def _operator(record: log.ChangeProposed | log.OrderGiven) -> dict[str, str]:
+    return {"operator": record.operator or "someone"}
+
+
+def _verdict(record: log.ChangeDecided) -> str:
+    reason = abort_phrase(record.abort) if record.abort else phrase("all_ranks_ready") if record.commit else ""
+    return fill("Change {id} {commit:if|decided|was not made}{reason:?: }", asdict(record) | {"reason": reason})
+
+
+def _order(record: log.OrderGiven) -> str:
+    ranks = names([rank for rank, _ in record.lives])
+    return fill("Order {id} given by {operator}: {verb} {ranks}", asdict(record) | _operator(record) | {"ranks": ranks})
+
+
+def _saved(record: log.CheckpointSaved) -> str:
+    return fill(
+        "Checkpoint of {rank.job} at step {step:,} written to {folder} on {node}: {bytes} in {seconds:.2f} s, training "
+        "stood still for {stall:.2f} s",
+        asdict(record) | {"bytes": size(record.size)},
+    )
+
+
+def _resumed(record: log.JobResumed) -> str:
+    return fill(
+        "Job {rank.job} resumed at step {step:,} from {path} (rank {rank.replica}/{rank.rank})"
+        "{damaged:?; newer ones are damaged: }",
+        asdict(record) | {"damaged": _rejected(record.rejected)},
+    )
+
+
+def _rejected(rejected: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({why})" for name, why in rejected.items())
+
+
+def _member(record: log.MemberJoined) -> list[str]:
+    torchft = f"torchft {record.version}".strip()
+    where = f", with the lighthouse at {record.lighthouse}" if record.lighthouse else ""
+    first = f"Rank {record.rank} is in replica {record.member} of {torchft}{where}"
+    return [first, *(f"Registered device: {device} for replica_id: {record.member}" for device in record.devices)]
+
+
+def _discarded(record: log.MemberDiscarded) -> str:
+    what = "step {step:,}" if record.count == 1 else "{count:,} tries up to step {step:,}"
+    return fill(f"Replica {{rank.replica_id}} did not commit {what} (quorum {{quorum:,}}){{why:?: }}", asdict(record))
+
+
+def _submitted(record: runs.RunSubmitted) -> str:
+    command, count = " ".join(record.task.argv)[:200], record.task.per_node * record.task.nodes
+    fields = {"job": record.job, "operator": record.operator, "command": command, "count": count}
+    return fill("Job {job} submitted{operator:? by }: {command} on {count:#rank}", fields)
+
+
+def _placed(record: runs.AttemptBegan) -> str:
+    nodes = ", ".join(dict.fromkeys(place.node for place in record.places))
+    fields = {"job": record.job, "count": len(record.places), "nodes": nodes}
+    return fill("Job {job} is placed: {count:#rank} on {nodes}", fields)
+
+
+def _launched(record: runs.AttemptLaunched) -> str:
+    if record.heals:
+        return f"Job {record.job} starts and heals from the others"
+    source = "from {resume}{resume_step:? (step |)}" if record.resume else "from the beginning"
+    fields = asdict(record) | {"damaged": _rejected(record.rejected)}
+    return fill(f"Job {{job}} starts {source}{{damaged:?; passed over: }}", fields)
+
+
+AFTER = {
+    "restart": "then started again",
+    "fail": "and given up",
+    "cancel": "as asked",
+    "done": "for there is nothing more to do",
+}
+"""What happens to a run after its attempt has ended."""
+_ENDED = {"stopped": "yellow", "failed": "red"}
+
+ROWS: Mapping[type[Record], Row] = {
+    log.TermBegan: Row("Term {term} began: weaver {weaver} is in charge"),
+    log.JobBegan: Row("Job {job} began"),
+    log.JobEnded: Row(
+        lambda record: fill(
+            "Job {job} {was}{outcome}{reason:?: }", asdict(record) | {"was": "was " * (record.outcome == "stopped")}
+        ),
+        lambda record: _ENDED.get(record.outcome, ""),
+    ),
+    log.JobForgotten: Row("Job {job} forgotten: it ended long ago"),
+    log.RankJoined: Row(_registered),
+    log.RankAttached: Row("Rank {rank} is attached by its script; its steps are counted no longer"),
+    log.RankLost: Row("Rank {rank} lost{reason:?: }{patient:if| (it may be frozen, not dead)}", "yellow"),
+    log.RankFound: Row("Rank {rank} found again{reason:?: }", "green"),
+    log.RankDied: Row("Rank {rank} died{reason:?: }{confirmed:if|| (presumed)}", "red"),
+    log.RankLeft: Row("Rank {rank} left: {how}"),
+    log.RankForgotten: Row("Rank {rank} forgotten: gone for long"),
+    log.DeviceRegistered: Row(_seated),
+    log.DeviceBlamed: Row("Device {device} is said to be broken ({by}): {cause}"),
+    log.DeviceCleared: Row("Device {device} is not said to be broken any more by {by}"),
+    log.DeviceMarkedFailed: Row(
+        "Device {device} failed: {cause} (said by {source}); "
+        "{replicas:if|replicas on it: {replicas}|no replica is on it}",
+        "red",
+    ),
+    log.DeviceMarkedRecovered: Row("Device {device} recovered (said by {source})", "green"),
+    incidents.IncidentOpened: Row(
+        lambda record: fill(
+            "Incident {id} opened: {name}: {what}{evidence:? [|]}{decision:?; decided: }{reason}",
+            _incident_fields(record) | {"name": name_of(record.about)},
+        ),
+        "red",
+    ),
+    incidents.IncidentAmended: Row(
+        lambda record: fill(
+            "Incident {id} {closed:if|closed|amended}{evidence:?: }{decision:?; decided: }{reason}"
+            "{outcome:?; outcome: }",
+            _incident_fields(record),
+        )
+    ),
+    log.KnobsOffered: Row(
+        lambda record: fill(
+            "Job {job} offers knobs: {names}{checkpoints:if|; it saves checkpoints when asked}",
+            asdict(record) | {"names": ", ".join(knob.name for knob in record.knobs) or "none"},
+        )
+    ),
+    log.ChangeProposed: Row(_proposed),
+    log.ChangeDecided: Row(_verdict, lambda record: "" if record.commit else "yellow"),
+    log.ChangeSettled: Row("Change {id} settled: {outcome}"),
+    log.OrderGiven: Row(_order),
+    log.OrderEnded: Row("Order {id} ended: {outcome}"),
+    log.CheckpointSaved: Row(_saved),
+    log.CheckpointFailed: Row(
+        "Checkpoint of {rank.job} at step {step:,} could not be written to {folder}: {why}", "yellow"
+    ),
+    log.JobResumed: Row(_resumed),
+    log.MemberJoined: Row(_member),
+    log.MemberRegrouped: Row(
+        "Replica {rank.replica_id} is in quorum {quorum:,} of {participants:#replica}, at step {step:,}"
+    ),
+    log.MemberHealed: Row("Replica {rank.replica_id} healed{source:? from } to step {step:,} in {seconds:.2f} s"),
+    log.MemberDiscarded: Row(_discarded, "yellow"),
+    log.MembersEvicted: Row("Evicted from the quorum of {job}: {members}{reason:?: }", "yellow"),
+    log.InboxRead: Row("Inbox read up to {seq}"),
+    runs.RunSubmitted: Row(_submitted),
+    runs.AttemptBegan: Row(_placed),
+    runs.AttemptLaunched: Row(_launched),
+    runs.AttemptRunning: Row("Job {job} runs{warm:if|, {warm} warm}{why_cold:?; started cold: }"),
+    runs.AttemptPaused: Row("Job {job} {held:if|is paused|continues}"),
+    runs.AttemptStopping: Row(
+        lambda record: f"Job {record.job} is ended, {AFTER[record.next_action]}: {render(record.reason)}", "yellow"
+    ),
+    runs.AttemptEnded: Row("No process of {job} is left{wait_seconds:if|; it starts again in {wait_seconds:g} s}"),
+    runs.RunEnded: Row("Job {job} is {phase}{reason:?: }"),
+    incidents.ResponseBegan: Row("The policy of {job} acts on {incident}{reason:? (|)}: {do:then}", "yellow"),
+    incidents.ResponseWent: Row("The policy of {job} {left:if|continues: {left:then}|has acted}"),
+    requests.JobAnnotated: Row("Note on {job}{operator:? by }{step:? at step }: {text}"),
+    requests.ReplicaDrained: Row(
+        "{job} {drained:if|is to leave at the end of a step, and to stay away|may come back}{operator:? (|)}"
+    ),
+    requests.NodeDrained: Row(
+        "{drained:if|Nothing more is started on {node}|{node} may be used again}{operator:? (|)}"
+    ),
+}
+
+
+def _incident_fields(record: incidents.IncidentOpened | incidents.IncidentAmended) -> dict[str, Any]:
+    """The reason belongs to a decision, and is not shown without one."""
+    reason = f" ({render(record.reason)})" if record.decision and record.reason else ""
+    return asdict(record) | {"reason": reason, "evidence": "; ".join(render_all(record.evidence))}
 
 
 class Event(NamedTuple):
@@ -77,50 +246,31 @@ class Teller:
         self._jobs_of: dict[str, frozenset[str]] = {}
 
     def events(self, seq: int, entry: Entry) -> Iterator[Event]:
-        """What is worth telling of one entry: nothing internal, nothing of other jobs if one was asked for."""
+        """The records of one entry to show: nothing internal, nothing of other jobs if one was asked for."""
         for record in entry.records:
             jobs = self._jobs(record)
-            if not isinstance(record, InboxRead) and (self.job is None or self.job in jobs):
+            if not isinstance(record, log.InboxRead) and (self.job is None or self.job in jobs):
                 yield Event(seq, entry.at, entry.term, record)
 
     def _jobs(self, record: Record) -> frozenset[str]:
-        match record:
-            case JobBegan(job=job) | JobEnded(job=job) | JobForgotten(job=job) | KnobsOffered(job=job):
-                return frozenset([job])
-            case RankJoined() | RankAttached() | RankLost() | RankFound() | RankDied() | RankLeft() | RankForgotten():
-                return frozenset([record.rank.job])
-            case CheckpointSaved() | CheckpointFailed() | JobResumed():
-                return frozenset([record.rank.job])
-            case MemberJoined() | MemberRegrouped() | MemberHealed() | MemberDiscarded():
-                return frozenset([record.rank.job])
-            case RunSubmitted(job=job, task=task):
-                self._jobs_of[job] = frozenset([job, task.part_of or job])
-                return self._jobs_of[job]
-            case DeviceRegistered(replica=replica):
-                return frozenset([replica.job])
-            case DeviceMarkedFailed(replicas=replicas):
-                return frozenset(replica.job for replica in replicas)
-            case IncidentOpened(id=id, job=job):
-                self._jobs_of[id] = frozenset([job] if job else [])
-                return self._jobs_of[id]
-            case ChangeProposed(job=job):
-                self._jobs_of[record.change.id] = frozenset([job])
-                return self._jobs_of[record.change.id]
-            case OrderGiven(id=id, job=job):
-                self._jobs_of[id] = frozenset([job])
-                return self._jobs_of[id]
-            case IncidentAmended(id=id) | ChangeDecided(id=id) | ChangeSettled(id=id) | OrderEnded(id=id):
-                return self._jobs_of.get(id, frozenset())
-            case _:
-                job = getattr(record, "job", "")  # of a run
-                return self._jobs_of.get(job, frozenset([job])) if job else frozenset()
+        """Those that the record names; a run also concerns the job that it is a replica of."""
+        jobs = named_jobs(record)
+        if isinstance(record, runs.RunSubmitted):
+            self._jobs_of[record.job] = jobs | {record.task.part_of or record.job}
+        id = record.change.id if isinstance(record, log.ChangeProposed) else getattr(record, "id", "")
+        if id and jobs:
+            self._jobs_of[id] = jobs
+        elif id:
+            jobs = self._jobs_of.get(id, jobs)
+        return frozenset().union(*(self._jobs_of.get(job, {job}) for job in jobs))
 
 
 def lines(event: Event, screen: Screen) -> list[str]:
     """Usually one line; a rank with several devices has one for each."""
     time = screen.paint(stamp(event.at), "dim")
-    style = _style(event.record)
-    return [f"{time}  {screen.paint(clean(text), style)}" for text in sentences(event.record)]
+    style = ROWS[type(event.record)].style
+    colour = style if isinstance(style, str) else style(event.record)
+    return [f"{time}  {screen.paint(clean(text), colour)}" for text in sentences(event.record)]
 
 
 def as_object(event: Event) -> dict[str, Any]:
@@ -130,116 +280,6 @@ def as_object(event: Event) -> dict[str, Any]:
 
 
 def sentences(record: Record) -> list[str]:
-    match record:
-        case TermBegan(term=term, weaver=weaver):
-            return [f"Term {term} began: weaver {weaver} is in charge"]
-        case JobBegan(job=job):
-            return [f"Job {job} began"]
-        case JobEnded(job=job, outcome=outcome, reason=reason):
-            return [f"Job {job} {'was ' if outcome == 'stopped' else ''}{outcome}{_because(reason)}"]
-        case JobForgotten(job=job):
-            return [f"Job {job} forgotten: it ended long ago"]
-        case RankJoined(rank=rank, hello=hello):
-            where = f"(job {rank.job}, rank {rank.rank} of {hello.world_size}, node {hello.node}, pid {hello.pid})"
-            where += "; its steps are counted at its optimizer" if hello.counted else ""
-            if not hello.devices:
-                return [f"Rank {rank} joined without a device {where}"]
-            return [f"Registered device: {device} for replica_id: {rank.replica} {where}" for device in hello.devices]
-        case RankAttached(rank=rank):
-            return [f"Rank {rank} is attached by its script; its steps are counted no longer"]
-        case RankLost(rank=rank, reason=reason, patient=patient):
-            return [f"Rank {rank} lost{_because(reason)}{' (it may be frozen, not dead)' if patient else ''}"]
-        case RankFound(rank=rank, reason=reason):
-            return [f"Rank {rank} found again{_because(reason)}"]
-        case RankDied(rank=rank, reason=reason, confirmed=confirmed):
-            return [f"Rank {rank} died{_because(reason)}{'' if confirmed else ' (presumed)'}"]
-        case RankLeft(rank=rank, how=how):
-            return [f"Rank {rank} left: {how}"]
-        case RankForgotten(rank=rank):
-            return [f"Rank {rank} forgotten: gone for long"]
-        case DeviceRegistered(device=device, replica=replica, node=node, operator=operator):
-            who = f"by {operator}" if operator else "by hand"
-            where = f", node {node}" if node else ""
-            return [f"Registered device: {device} for replica_id: {replica.replica} (job {replica.job}{where}, {who})"]
-        case DeviceBlamed(device=device, by=by, cause=cause):
-            return [f"Device {device} is said to be broken ({by}): {render(cause)}"]
-        case DeviceCleared(device=device, by=by):
-            return [f"Device {device} is not said to be broken any more by {by}"]
-        case DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas):
-            hit = f"replicas on it: {', '.join(map(str, replicas))}" if replicas else "no replica is on it"
-            return [f"Device {device} failed: {render(cause)} (said by {source}); {hit}"]
-        case DeviceMarkedRecovered(device=device, source=source):
-            return [f"Device {device} recovered (said by {source})"]
-        case IncidentOpened(id=id, what=what, about=about):
-            evidence = f" [{'; '.join(render_all(record.evidence))}]" if record.evidence else ""
-            return [f"Incident {id} opened: {name_of(about)}: {render(what)}{evidence}{_decided(record)}"]
-        case IncidentAmended(id=id, closed=closed, outcome=outcome):
-            evidence = f": {'; '.join(render_all(record.evidence))}" if record.evidence else ""
-            end = f"; outcome: {render(outcome)}" if outcome else ""
-            return [f"Incident {id} {'closed' if closed else 'amended'}{evidence}{_decided(record)}{end}"]
-        case KnobsOffered(job=job, knobs=knobs, checkpoints=checkpoints):
-            saves = "; it saves checkpoints when asked" if checkpoints else ""
-            return [f"Job {job} offers knobs: {', '.join(knob.name for knob in knobs) or 'none'}{saves}"]
-        case ChangeProposed(change=change, operator=operator, reverts=reverts):
-            moves = moved(change.action, change.values, record.before, change.over)
-            undoes = f", reverting {reverts}" if reverts else ""
-            where = f"{_target(record)} at step {change.step:,} ({_ranks(len(record.lives))})"
-            return [f"Change {change.id} asked by {operator or 'someone'}: {moves} on {where}{undoes}"]
-        case ChangeDecided(id=id, commit=commit, abort=abort):
-            reason = abort_phrase(abort) if abort is not None else phrase("all_ranks_ready") if commit else ""
-            return [f"Change {id} {'decided' if commit else 'was not made'}{_because(reason)}"]
-        case ChangeSettled(id=id, outcome=outcome):
-            return [f"Change {id} settled: {render(outcome)}"]
-        case OrderGiven(id=id, verb=verb, lives=lives, operator=operator):
-            return [f"Order {id} given by {operator or 'someone'}: {verb} {names([rank for rank, _ in lives])}"]
-        case OrderEnded(id=id, outcome=outcome):
-            return [f"Order {id} ended: {render(outcome)}"]
-        case CheckpointSaved(rank=rank, step=step, folder=folder, node=node, seconds=seconds, stall=stall):
-            took = f"{size(record.size)} in {seconds:.2f} s, training stood still for {stall:.2f} s"
-            return [f"Checkpoint of {rank.job} at step {step:,} written to {folder} on {node}: {took}"]
-        case CheckpointFailed(rank=rank, step=step, folder=folder, why=why):
-            return [f"Checkpoint of {rank.job} at step {step:,} could not be written to {folder}: {why}"]
-        case JobResumed(rank=rank, step=step, path=path, rejected=rejected):
-            damaged = ", ".join(f"{name} ({why})" for name, why in rejected.items())
-            newer = f"; newer ones are damaged: {damaged}" if damaged else ""
-            return [f"Job {rank.job} resumed at step {step:,} from {path} (rank {rank.replica}/{rank.rank}){newer}"]
-        case MemberJoined() | MemberRegrouped() | MemberHealed() | MemberDiscarded() | MembersEvicted():
-            return member_sentences(record)
-        case InboxRead(seq=seq):
-            return [f"Inbox read up to {seq}"]
-        case _:
-            return [run_sentence(record)]
-
-
-def _because(reason: Prose) -> str:
-    return f": {render(reason)}" if reason else ""
-
-
-def _target(record: ChangeProposed) -> str:
-    return "/".join(str(part) for part in (record.job, record.replica, record.rank) if part is not None)
-
-
-def _ranks(count: int) -> str:
-    return f"{count:,} rank{'' if count == 1 else 's'}"
-
-
-def _decided(record: IncidentOpened | IncidentAmended) -> str:
-    if not record.decision:
-        return ""
-    return f"; decided: {render(record.decision)}" + (f" ({render(record.reason)})" if record.reason else "")
-
-
-def _style(record: Record) -> str:
-    match record:
-        case RankDied() | DeviceMarkedFailed() | IncidentOpened():
-            return "red"
-        case MembersEvicted() | MemberDiscarded():
-            return "yellow"
-        case RankLost() | ChangeDecided(commit=False) | CheckpointFailed() | AttemptStopping() | ResponseBegan():
-            return "yellow"
-        case RankFound() | DeviceMarkedRecovered():
-            return "green"
-        case JobEnded(outcome=outcome):
-            return "" if outcome == "finished" else "red" if outcome == "failed" else "yellow"
-        case _:
-            return ""
+    text = ROWS[type(record)].text
+    told = fill(text, asdict(record)) if isinstance(text, str) else text(record)
+    return [told] if isinstance(told, str) else told

@@ -49,7 +49,7 @@ def plane(view: PlaneView, screen: Screen) -> list[str]:
     if view.trouble:
         lines.append(screen.paint(cut(f"trouble: {clean(view.trouble)}", screen.width), "red"))
     if not view.advisories:
-        warning = "the server does not tell of deaths: a dead rank is noticed by its silence only"
+        warning = "the server does not report deaths: a dead rank is noticed by its silence only"
         lines.append(screen.paint(cut(warning, screen.width), "yellow"))
     if view.ingress:
         lines.append(screen.paint(cut(f"alerts are taken at {clean(view.ingress)}", screen.width), "dim"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torchloom.core.detect.kinds import HANGS
-from torchloom.protocol.views import Goodput, IncidentView
+from torchloom.protocol.views import Goodput, IncidentView, MarkView
 from torchloom.views.format.short_names import name_of, short
 from torchloom.views.format.tables import Screen, clean, cut, wrapped
 from torchloom.views.format.times import ago, clock, duration
@@ -37,12 +37,20 @@ def incident(view: IncidentView, now: float, screen: Screen) -> list[str]:
 
 
 def job(
-    name: str, views: Sequence[IncidentView], doing: str, spent: Goodput | None, now: float, screen: Screen
+    name: str,
+    views: Sequence[IncidentView],
+    doing: str,
+    spent: Goodput | None,
+    now: float,
+    screen: Screen,
+    marks: Sequence[MarkView] = (),
 ) -> list[str]:
-    """What a job does, its newest incident (one that is open, if there is any), the others, and where its time went."""
+    """What a job does, where its time went, what operators marked, its newest incident (one that is open, if there is
+    any), and the others."""
     said = _Story(screen)
-    said.part("job", [cut(doing, _DOING)])  # the reason of an end is told again below
+    said.part("job", [cut(doing, _DOING)])  # the reason of an end is shown again below
     said.part("goodput", [goodput(spent)] if spent is not None else [])
+    said.part("marks", [f"{clock(mark.at, now)}  {mark.text}" for mark in marks], hanging=len(clock(now, now)) + 2)
     told = newest_first(views)
     if not told:
         return [*said.lines, *([""] if said.lines else []), f"nothing went wrong with {clean(name)}"]
@@ -101,7 +109,7 @@ def _when(view: IncidentView, now: float) -> str:
 
 
 def _blame(view: IncidentView) -> str:
-    """Whom or what it began with."""
+    """The rank or thing that it began with."""
     about = view.about
     if (rank := about.rank) is not None:
         return f"rank {rank.rank} of {rank.job}" + (f", replica {rank.replica}" if rank.replica != "main" else "")

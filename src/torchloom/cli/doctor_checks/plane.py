@@ -58,7 +58,7 @@ def jetstream(present: bool, settings: Settings, folder: StateFolder) -> list[Fi
     except OSError as error:
         return [Finding("jetstream sync", "warn", f"cannot read {config}: {error.strerror}")]
     if not always:
-        remedy = "`loom down`, then `loom up`: it writes the configuration anew"
+        remedy = "`loom down`, then `loom up`: it rewrites the configuration"
         return [Finding("jetstream sync", "fail", f"not after every write, says {config}", remedy)]
     return [Finding("jetstream", "ok", "present"), Finding("jetstream sync", "ok", f"every write, says {config}")]
 
@@ -75,11 +75,11 @@ def health(view: ClusterView) -> Finding:
 
 
 def ingress(view: ClusterView) -> list[Finding]:
-    """Where a monitoring system tells of devices."""
+    """Where a monitoring system reports devices."""
     if where := view.plane.ingress:
         return [Finding("alerts", "ok", f"are taken at {where}; `loom token ingress` prints the token")]
     if trouble := view.plane.ingress_trouble:
-        return [Finding("alerts", "warn", trouble, "free that port, or set TORCHLOOM_INGRESS_PORT and start it anew")]
+        return [Finding("alerts", "warn", trouble, "free that port, or set TORCHLOOM_INGRESS_PORT and restart it")]
     return []
 
 

@@ -33,10 +33,10 @@ def add(verbs: Verbs) -> None:
         "neighbours is measured too. Exits with 1 if a check fails.\n\n"
         "  loom check-node\n  loom check-node n1 n2 --checkpoint-dir /data/runs", listing=True,
     )  # fmt: skip
-    which = verb.add_argument(
-        "nodes", metavar="NODE", nargs="*", help="Nodes, as `loom nodes` lists them; default: all"
-    )
-    completion_names.with_names(which, completion_names.complete_agent)
+    verb.add_argument(
+        "nodes", metavar="NODE", nargs="*", help="Nodes, as `loom nodes` lists them; default: all",
+        complete=completion_names.complete_agent,
+    )  # fmt: skip
     verb.add_argument("--checkpoint-dir", default="", metavar="PATH", help="Check the free space in this folder too")
 
 
@@ -44,10 +44,7 @@ def check_node(call: Call) -> int:
     from torchloom.views.node_checks import document, fitness
 
     found = call.wait(_everywhere(call))
-    if call.json:
-        call.print_json(document(found))
-    else:
-        call.print(fitness(found, call.screen))
+    call.show(document(found), lambda: fitness(found, call.screen))
     return 0 if all(check.fit for checks in found.values() for check in checks) else 1
 
 

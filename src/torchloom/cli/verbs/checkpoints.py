@@ -11,13 +11,14 @@ from torchloom.cli.progress_bar import Progress
 from torchloom.errors import BadInput, BadState, Refused, Unreachable
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from collections.abc import Callable
 
+    from torchloom.bus.weaver_client import WeaverClient
     from torchloom.checkpoints.store.inventory import Entry, Inventory
     from torchloom.checkpoints.store.retention import Keep, Pruned
     from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
+    from torchloom.cli.verb_registry import Parser, Verbs
     from torchloom.protocol.views import CheckpointsView
 
 
@@ -47,12 +48,11 @@ def add(verbs: Verbs) -> None:
     verb.add_argument("--hours", type=float, metavar="H", help="Keep those younger than H hours")
     verb.add_argument("--every", type=int, metavar="K", help="Keep those whose step is a multiple of K")
     verb.add_argument("--dry-run", action="store_true", help="Only show what would be deleted")
-    verb.add_argument("-y", "--yes", action="store_true", help="Do not ask for confirmation")
+    verb.add_yes()
 
 
-def _add_target(verb: ArgumentParser, *words: str) -> None:
-    target = verb.add_argument("target", metavar="TARGET", help="JOB, or a folder: ./runs/a")
-    completion_names.with_names(target, _completer(*words))
+def _add_target(verb: Parser, *words: str) -> None:
+    verb.add_argument("target", metavar="TARGET", help="JOB, or a folder: ./runs/a", complete=_completer(*words))
 
 
 def _completer(*words: str) -> Callable[..., list[str]]:
@@ -77,7 +77,7 @@ class Where(NamedTuple):
     def elsewhere(self, what: str) -> Refused:
         assert self.told is not None
         if not self.told.folder:
-            return Refused(f"job {self.told.job} has told of no checkpoints", hint="name a folder, such as ./runs/a")
+            return Refused(f"job {self.told.job} has reported no checkpoints", hint="name a folder, such as ./runs/a")
         node = self.told.node or "another machine"
         return Refused(
             f"the folder {self.told.folder} is on {node}, not here", hint=f"run `loom {what} {self.told.folder}` there"
@@ -89,7 +89,7 @@ def find(call: Call) -> Where:
     if os.sep in target or _is_folder(Path(target)):
         return Where(Path(target), None)
     try:
-        told = call.wait(_ask(call, target))
+        told = _ask(call, target)
     except (Refused, Unreachable) as error:
         error.hint = "; ".join(filter(None, [error.hint, f"a folder is written ./{target}"]))
         raise
@@ -97,14 +97,15 @@ def find(call: Call) -> Where:
     return Where(folder if folder and _is_folder(folder) else None, told)
 
 
-async def _ask(call: Call, job: str) -> CheckpointsView:
-    from torchloom.bus.weaver_client import WeaverClient
+def _ask(call: Call, job: str) -> CheckpointsView:
     from torchloom.protocol.ids import check_name
-    from torchloom.protocol.subjects import Role
 
     check_name("job", job)
-    async with WeaverClient(call.settings, Role.VIEWER) as weaver:
+
+    async def look(weaver: WeaverClient) -> CheckpointsView:
         return await weaver.checkpoints(completion_names.known_job(await weaver.cluster(most=0), job))
+
+    return call.query(look)
 
 
 def _is_folder(path: Path) -> bool:
@@ -172,11 +173,9 @@ def prune(call: Call) -> int:
             call.note("nothing was deleted")
             return 0
         done = _prune(folder, keep, now, trusts, dry_run=False)
-    if call.json:
-        call.print_json(view.pruned_document(done, str(folder), args.dry_run))
-    else:
-        call.print(view.pruned(done, str(folder), args.dry_run))
-    return 0
+    return call.show(
+        view.pruned_document(done, str(folder), args.dry_run), lambda: view.pruned(done, str(folder), args.dry_run)
+    )
 
 
 def _reader() -> Callable[[Path], bool]:

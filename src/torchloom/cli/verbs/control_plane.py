@@ -36,7 +36,7 @@ def add(verbs: Verbs) -> None:
         "down", down, "stop the control plane of this state folder",
         "Attached training continues without it, and connects to the next one.\n\n  loom down --yes",
     )  # fmt: skip
-    verb.add_argument("-y", "--yes", action="store_true", help="Do not ask for confirmation")
+    verb.add_yes()
 
     verb = verbs.add(
         "weaver", weaver, "run the weaver alone, on an existing NATS server",
@@ -68,7 +68,7 @@ def up(call: Call) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # at once: whoever started us in a pipe waits for it
+    print(text, flush=True)  # at once: a reader at the end of a pipe waits for it
 
 
 def parse_listen(text: str) -> tuple[str, int | None]:
@@ -92,24 +92,20 @@ def down(call: Call) -> int:
     from torchloom.weaver import control_plane
 
     up_here = control_plane.holder(StateFolder(call.settings.state_folder)) is not None  # not one that was only joined
-    live = call.wait(_live(call)) if up_here else {}
+    live = _live(call) if up_here else {}
     if live:
         names = ", ".join(f"{job} ({count} {'rank' if count == 1 else 'ranks'})" for job, count in live.items())
-        question = f"this control plane watches live training: {names}. It goes on, but unwatched and unprotected"
+        question = f"this control plane watches live training: {names}. It continues, but unwatched and unprotected"
         if not call.confirm(question):
             call.note("nothing was stopped")
             return 0
     return control_plane.down(call.settings, _say)
 
 
-async def _live(call: Call) -> dict[str, int]:
+def _live(call: Call) -> dict[str, int]:
     """Live ranks by job; nothing if nobody answers, for then nothing is watched either."""
-    from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.protocol.subjects import Role
-
     try:
-        async with WeaverClient(call.settings, Role.VIEWER, timeout=2.0) as weaver:
-            view = await weaver.cluster(most=1)
+        view = call.query(lambda weaver: weaver.cluster(most=1), timeout=2.0)
     except TorchLoomError:
         return {}
     return {job.job: job.live for job in view.jobs if job.live}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchloom.cli import completion_names
-from torchloom.cli.answer_output import show
 from torchloom.errors import Refused
 
 if TYPE_CHECKING:
@@ -25,13 +24,13 @@ def add(verbs: Verbs) -> None:
         "An unknown device is refused.\n\n"
         '  loom fail GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28 --cause "XID 79"', listing=True,
     )  # fmt: skip
-    completion_names.with_names(verb.add_argument("device", metavar="DEVICE"), completion_names.complete_device)
+    verb.add_argument("device", metavar="DEVICE", complete=completion_names.complete_device)
     verb.add_argument("--cause", default="unspecified", metavar="TEXT", help="Cause of the failure, for the incident")
 
     verb = verbs.add(
         "recover", recover, "report a failed device as working again", "  loom recover GPU-307a982d", listing=True
     )
-    completion_names.with_names(verb.add_argument("device", metavar="DEVICE"), completion_names.complete_device)
+    verb.add_argument("device", metavar="DEVICE", complete=completion_names.complete_device)
 
     verb = verbs.add(
         "register", register, "record by hand that a replica uses a device",
@@ -39,11 +38,9 @@ def add(verbs: Verbs) -> None:
         f"job `{completion_names.MANUAL_JOB}` unless --job names one.\n\n"
         "  loom register GPU-307a982d train_ddp_0", listing=True,
     )  # fmt: skip
-    completion_names.with_names(verb.add_argument("device", metavar="DEVICE"), completion_names.complete_device)
-    completion_names.with_names(verb.add_argument("replica", metavar="REPLICA"), completion_names.complete_replica)
-    completion_names.with_names(
-        verb.add_argument("--job", metavar="JOB", help="Job of the replica"), completion_names.complete_job
-    )
+    verb.add_argument("device", metavar="DEVICE", complete=completion_names.complete_device)
+    verb.add_argument("replica", metavar="REPLICA", complete=completion_names.complete_replica)
+    verb.add_job("--job", help="Job of the replica")
 
 
 def fail(call: Call) -> int:
@@ -71,17 +68,11 @@ def register(call: Call) -> int:
 
     device = check_name("device", call.args.device)
 
-    async def work() -> Done:
-        from torchloom.bus.weaver_client import WeaverClient
-        from torchloom.protocol.subjects import Role
+    async def work(weaver: WeaverClient) -> Done:
+        replica = await _replica(weaver, call.args.replica, call.args.job)
+        return await weaver.ask(Register(device=device, job=replica.job, replica=replica.replica, operator=operator()))
 
-        async with WeaverClient(call.settings, Role.OPERATOR) as weaver:
-            replica = await _replica(weaver, call.args.replica, call.args.job)
-            return await weaver.ask(
-                Register(device=device, job=replica.job, replica=replica.replica, operator=operator())
-            )
-
-    return show(call, call.wait(work()))
+    return call.show_done(call.query(work, "operator"))
 
 
 async def _replica(weaver: WeaverClient, text: str, job: str | None) -> ReplicaId:
@@ -103,11 +94,7 @@ async def _replica(weaver: WeaverClient, text: str, job: str | None) -> ReplicaI
 def _tell(call: Call, ask: Callable[[str], Ask]) -> int:
     """Say it of the device that is meant."""
 
-    async def work() -> Done:
-        from torchloom.bus.weaver_client import WeaverClient
-        from torchloom.protocol.subjects import Role
+    async def work(weaver: WeaverClient) -> Done:
+        return await weaver.ask(ask(completion_names.meant_device(await weaver.cluster(), call.args.device)))
 
-        async with WeaverClient(call.settings, Role.OPERATOR) as weaver:
-            return await weaver.ask(ask(completion_names.meant_device(await weaver.cluster(), call.args.device)))
-
-    return show(call, call.wait(work()))
+    return call.show_done(call.query(work, "operator"))

@@ -6,7 +6,6 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING
 
-from torchloom.cli import completion_names
 from torchloom.errors import BadInput
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from torchloom.views.records import Event, Teller
 
 _WIDEN = 4
-"""Where too many entries had nothing to tell, so many times more are read."""
+"""If too few entries had something to show, this many times more are read."""
 
 
 def add(verbs: Verbs) -> None:
@@ -27,9 +26,7 @@ def add(verbs: Verbs) -> None:
         listing=True,
     )  # fmt: skip
     verb.add_argument("-f", "--follow", action="store_true", help="Follow new events")
-    completion_names.with_names(
-        verb.add_argument("--job", metavar="JOB", help="Show only this job"), completion_names.complete_job
-    )
+    verb.add_job("--job", help="Show only this job")
     verb.add_argument("--last", type=int, default=200, metavar="N", help="Number of past events to show; default: 200")
 
 
@@ -108,4 +105,4 @@ def _print(call: Call, found: list[Event]) -> None:
             call.print_json(as_object(event))
         else:
             call.print(lines(event, call.screen))
-    sys.stdout.flush()  # whoever follows through a pipe wants it now
+    sys.stdout.flush()  # a reader at the end of a pipe wants it now

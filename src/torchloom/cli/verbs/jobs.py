@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchloom.cli import completion_names
-from torchloom.cli.answer_output import show
-from torchloom.cli.policy_options import add_rules, with_rules
-from torchloom.cli.request_options import add_timeout, seconds
+from torchloom.cli.job_options import add_rules, with_rules
+from torchloom.cli.verb_registry import Verbs, seconds
 from torchloom.errors import Refused
 from torchloom.shared.suggestions import unknown
 
 if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
     from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
     from torchloom.protocol.operator import Done
     from torchloom.protocol.views import RunView
 
@@ -36,12 +33,12 @@ def add(verbs: Verbs) -> None:
     verb.add_argument("--wait", action="store_true", help="Wait until the job has ended, and exit with its result")
     verb.add_argument("--check", action="store_true", help="Check the nodes before ranks start there, as check = true")
     add_rules(verb)
-    add_timeout(verb)
+    verb.add_timeout()
 
     verb = verbs.add(
         "wait", wait, "wait until a job has ended, and exit with its result", "  loom wait mnist --timeout 3600"
     )
-    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_run)
+    verb.add_run()
     verb.add_argument("--timeout", type=seconds, default=None, metavar="S", help="Seconds to wait at most")
 
     verb = verbs.add(
@@ -49,21 +46,19 @@ def add(verbs: Verbs) -> None:
         "Asks the ranks to end and kills them after the grace period. Shows what ends, and asks for confirmation.\n\n"
         "  loom cancel mnist --yes", listing=True,
     )  # fmt: skip
-    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_run)
-    verb.add_argument("-y", "--yes", action="store_true", help="Do not ask for confirmation")
-    add_timeout(verb)
+    verb.add_run()
+    verb.add_yes()
+    verb.add_timeout()
 
 
 def submit(call: Call) -> int:
     import secrets
     from pathlib import Path
 
-    from torchloom.bus.weaver_client import WeaverClient
     from torchloom.client import operator
     from torchloom.job.job_file import read
     from torchloom.protocol.ids import check_name
     from torchloom.protocol.operator import Submit
-    from torchloom.protocol.subjects import Role
     from torchloom.views.job_runs import told
 
     name, task = read(Path(call.args.file))
@@ -72,36 +67,28 @@ def submit(call: Call) -> int:
         name = check_name("job", call.args.job)
     ask = Submit(request=secrets.token_hex(16), job=name, task=task, operator=operator())
 
-    async def work() -> int:
-        async with WeaverClient(call.settings, Role.OPERATOR, patience=5.0) as weaver:
-            done = await weaver.ask_until(ask, call.args.timeout)
-            show(call, done)
-            if not call.json and not call.args.wait:
-                for run in (await weaver.runs(name)).runs:
-                    call.print([told(run)] if run.waiting else [])
-            return await _follow(call, weaver, name, None) if call.args.wait else 0
+    async def work(weaver: WeaverClient) -> int:
+        done = await weaver.ask_until(ask, call.args.timeout)
+        call.show_done(done)
+        if not call.json and not call.args.wait:
+            for run in (await weaver.runs(name)).runs:
+                call.print([told(run)] if run.waiting else [])
+        return await _follow(call, weaver, name, None) if call.args.wait else 0
 
-    return call.wait(work())
+    return call.query(work, "operator", patience=5.0)
 
 
 def wait(call: Call) -> int:
-    from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.protocol.subjects import Role
 
-    async def work() -> int:
-        async with WeaverClient(call.settings, Role.VIEWER, patience=5.0) as weaver:
-            return await _follow(call, weaver, call.args.job, call.args.timeout)
-
-    return call.wait(work())
+    return call.query(lambda weaver: _follow(call, weaver, call.args.job, call.args.timeout), patience=5.0)
 
 
 async def _follow(call: Call, weaver: WeaverClient, job: str, timeout: float | None) -> int:
-    """Tell what becomes of a job until it is over; its exit code."""
+    """Report the state of a job until it has ended; its exit code."""
     import asyncio
     import time
 
-    from torchloom.views.job_runs import told
-    from torchloom.views.replica_runs import all_told, are_over, group_code, replicas
+    from torchloom.views.job_runs import all_told, are_over, group_code, replicas, told
 
     end = None if timeout is None else time.monotonic() + timeout
     said = f"{job} is submitted"  # which is nothing new
@@ -115,7 +102,7 @@ async def _follow(call: Call, weaver: WeaverClient, job: str, timeout: float | N
             call.note(f"loom: {text}")
             said = text
         if end is not None and time.monotonic() > end:
-            call.note(f"loom: {job} is still {replicas(runs)[0].phase} after {timeout:g} s; it goes on")
+            call.note(f"loom: {job} is still {replicas(runs)[0].phase} after {timeout:g} s; it continues")
             return TIME_IS_UP
         await asyncio.sleep(_POLL_SECONDS)
 
@@ -145,20 +132,18 @@ def cancel(call: Call) -> int:
     from torchloom.client import operator
     from torchloom.protocol.operator import Cancel
     from torchloom.protocol.subjects import Role
-    from torchloom.views.job_runs import told
-    from torchloom.views.replica_runs import replicas
+    from torchloom.views.job_runs import replicas, told
 
-    async def question() -> str:
-        async with WeaverClient(call.settings, Role.VIEWER, patience=5.0) as weaver:
-            runs = await runs_of(weaver, call.args.job)
-            return f"this will end {call.args.job}. {'; '.join(told(run) for run in replicas(runs))}"
+    async def question(weaver: WeaverClient) -> str:
+        runs = await runs_of(weaver, call.args.job)
+        return f"this will end {call.args.job}. {'; '.join(told(run) for run in replicas(runs))}"
 
     async def work() -> Done:
         ask = Cancel(request=secrets.token_hex(16), job=call.args.job, operator=operator())
         async with WeaverClient(call.settings, Role.OPERATOR) as weaver:
             return await weaver.ask_until(ask, call.args.timeout)
 
-    if not call.args.yes and not call.confirm(call.wait(question())):
+    if not call.args.yes and not call.confirm(call.query(question, patience=5.0)):
         call.note("nothing was done")
         return 0
-    return show(call, call.wait(work()))
+    return call.show_done(call.wait(work()))

@@ -60,7 +60,7 @@ def token(call: Call) -> int:
     roles = [Role(name) for name in dict.fromkeys(call.args.role or _DEFAULT_ROLES)]
     text = make_token(StateFolder(call.settings.state_folder), roles, lifetime, call.args.host)
     end = "has no end" if lifetime is None else f"ends {stamp(time.time() + lifetime)[:16]}"
-    call.note(f"for {', '.join(roles)}; {end}; whoever has it may join, so keep it secret")
+    call.note(f"for {', '.join(roles)}; {end}; anyone who has it may join, so keep it secret")
     call.print([text])
     return 0
 
@@ -71,7 +71,7 @@ def token_ingress(call: Call) -> int:
 
     text = read_token(call.settings)
     where = last_place(StateFolder(call.settings.state_folder))
-    call.note(f"for alerts at {where or 'the weaver'}; whoever has it may fail devices, so keep it secret")
+    call.note(f"for alerts at {where or 'the weaver'}; anyone who has it may fail devices, so keep it secret")
     call.print([text])
     return 0
 

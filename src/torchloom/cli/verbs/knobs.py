@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchloom.cli import completion_names
-from torchloom.cli.answer_output import show
-from torchloom.cli.request_options import add_target, add_timeout, client
 from torchloom.errors import BadInput
 
 if TYPE_CHECKING:
+    from torchloom.bus.weaver_client import WeaverClient
     from torchloom.cli.call import Call
     from torchloom.cli.verb_registry import Verbs
-    from torchloom.client import Target
+    from torchloom.client import AsyncClient, Target
     from torchloom.protocol.operator import Done
     from torchloom.protocol.views import KnobsView
 
@@ -25,18 +24,16 @@ def add(verbs: Verbs) -> None:
         "may be set on one: JOB/REPLICA/RANK.\n\n"
         "  loom set mnist lr=3e-4 clip=1.0\n  loom set mnist lr=0 --at-step 5000 --over 1000", listing=True,
     )  # fmt: skip
-    add_target(verb)
-    completion_names.with_names(
-        verb.add_argument(
-            "values", nargs="+", metavar="NAME=VALUE", help="Knobs and values, as `loom knobs` lists them"
-        ),
-        completion_names.complete_knob,
+    verb.add_target()
+    verb.add_argument(
+        "values",
+        nargs="+",
+        metavar="NAME=VALUE",
+        help="Knobs and values, as `loom knobs` lists them",
+        complete=completion_names.complete_knob,
     )
     verb.add_argument("--at-step", type=step, metavar="N", help="Apply it when N steps are finished; default: soon")
-    completion_names.with_names(
-        verb.add_argument("--replica", metavar="REPLICA", help="Change only this replica"),
-        completion_names.complete_replica,
-    )
+    verb.add_replica("Change only this replica")
     verb.add_argument(
         "--over", type=step, default=0, metavar="STEPS", help="Move to the value over this number of steps"
     )
@@ -44,35 +41,35 @@ def add(verbs: Verbs) -> None:
     verb.add_argument(
         "--no-wait", action="store_true", help="Return when the change is committed, before it takes effect"
     )
-    add_timeout(verb)
+    verb.add_timeout()
 
     verb = verbs.add(
         "knobs", show_knobs, "list the values of a job that can be changed: bounds, current value, last change",
         "  loom knobs mnist", listing=True,
     )  # fmt: skip
-    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_job)
+    verb.add_job()
 
     verb = verbs.add(
         "changes", show_changes, "list the changes of a job, newest first: who, when, from → to, step, outcome",
         "  loom changes mnist", listing=True,
     )  # fmt: skip
-    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_job)
+    verb.add_job()
 
     verb = verbs.add(
         "revert", revert, "undo a change: restore the values before it, on all ranks at one step",
         "  loom revert mnist c3", listing=True,
     )  # fmt: skip
-    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_job)
-    completion_names.with_names(verb.add_argument("change", metavar="CHANGE"), completion_names.complete_change)
-    add_timeout(verb)
+    verb.add_job()
+    verb.add_argument("change", metavar="CHANGE", complete=completion_names.complete_change)
+    verb.add_timeout()
 
     verb = verbs.add(
         "log-level", log_level, "set the log level of the processes of a job: the knob log_level",
         "  loom log-level mnist debug", listing=True,
     )  # fmt: skip
-    add_target(verb)
+    verb.add_target()
     verb.add_argument("level", metavar="LEVEL", help="One of debug, info, warning, error, critical")
-    add_timeout(verb)
+    verb.add_timeout()
 
 
 def step(text: str) -> int:
@@ -110,12 +107,11 @@ def parse_values(words: Sequence[str]) -> dict[str, str]:
 def _set(call: Call, texts: dict[str, str], replica: str | None = None, **how: Any) -> int:
     target = _target(call.args.target, replica)
 
-    async def work() -> Done:
-        async with client(call) as weaver:
-            values = await weaver.parse(target.job, texts)
-            return await weaver.set(target.job, values, replica=target.replica, rank=target.rank, **how)
+    async def work(weaver: AsyncClient) -> Done:
+        values = await weaver.parse(target.job, texts)
+        return await weaver.set(target.job, values, replica=target.replica, rank=target.rank, **how)
 
-    return show(call, call.wait(work()))
+    return call.show_done(call.request(work))
 
 
 def _target(text: str, replica: str | None) -> Target:
@@ -131,46 +127,31 @@ def _target(text: str, replica: str | None) -> Target:
 
 
 def revert(call: Call) -> int:
-    async def work() -> Done:
-        async with client(call) as weaver:
-            return await weaver.revert(call.args.job, call.args.change)
-
-    return show(call, call.wait(work()))
+    return call.show_done(call.request(lambda weaver: weaver.revert(call.args.job, call.args.change)))
 
 
 def show_knobs(call: Call) -> int:
-    from torchloom.views.knobs import knobs
+    from torchloom.views.listings import knobs
 
     view, now = _look(call)
-    if call.json:
-        call.print_json(view.knobs)
-    else:
-        call.print(knobs(view.knobs, now, call.screen) if view.knobs else [f"job {call.args.job} offers no knobs"])
-    return 0
+    return call.show(view.knobs, lambda: knobs(view.knobs, now, call.screen), f"job {call.args.job} offers no knobs")
 
 
 def show_changes(call: Call) -> int:
-    from torchloom.views.changes import changes
+    from torchloom.views.listings import changes
 
     view, now = _look(call)
-    if call.json:
-        call.print_json(view.changes)
-    else:
-        call.print(changes(view.changes, now, call.screen) if view.changes else ["no changes yet"])
-    return 0
+    return call.show(view.changes, lambda: changes(view.changes, now, call.screen), "no changes yet")
 
 
 def _look(call: Call) -> tuple[KnobsView, float]:
     """As a viewer: to see what was changed one need not be allowed to change."""
-    from torchloom.bus.weaver_client import WeaverClient
     from torchloom.protocol.ids import check_name
-    from torchloom.protocol.subjects import Role
 
     job = check_name("job", call.args.job)
 
-    async def look() -> tuple[KnobsView, float]:
-        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            cluster = await weaver.cluster(most=0)
-            return await weaver.knobs(completion_names.known_job(cluster, job)), cluster.plane.now
+    async def look(weaver: WeaverClient) -> tuple[KnobsView, float]:
+        cluster = await weaver.cluster(most=0)
+        return await weaver.knobs(completion_names.known_job(cluster, job)), cluster.plane.now
 
-    return call.wait(look())
+    return call.query(look)

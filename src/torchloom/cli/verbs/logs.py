@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from torchloom.cli import completion_names
 from torchloom.errors import BadInput, Refused, Unreachable
 
 if TYPE_CHECKING:
@@ -25,27 +24,21 @@ def add(verbs: Verbs) -> None:
         "stderr to stderr.\n\n"
         "  loom logs mnist\n  loom logs mnist --rank 3 -f\n  loom logs train_ddp:0",
     )  # fmt: skip
-    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_run)
+    verb.add_run()
     verb.add_argument("--rank", type=int, default=None, metavar="N", help="Show only this rank, without a prefix")
     verb.add_argument("--attempt", type=int, default=None, metavar="N", help="Attempt to show; default: the last")
     verb.add_argument("-f", "--follow", action="store_true", help="Follow the output until the job has ended")
 
 
 def logs(call: Call) -> int:
-    from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.protocol.subjects import Role
 
     args = call.args
     for name in ("rank", "attempt"):
         if (getattr(args, name) or 0) < 0:
             raise BadInput(f"--{name} {getattr(args, name)}", hint="ranks count from 0, attempts from 1")
 
-    async def work() -> int:
-        async with WeaverClient(call.settings, Role.VIEWER, patience=5.0 if args.follow else 0.0) as weaver:
-            return await _show(call, weaver)
-
     try:
-        return call.wait(work())
+        return call.query(lambda weaver: _show(call, weaver), patience=5.0 if args.follow else 0.0)
     except (Unreachable, Refused) as error:
         folders = _newest(call.settings.state_folder / "runs", args.job)
         if not folders:
@@ -60,7 +53,7 @@ async def _show(call: Call, weaver: WeaverClient) -> int:
 
     from torchloom.cli.verbs.jobs import runs_of
     from torchloom.launcher.output import Output, RemoteOutput
-    from torchloom.views.replica_runs import are_over, replicas
+    from torchloom.views.job_runs import are_over, replicas
 
     args = call.args
     runs = replicas(await runs_of(weaver, args.job))
@@ -104,7 +97,7 @@ class Files:
     async def show(self, run: RunView, ordinal: int | None = None) -> bool:
         from pathlib import Path
 
-        from torchloom.views.replica_runs import label
+        from torchloom.views.job_runs import label
 
         folder = Path(run.task.log_dir) / f"attempt-{ordinal or run.attempt}"
         self._output.follow(folder, _ranks(folder, self._rank), replica=label(run))

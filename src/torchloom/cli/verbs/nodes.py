@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchloom.cli import completion_names
-from torchloom.cli.answer_output import show
 
 if TYPE_CHECKING:
+    from torchloom.bus.weaver_client import WeaverClient
     from torchloom.cli.call import Call
     from torchloom.cli.verb_registry import Verbs
     from torchloom.protocol.operator import Done
-    from torchloom.protocol.views import NodeView
 
 
 def add(verbs: Verbs) -> None:
@@ -43,9 +42,7 @@ def add(verbs: Verbs) -> None:
         "waiting for it, and restarts after --undo.\n\n"
         "  loom drain node7\n  loom drain node7 --undo\n  loom drain train_ddp/train_ddp_0", listing=True,
     )  # fmt: skip
-    completion_names.with_names(
-        verb.add_argument("node", metavar="NODE|JOB/REPLICA"), completion_names.complete_drained
-    )
+    verb.add_argument("node", metavar="NODE|JOB/REPLICA", complete=completion_names.complete_drained)
     verb.add_argument("--undo", action="store_true", help="Allow it to be used again")
 
 
@@ -73,41 +70,27 @@ def agent(call: Call) -> int:
 def nodes(call: Call) -> int:
     import time
 
-    from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.protocol.subjects import Role
-    from torchloom.views import nodes as view_nodes
+    from torchloom.views import listings
 
-    async def look() -> tuple[NodeView, ...]:
-        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            return await weaver.nodes()
-
-    found = call.wait(look())
-    if call.json:
-        call.print_json(found)
-    elif found:
-        call.print(view_nodes.nodes(found, time.time(), call.screen))
-    else:
-        call.print(["no agents yet: `loom agent` on a machine lets it run jobs"])
-    return 0
+    found = call.query(lambda weaver: weaver.nodes())
+    empty = "no agents yet: `loom agent` on a machine lets it run jobs"
+    return call.show(found, lambda: listings.nodes(found, time.time(), call.screen), empty)
 
 
 def drain(call: Call) -> int:
-    from torchloom.bus.weaver_client import WeaverClient
     from torchloom.client import operator
     from torchloom.protocol.ids import check_name
     from torchloom.protocol.operator import Drain, DrainReplica
-    from torchloom.protocol.subjects import Role
 
     job, slash, replica = call.args.node.partition("/")
     if slash:
         check_name("job", job)
         check_name("replica", replica)
 
-    async def work() -> Done:
-        async with WeaverClient(call.settings, Role.OPERATOR) as weaver:
-            if slash:
-                ask = DrainReplica(job=job, replica=replica, undo=call.args.undo, operator=operator())
-                return await weaver.ask(ask)
-            return await weaver.ask(Drain(node=call.args.node, undo=call.args.undo, operator=operator()))
+    async def work(weaver: WeaverClient) -> Done:
+        if slash:
+            ask = DrainReplica(job=job, replica=replica, undo=call.args.undo, operator=operator())
+            return await weaver.ask(ask)
+        return await weaver.ask(Drain(node=call.args.node, undo=call.args.undo, operator=operator()))
 
-    return show(call, call.wait(work()))
+    return call.show_done(call.query(work, "operator"))

@@ -6,13 +6,12 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchloom.cli.policy_options import add_rules, with_rules
-from torchloom.cli.torchft_options import add_replicas, silent_lighthouse, with_replicas
+from torchloom.cli.job_options import add_replicas, add_rules, silent_lighthouse, with_replicas, with_rules
 from torchloom.errors import BadInput
 
 if TYPE_CHECKING:
     from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
+    from torchloom.cli.verb_registry import Parser, Verbs
     from torchloom.protocol.job import Task
 
 _TORCHRUN = {
@@ -45,7 +44,7 @@ def add(verbs: Verbs) -> None:
         _add_options(verb)
 
 
-def _add_options(verb: argparse.ArgumentParser) -> None:
+def _add_options(verb: Parser) -> None:
     from torchloom.job.option_fields import add_options
     from torchloom.protocol.job import JobSettings
 

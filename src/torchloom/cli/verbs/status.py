@@ -10,6 +10,7 @@ from torchloom.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torchloom.bus.weaver_client import WeaverClient
     from torchloom.cli.call import Call
     from torchloom.cli.verb_registry import Verbs
     from torchloom.protocol.views import ClusterView, CurvesView, IncidentView, RunView
@@ -26,9 +27,7 @@ def add(verbs: Verbs) -> None:
         "time went.\n\n"
         "  loom status -o json | jq .jobs\n  loom status mnist -o json | jq .run.goodput", listing=True,
     )  # fmt: skip
-    completion_names.with_names(
-        verb.add_argument("job", metavar="JOB", nargs="?", help="Show only this job"), completion_names.complete_job
-    )
+    verb.add_job(nargs="?", help="Show only this job")
     verb.add_argument("--all", action="store_true", help="Show every rank")
 
     verbs.add("jobs", jobs, "list the jobs", "  loom jobs", listing=True)
@@ -41,69 +40,52 @@ def add(verbs: Verbs) -> None:
         "map", drmap, "show which replicas are on which devices, and which devices each replica has",
         "  loom map --device GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28\n  loom map --rank mnist/hi/0", listing=True,
     )  # fmt: skip
-    completion_names.with_names(
-        verb.add_argument("--device", metavar="DEVICE", help="Show only this device"), completion_names.complete_device
+    verb.add_argument(
+        "--device", metavar="DEVICE", help="Show only this device", complete=completion_names.complete_device
     )
-    completion_names.with_names(
-        verb.add_argument("--replica", metavar="REPLICA", help="Show only this replica: its name, or JOB/REPLICA"),
-        completion_names.complete_replica,
+    verb.add_argument(
+        "--replica",
+        metavar="REPLICA",
+        help="Show only this replica: its name, or JOB/REPLICA",
+        complete=completion_names.complete_replica,
     )
-    completion_names.with_names(
-        verb.add_argument("--node", metavar="NODE", help="Show only this node"), completion_names.complete_node
-    )
-    completion_names.with_names(
-        verb.add_argument("--rank", metavar="JOB/REPLICA/RANK", help="Show only this rank"),
-        completion_names.complete_rank,
+    verb.add_argument("--node", metavar="NODE", help="Show only this node", complete=completion_names.complete_node)
+    verb.add_argument(
+        "--rank", metavar="JOB/REPLICA/RANK", help="Show only this rank", complete=completion_names.complete_rank
     )
 
     verb = verbs.add(
         "incidents", incidents, "list what went wrong, newest first",
         "`loom why` explains one of them.\n\n  loom incidents --open", listing=True,
     )  # fmt: skip
-    completion_names.with_names(
-        verb.add_argument("--job", metavar="JOB", help="Show only this job"), completion_names.complete_job
-    )
+    verb.add_job("--job", help="Show only this job")
     verb.add_argument("--open", action="store_true", help="Show only open incidents")
 
     verb = verbs.add(
         "curves", curves, "draw the history of a job: step, loss and samples/s of each rank",
         "  loom curves mnist", listing=True,
     )  # fmt: skip
-    completion_names.with_names(verb.add_argument("job", metavar="JOB"), completion_names.complete_job)
-    completion_names.with_names(
-        verb.add_argument("--replica", metavar="REPLICA", help="Show only this replica"),
-        completion_names.complete_replica,
-    )
+    verb.add_job()
+    verb.add_replica()
 
 
 def see(call: Call, most: int | None = None, readings: bool = False) -> ClusterView:
-    async def look() -> ClusterView:
-        from torchloom.bus.weaver_client import WeaverClient
-        from torchloom.protocol.subjects import Role
-
-        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            return await weaver.cluster(most=most, readings=readings)
-
-    return call.wait(look())
+    return call.query(lambda weaver: weaver.cluster(most=most, readings=readings))
 
 
 def see_job(call: Call, name: str | None, most: int | None) -> tuple[ClusterView, list[RunView]]:
     """The picture, of one job alone if one is named, and its runs if torchLoom started it."""
 
-    async def look() -> tuple[ClusterView, list[RunView]]:
-        from torchloom.bus.weaver_client import WeaverClient
-        from torchloom.protocol.subjects import Role
+    async def look(weaver: WeaverClient) -> tuple[ClusterView, list[RunView]]:
+        runs = (await weaver.runs(name)).runs if name is not None else ()
+        view = await weaver.cluster(whole(name, runs), most=most)
+        if name is None:
+            return view, []
+        if not view.jobs and not runs:
+            completion_names.known_job(await weaver.cluster(most=0), name)
+        return view, own_runs(view, runs)
 
-        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            runs = (await weaver.runs(name)).runs if name is not None else ()
-            view = await weaver.cluster(whole(name, runs), most=most)
-            if name is None:
-                return view, []
-            if not view.jobs and not runs:
-                completion_names.known_job(await weaver.cluster(most=0), name)
-            return view, own_runs(view, runs)
-
-    return call.wait(look())
+    return call.query(look)
 
 
 def whole(name: str | None, runs: Sequence[RunView]) -> str | None:
@@ -113,8 +95,7 @@ def whole(name: str | None, runs: Sequence[RunView]) -> str | None:
 
 def own_runs(view: ClusterView, runs: Sequence[RunView]) -> list[RunView]:
     """The runs of a job, unless they were over before somebody else began the job that is there now."""
-    from torchloom.views.job_runs import OVER
-    from torchloom.views.replica_runs import replicas
+    from torchloom.views.job_runs import OVER, replicas
 
     began = {known.job: known.began for known in view.jobs}
     return [
@@ -165,11 +146,7 @@ def jobs(call: Call) -> int:
     from torchloom.views import listings
 
     view = see(call, 0)
-    if call.json:
-        call.print_json(view.jobs)
-    else:
-        call.print(listings.jobs(view.jobs, view.plane.now, call.screen) if view.jobs else ["no jobs yet"])
-    return 0
+    return call.show(view.jobs, lambda: listings.jobs(view.jobs, view.plane.now, call.screen), "no jobs yet")
 
 
 def devices(call: Call) -> int:
@@ -188,7 +165,7 @@ def drmap(call: Call) -> int:
     from torchloom.views import map as view_map
 
     args = call.args
-    rank = completion_names.parse_rank(args.rank) if args.rank else None  # a mistake is told before anyone is asked
+    rank = completion_names.parse_rank(args.rank) if args.rank else None  # before the weaver is asked
     view = see(call)
     assignments = view_map.chosen(
         view.assignments,
@@ -217,32 +194,25 @@ def incidents(call: Call) -> int:
         if (job is None or concerns(incident, job, runs)) and not (call.args.open and incident.closed is not None)
     ]
     none = "no open incidents" if call.args.open else "no incidents"
-    if call.json:
-        call.print_json(found)
-    else:
-        call.print(listings.incidents(found, view.plane.now, call.screen) if found else [none])
-    return 0
+    return call.show(found, lambda: listings.incidents(found, view.plane.now, call.screen), none)
 
 
 def curves(call: Call) -> int:
-    from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.protocol.subjects import Role
     from torchloom.views import curves as view_curves
+    from torchloom.views.format.json_document import plain
 
     if "/" in (call.args.replica or ""):
         raise BadInput("--replica is the replica's name here, the job is given already")
 
-    async def look() -> tuple[ClusterView, CurvesView]:
-        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            view = await weaver.cluster()
-            job = completion_names.known_job(view, call.args.job)
-            if call.args.replica:
-                completion_names.known_replica(view, f"{job}/{call.args.replica}")
-            return view, await weaver.curves(job, call.args.replica, None if call.json else _SCREEN_CURVES)
+    async def look(weaver: WeaverClient) -> tuple[ClusterView, CurvesView]:
+        job = completion_names.known_job(await weaver.cluster(most=0), call.args.job)
+        view = await weaver.cluster(job)
+        if call.args.replica:
+            completion_names.known_replica(view, f"{job}/{call.args.replica}")
+        return view, await weaver.curves(job, call.args.replica, None if call.json else _SCREEN_CURVES)
 
-    view, found = call.wait(look())
-    if call.json:
-        call.print_json(found)
-    else:
-        call.print(view_curves.curves(found, view.plane.now, call.screen))
-    return 0
+    view, found = call.query(look)
+    marks = view.jobs[0].marks
+    return call.show(
+        plain(found) | {"marks": marks}, lambda: view_curves.curves(found, view.plane.now, call.screen, marks)
+    )

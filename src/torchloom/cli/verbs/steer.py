@@ -1,12 +1,10 @@
-"""Verbs that tell ranks to do something: pause, resume, checkpoint, stop, kill, stacks."""
+"""Verbs that tell ranks to do something (pause, resume, checkpoint, stop, kill, evict, stacks), and annotate."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from torchloom.cli import completion_names
-from torchloom.cli.answer_output import show
-from torchloom.cli.request_options import add_target, add_timeout, client
 from torchloom.errors import Refused
 from torchloom.shared.suggestions import unknown
 
@@ -15,98 +13,104 @@ if TYPE_CHECKING:
 
     from torchloom.cli.call import Call
     from torchloom.cli.verb_registry import Verbs
-    from torchloom.client import Target
+    from torchloom.client import AsyncClient, Target
     from torchloom.protocol.operator import Done
     from torchloom.protocol.views import ClusterView, RankView
 
 _HARM = {
     "stop": "Their loops end after a common step",
     "kill": "They end at once and save nothing",
-    "evict": "They end at once; the other replicas go on without them",
+    "evict": "They end at once; the other replicas continue without them",
 }
+
+_VERBS = (
+    (
+        "pause", "pause training at a common step, on all ranks that train together",
+        "  loom pause mnist\n  loom resume mnist",
+    ),
+    ("resume", "continue paused training", "  loom resume mnist"),
+    (
+        "checkpoint", "save a checkpoint of a job now, at a common step",
+        "Calls the function that the script registered; the answer has its path and step.\n\n"
+        "  loom checkpoint mnist --timeout 300",
+    ),
+    (
+        "stop", "end training cleanly: all ranks leave their loop after the same step",
+        "Shows what it affects, and asks for confirmation.\n\n  loom stop mnist --yes",
+    ),
+    (
+        "kill", "end training processes at once, without asking them",
+        "Shows what it affects, and asks for confirmation.\n\n  loom kill mnist/hi/0 --yes",
+    ),
+    (
+        "evict", "kill a replica under torchft while the others continue, and restart it",
+        "Shows what it affects, and asks. A replica that torchLoom did not start is only excluded from quorums.\n\n"
+        "  loom evict train_ddp/train_ddp_0 --yes",
+    ),
+    (
+        "stacks", "show where every thread of every rank is",
+        "Works while a rank hangs. Ranks with the same stack are shown together.\n\n  loom stacks mnist/hi",
+    ),
+)  # fmt: skip
 
 
 def add(verbs: Verbs) -> None:
-    verb = verbs.add(
-        "pause", steer, "pause training at a common step, on all ranks that train together",
-        "  loom pause mnist\n  loom resume mnist", listing=True,
-    )  # fmt: skip
-    add_target(verb)
-    add_timeout(verb)
-
-    verb = verbs.add("resume", steer, "continue paused training", "  loom resume mnist", listing=True)
-    add_target(verb)
-    add_timeout(verb)
-
-    verb = verbs.add(
-        "checkpoint", steer, "save a checkpoint of a job now, at a common step",
-        "Calls the function that the script registered; the answer has its path and step.\n\n"
-        "  loom checkpoint mnist --timeout 300", listing=True,
-    )  # fmt: skip
-    add_target(verb)
-    add_timeout(verb)
+    for name, summary, more in _VERBS:
+        verb = verbs.add(name, harm if name in _HARM else steer, summary, more, listing=True)
+        if name == "evict":
+            verb.add_argument(
+                "target", metavar="JOB/REPLICA", help="Replica, as `loom map` lists it",
+                complete=completion_names.complete_replica,
+            )  # fmt: skip
+        else:
+            verb.add_target()
+        if name in _HARM:
+            verb.add_yes()
+        verb.add_timeout()
 
     verb = verbs.add(
-        "stop", harm, "end training cleanly: all ranks leave their loop after the same step",
-        "Shows what it affects, and asks for confirmation.\n\n  loom stop mnist --yes", listing=True,
-    )  # fmt: skip
-    add_target(verb)
-    verb.add_argument("-y", "--yes", action="store_true", help="Do not ask for confirmation")
-    add_timeout(verb)
-
-    verb = verbs.add(
-        "kill", harm, "end training processes at once, without asking them",
-        "Shows what it affects, and asks for confirmation.\n\n  loom kill mnist/hi/0 --yes", listing=True,
-    )  # fmt: skip
-    add_target(verb)
-    verb.add_argument("-y", "--yes", action="store_true", help="Do not ask for confirmation")
-    add_timeout(verb)
-
-    verb = verbs.add(
-        "evict", harm, "kill a replica under torchft while the others continue, and restart it",
-        "Shows what it affects, and asks. A replica that torchLoom did not start is only excluded from quorums.\n\n"
-        "  loom evict train_ddp/train_ddp_0 --yes", listing=True,
-    )  # fmt: skip
-    target = verb.add_argument("target", metavar="JOB/REPLICA", help="Replica, as `loom map` lists it")
-    completion_names.with_names(target, completion_names.complete_replica)
-    verb.add_argument("-y", "--yes", action="store_true", help="Do not ask for confirmation")
-    add_timeout(verb)
-
-    verb = verbs.add(
-        "stacks", steer, "show where every thread of every rank is",
-        "Works while a rank hangs. Ranks with the same stack are shown together.\n\n  loom stacks mnist/hi",
+        "annotate", annotate, "add a note to a job: `events`, `why` and `curves` show it",
+        "Also to a job that has ended. At most 500 characters.\n\n  loom annotate mnist 'the new data begins here'",
         listing=True,
     )  # fmt: skip
-    add_target(verb)
-    add_timeout(verb)
+    verb.add_job()
+    verb.add_argument("text", metavar="TEXT", help="Note, in quotes")
+    verb.add_timeout()
+
+
+def annotate(call: Call) -> int:
+    return call.show_done(call.request(lambda weaver: weaver.annotate(call.args.job, call.args.text)))
 
 
 def steer(call: Call) -> int:
-    async def work() -> Done:
-        async with client(call) as weaver:
-            verb = getattr(weaver, call.args.verb)
-            done: Done = await verb(call.args.target)
-            return done
+    async def work(weaver: AsyncClient) -> Done:
+        verb = getattr(weaver, call.args.verb)
+        done: Done = await verb(call.args.target)
+        return done
 
-    return show(call, call.wait(work()))
+    return call.show_done(call.request(work))
 
 
 def harm(call: Call) -> int:
     """The same, after asking."""
-    if not call.args.yes and not call.confirm(call.wait(_question(call))):
+    if not call.args.yes and not call.confirm(_question(call)):
         call.note("nothing was done")
         return 0
     return steer(call)
 
 
-async def _question(call: Call) -> str:
+def _question(call: Call) -> str:
     from torchloom.client import parse_target
 
     target = parse_target(call.args.target)
-    async with client(call) as weaver:
+
+    async def look(weaver: AsyncClient) -> ClusterView:
         view = await weaver.status(target.job)
         if not view.jobs:
             raise unknown("job", target.job, [job.job for job in await weaver.jobs()])
+        return view
+
+    view = call.request(look)
     return f"this will {call.args.verb} {hit(target, aimed(view, target))}. {_HARM[call.args.verb]}"
 
 
@@ -122,7 +126,7 @@ def aimed(view: ClusterView, target: Target) -> list[RankView]:
     found = [r for r in view.ranks if replica in {None, r.rank.replica} and rank in {None, r.rank.rank}]
     there = [r for r in found if r.presence in {"live", "lost"}]
     if not there:
-        raise Refused(f"{target} has no living rank", hint="`loom status` shows what became of them")
+        raise Refused(f"{target} has no living rank", hint="`loom status` shows how they ended")
     return there
 
 

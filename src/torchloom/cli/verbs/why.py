@@ -22,9 +22,8 @@ def add(verbs: Verbs) -> None:
         "time\nwent. Of an incident: that one. `loom incidents` lists them.\n\n  loom why mnist\n  loom why i7",
         listing=True,
     )  # fmt: skip
-    completion_names.with_names(
-        verb.add_argument("name", metavar="JOB|INCIDENT", help="Job, or incident such as i7"),
-        completion_names.complete_why,
+    verb.add_argument(
+        "name", metavar="JOB|INCIDENT", help="Job, or incident such as i7", complete=completion_names.complete_why
     )
 
     verb = verbs.add(
@@ -36,32 +35,24 @@ def add(verbs: Verbs) -> None:
         "OWN     yes: the job says so itself; otherwise it is the default\n\n"
         "  loom policy\n  loom policy mnist -o json", listing=True,
     )  # fmt: skip
-    completion_names.with_names(
-        verb.add_argument("job", metavar="JOB", nargs="?", help="Job that torchLoom started"),
-        completion_names.complete_run,
-    )
+    verb.add_run(nargs="?", help="Job that torchLoom started")
 
 
 def why(call: Call) -> int:
-    from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.protocol.subjects import Role
     from torchloom.views import why as view_why
     from torchloom.views.goodput import together
     from torchloom.views.job_runs import told
 
-    async def look() -> tuple[ClusterView, str, list[IncidentView], list[RunView]]:
-        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            return await _look(weaver, call.args.name)
-
-    view, job, found, runs = call.wait(look())
+    view, job, found, runs = call.query(lambda weaver: _look(weaver, call.args.name))
     now = view.plane.now
+    marks = next((one.marks for one in view.jobs if one.job == job), ())
     spent = together(run.goodput for run in runs if run.goodput is not None)
     if call.json:
-        call.print_json(_document(job, found, spent))
+        call.print_json(_document(job, found, spent) | {"marks": marks})
     elif job:
         others = next((f"{j.job} is {j.phase}" for j in view.jobs if j.job == job), "")
         doing = "; ".join(map(told, runs)) or others
-        call.print(view_why.job(job, found, doing, spent, now, call.screen))
+        call.print(view_why.job(job, found, doing, spent, now, call.screen, marks))
     else:
         call.print(view_why.incident(found[0], now, call.screen))
     return 0
@@ -72,7 +63,7 @@ def _document(job: str, found: list[IncidentView], spent: Goodput | None) -> dic
 
 
 async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list[IncidentView], list[RunView]]:
-    """The picture, the job if one is meant, its incidents with the one to be told first, and its runs."""
+    """The picture, the job if one is meant, its incidents with the one to show first, and its runs."""
     from torchloom.views.why import newest_first
 
     view = await weaver.cluster(most=0)
@@ -90,7 +81,7 @@ async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list
     told = newest_first(mine)
     if told:
         told[0] = await _whole(weaver, told[0].id) or told[0]
-    return view, name, told, own_runs(view, mine_runs)
+    return seen, name, told, own_runs(view, mine_runs)
 
 
 async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
@@ -107,18 +98,15 @@ async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
 
 
 def policy(call: Call) -> int:
-    from torchloom.bus.weaver_client import WeaverClient
     from torchloom.cli.verbs.jobs import runs_of
-    from torchloom.protocol.subjects import Role
     from torchloom.views import policy as view_policy
 
-    async def look() -> RunView | None:
-        async with WeaverClient(call.settings, Role.VIEWER) as weaver:
-            runs = await runs_of(weaver, call.args.job)
-            own = own_runs(await weaver.cluster(whole(call.args.job, runs), most=0), runs)
-            return own[0] if own else None  # the replicas of a job have the same
+    async def look(weaver: WeaverClient) -> RunView | None:
+        runs = await runs_of(weaver, call.args.job)
+        own = own_runs(await weaver.cluster(whole(call.args.job, runs), most=0), runs)
+        return own[0] if own else None  # the replicas of a job have the same
 
-    run = call.wait(look()) if call.args.job else None
+    run = call.query(look) if call.args.job else None
     task = run.task if run is not None else None
     rows = view_policy.policy(task, call.settings)
     if call.json:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from torchloom import knobs
 from torchloom.core.changes.two_phase_commit import describe_success, query_steps
-from torchloom.core.decision import Decision, refuse
+from torchloom.core.decision import Decision, Handlers, refuse
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.fields import copy_fields
@@ -183,3 +183,9 @@ def split_group(cluster: ClusterState, lives: Lives, replica: str | None, rank: 
 def did_you_mean(name: str, names: Iterable[str], otherwise: Prose) -> Prose:
     near = difflib.get_close_matches(name, list(names), n=1)
     return phrase("did_you_mean", name=near[0]) if near else otherwise
+
+
+HANDLERS: Handlers = {
+    SetKnobs: lambda cluster, ask, reply, _now: request_change(cluster, ask, reply),
+    Revert: lambda cluster, ask, reply, _now: request_change(cluster, ask, reply),
+}

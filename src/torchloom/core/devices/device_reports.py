@@ -10,14 +10,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-from torchloom.core.decision import Decision
+from torchloom.core.decision import Decision, Handlers
 from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device import Blame, Device
 from torchloom.protocol.facts import ALL_OVER, DeviceRecovered, DeviceWarned
 from torchloom.protocol.ids import ReplicaId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
-from torchloom.protocol.operator import Done, No, Register
+from torchloom.protocol.operator import Done, No, Recover, Register
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import (
     DeviceBlamed,
@@ -194,3 +194,9 @@ def _unknown(cluster: ClusterState, device: str, *, guess: bool = False) -> Deci
     hint = phrase("did_you_mean", name=near[0]) if near else phrase("devices_listed")
     answer = No(why=phrase("device_unknown", device=device), hint=hint)
     return Decision(answer=answer)
+
+
+HANDLERS: Handlers = {
+    Recover: lambda cluster, ask, _reply, _now: recover(cluster, ask.device, ask.operator),
+    Register: lambda cluster, ask, _reply, _now: register(cluster, ask),
+}

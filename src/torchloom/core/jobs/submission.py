@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from torchloom.core.decision import NOTHING, Decision, merge_decisions, refuse
+from torchloom.core.changes.requests import did_you_mean
+from torchloom.core.decision import NOTHING, Decision, Handlers, merge_decisions, refuse
 from torchloom.core.detect.kinds import KINDS
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
@@ -15,10 +16,10 @@ from torchloom.core.state.presence import PRESENT, JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import split_job
 from torchloom.protocol.job import Task
-from torchloom.protocol.operator import Cancel, Done, Drain, No, Submit
+from torchloom.protocol.operator import Annotate, Cancel, Done, Drain, JobAnnotated, No, NodeDrained, Submit
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.records import JobBegan, Record
-from torchloom.protocol.run_records import NodeDrained, RunSubmitted
+from torchloom.protocol.run_records import RunSubmitted
 
 
 def submit(cluster: ClusterState, ask: Submit) -> Decision:
@@ -85,6 +86,18 @@ def drain(cluster: ClusterState, ask: Drain) -> Decision:
     return Decision((record,), answer=Done(text=text))
 
 
+def annotate(cluster: ClusterState, ask: Annotate) -> Decision:
+    if ask.job not in cluster.jobs:
+        return refuse(phrase("job_unknown", job=ask.job), did_you_mean(ask.job, cluster.jobs, phrase("see_jobs")))
+    answer = Done(text=phrase("of_job", job=ask.job, text=ask.text))
+    marks = [mark for _, mark in cluster.marks.get(ask.job, ())]
+    if any(isinstance(mark, JobAnnotated) and mark.request == ask.request for mark in marks):
+        return Decision(answer=answer)
+    step = cluster.step_of(ask.job)
+    record = JobAnnotated(job=ask.job, text=ask.text, request=ask.request, operator=ask.operator, step=step)
+    return Decision((record,), answer=answer)
+
+
 def _find_error(task: Task) -> Phrase | None:
     """What no process could be started with, or None."""
     words = (*task.argv, task.python, task.cwd, task.log_dir, task.checkpoint_dir, *task.env, *task.env.values())
@@ -111,3 +124,11 @@ def _no_agent(cluster: ClusterState, node: str) -> No:
     there = sorted(cluster.runtime.nodes)
     hint = phrase("agents_are_on" if there else "no_agents", nodes=there)
     return No(why=phrase("no_agent_on_node", node=node), hint=hint)
+
+
+HANDLERS: Handlers = {
+    Submit: lambda cluster, ask, _reply, _now: submit(cluster, ask),
+    Cancel: lambda cluster, ask, _reply, now: cancel(cluster, ask, now),
+    Annotate: lambda cluster, ask, _reply, _now: annotate(cluster, ask),
+    Drain: lambda cluster, ask, _reply, _now: drain(cluster, ask),
+}

@@ -25,6 +25,7 @@ from torchloom.core.state.runs import Run, Runs, RunsState
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
+from torchloom.protocol.operator import Mark
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import (
     ChangeDecided,
@@ -55,6 +56,7 @@ from torchloom.protocol.records import (
     RankLost,
     Record,
     TermBegan,
+    named_jobs,
 )
 from torchloom.protocol.run_records import AttemptStopping
 from torchloom.protocol.views import Assignment, CheckpointsView
@@ -66,6 +68,8 @@ FORMAT = 2
 1 stored sentences. 2 stores phrases and typed reasons (docs/decisions/0015-phrases.md).
 """
 KEEP_EVICTED = 1000
+KEEP_MARKS = 50
+"""Of each job."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +97,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     runs: RunsState = RunsState()
     goodput: tuple[Account, ...] = ()
     evicted: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    marks: tuple[tuple[float, Record], ...] = ()
 
 
 def life_over(how: Literal["finished", "interrupted"]) -> Phrase:
@@ -111,6 +116,10 @@ class ClusterState:
         self.goodput = Accounts(state.goodput)
         self.evicted = dict(state.evicted)
         """By job: the latest members that its lighthouse must not count on."""
+        self.marks: dict[str, tuple[tuple[float, Record], ...]] = {}
+        """By job: the latest, each with its time."""
+        for at, record in state.marks:
+            self._mark(record, at)
         self.term = state.term
         self.inbox_seq = state.inbox_seq
         self.jobs = {job.name: job for job in state.jobs}
@@ -148,6 +157,7 @@ class ClusterState:
             runs=self.runs.state(),
             goodput=self.goodput.state(),
             evicted=tuple((job, self.evicted[job]) for job in sorted(self.evicted)),
+            marks=tuple(mark for job in sorted(self.marks) for mark in self.marks[job]),
         )
 
     def lives(self, rank: RankId, incarnation: str) -> bool:
@@ -175,6 +185,11 @@ class ClusterState:
         """The open incidents about this run; oldest first."""
         of_job = self.incidents.open_of(run.replica_id.job)
         return [incident for incident in of_job if self.runs.concerned(incident.job, incident.about) == run]
+
+    def step_of(self, job: str) -> int | None:
+        """Of the rank that is least far; None if none has reported since this weaver started."""
+        runtimes = map(self.runtime.ranks.get, self.ranks.ids_of(job))
+        return min((rank.beat.step for rank in runtimes if rank is not None and rank.beat is not None), default=None)
 
     def restart_runtime(self, now: float) -> None:
         """After a replay, a reconnection or a suspension: every timer starts again."""
@@ -220,13 +235,7 @@ class ClusterState:
             case RankForgotten(rank=rank):
                 self._forget(rank)
             case JobBegan(job=name):
-                for rank_of_earlier_run in self.ranks.of_job(name):
-                    if rank_of_earlier_run.presence not in PRESENT:
-                        self._forget(rank_of_earlier_run.id)
-                self.ledger.forget(name)
-                job = self.jobs.get(name)
-                phase = JOB_NEXT[(job.phase, JobSign.JOINED)] if job else JobPhase.RUNNING
-                self.jobs[name] = Job(name=name, phase=phase, began=at)
+                self._begin(name, at)
             case JobEnded(job=name, outcome=outcome, reason=reason):
                 self.jobs[name] = replace(self.jobs[name], phase=JobPhase(outcome), ended=at, reason=reason)
             case JobForgotten(job=name):
@@ -246,6 +255,20 @@ class ClusterState:
                 self._amend(record, at)
             case _:
                 self._fold_steering(record, at)
+
+    def _begin(self, name: str, at: float) -> None:
+        for rank_of_earlier_run in self.ranks.of_job(name):
+            if rank_of_earlier_run.presence not in PRESENT:
+                self._forget(rank_of_earlier_run.id)
+        self.ledger.forget(name)
+        self.marks.pop(name, None)
+        job = self.jobs.get(name)
+        phase = JOB_NEXT[(job.phase, JobSign.JOINED)] if job else JobPhase.RUNNING
+        self.jobs[name] = Job(name=name, phase=phase, began=at)
+
+    def _mark(self, record: Record, at: float) -> None:
+        for job in named_jobs(record):
+            self.marks[job] = (*self.marks.get(job, ()), (at, record))[-KEEP_MARKS:]
 
     def _fold_steering(self, record: Record, at: float) -> None:
         match record:
@@ -271,6 +294,8 @@ class ClusterState:
             case MemberJoined(rank=rank, member=member):
                 if self.ranks.find(rank, record.incarnation) is not None:
                     self.ranks.modify(rank, member=member)
+            case Mark():
+                self._mark(record, at)
             case MembersEvicted(job=job, members=members):
                 self.evicted[job] = (*self.evicted.get(job, ()), *members)[-KEEP_EVICTED:]
             case _:
@@ -329,6 +354,7 @@ class ClusterState:
         self.ledger.forget(name)
         self.checkpoints.pop(name, None)
         self.evicted.pop(name, None)
+        self.marks.pop(name, None)
         for run in self.runs.forget(name):
             self.goodput.forget(run)
 

@@ -24,6 +24,7 @@ from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.incident_records import About, ResponseBegan, ResponseWent
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import Place, Rollback
+from torchloom.protocol.operator import NodeDrained, ReplicaDrained
 from torchloom.protocol.phrase import Prose
 from torchloom.protocol.records import Record
 from torchloom.protocol.run_records import (
@@ -34,8 +35,6 @@ from torchloom.protocol.run_records import (
     AttemptPaused,
     AttemptRunning,
     AttemptStopping,
-    NodeDrained,
-    ReplicaDrained,
     RunEnded,
     RunSubmitted,
 )

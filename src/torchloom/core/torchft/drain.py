@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import replace
 
 from torchloom.core.changes import requests
-from torchloom.core.decision import NOTHING, Decision, merge_decisions, refuse
+from torchloom.core.decision import NOTHING, Decision, Handlers, merge_decisions, refuse
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
@@ -19,9 +19,8 @@ from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.members import evict
 from torchloom.core.torchft.replica_groups import siblings, trains
 from torchloom.protocol.ids import ReplicaId
-from torchloom.protocol.operator import Done, DrainReplica, EvictReplica, Steer
+from torchloom.protocol.operator import Done, DrainReplica, EvictReplica, ReplicaDrained, Steer
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.run_records import ReplicaDrained
 
 MOST_TRIES = 100
 """Requests to one attempt to leave: other changes may be under way, or ranks be lost just then."""
@@ -122,3 +121,9 @@ def was_asked_to_leave(cluster: ClusterState, run: Run) -> bool:
     """Whether its ranks end because of such a request, even if the drain was undone since."""
     change = cluster.ledger.change_of(_next_request(cluster, run))
     return change is not None and change.takes_effect
+
+
+HANDLERS: Handlers = {
+    EvictReplica: lambda cluster, ask, _reply, now: evict_replica(cluster, ask, now),
+    DrainReplica: lambda cluster, ask, _reply, _now: drain_replica(cluster, ask),
+}

@@ -14,11 +14,11 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "if_it_lasts_all_is_lost": (
         "if it lasts {seconds:.3g} s: {policy} (it would start from the beginning: no checkpoint is known of)"
     ),
-    "may_go_on_by_itself": "it may go on by itself",
-    "went_on_by_itself": "it went on by itself; step {step:,}",
+    "may_go_on_by_itself": "it may continue by itself",
+    "went_on_by_itself": "it continued by itself; step {step:,}",
     "checkpoint_failed": "checkpoint of {job} failed",
     "at_step_in": "step {step:,}, in {folder}",
-    "next_interval_saves": "training goes on; the next interval tries again",
+    "next_interval_saves": "training continues; the next interval tries again",
     "last_good_stays": "the last good one stays",
     "checkpoint_written": "the checkpoint of step {step:,} was written",
     "later_checkpoint_written": "a later checkpoint was written",
@@ -83,7 +83,7 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
         "no alert in it says how bad it is: label torchloom=fail or warn, or severity=critical or warning, does"
     ),
     # runs
-    "replica_restarts": "the replica is ended, then started again, while the others go on",
+    "replica_restarts": "the replica is ended, then started again, while the others continue",
     "restarts_elsewhere": "started again elsewhere; what may still run there is ended when its agent is back",
     "job_given_up": "all ranks are ended; the job is given up",
     "agent_speaks_again": "it speaks again",

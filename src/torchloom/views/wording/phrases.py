@@ -13,6 +13,7 @@ A template is a format string over the phrase's arguments, with these specificat
     {losses:.4g}     of several numbers, each in that format
     {left:time}      seconds in few words: `0.8 ms`, `2.1 s`, `35 min`
     {why:? (|)}      nothing if it is empty, else in the text after `?`, at the bar or after it
+    {ok:if|yes|no}   the first text if it is true or not empty, else the second; they may contain fields
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.phrase import Phrase, Prose
 from torchloom.views.wording.templates import RESPONSES, SHORT, TEMPLATES
 
@@ -38,6 +40,11 @@ def render(prose: Prose) -> str:
         return _FORMATTER.vformat(_TEMPLATES[prose.code], (), prose.args)
     except (LookupError, ValueError, TypeError):  # of another version: better an odd text than none
         return str(prose)
+
+
+def fill(template: str, fields: Mapping[str, Any]) -> str:
+    """A template filled in with the fields of a record."""
+    return _FORMATTER.vformat(template, (), fields)
 
 
 def shorten(prose: Prose) -> Prose:
@@ -85,6 +92,11 @@ class _Formatter(string.Formatter):
         return kwargs.get(str(key), "")  # an older version may have left it out
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("if|"):
+            yes, _, no = format_spec[3:].partition("|")
+            return yes if value else no
+        if isinstance(value, RankId | ReplicaId):
+            value = str(value)
         if isinstance(value, Phrase):
             value = render(value)
         if isinstance(value, tuple):

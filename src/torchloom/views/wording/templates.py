@@ -43,8 +43,8 @@ TEMPLATES: Mapping[str, str] = {
     "next_attempt_waits": "the next attempt waits {seconds:g} s",
     "attempt_prepared": "attempt {attempt} is prepared on {nodes}",
     "heals": "it heals from the others",
-    "resumes_at": "it goes on from step {step:,}{path:? (|)}",
-    "starts_over": "it begins anew{path:? (|)}",
+    "resumes_at": "it continues from step {step:,}{path:? (|)}",
+    "starts_over": "it starts from the beginning{path:? (|)}",
     "of_job": "{job}: {text}",
     "together": "{parts:;}",
     "decided_for": "for {job}: {decision}",
@@ -109,7 +109,7 @@ TEMPLATES: Mapping[str, str] = {
     "twice_newer": "pid {pid} on {node}, incarnation {incarnation}, joined under the same id",
     "twice_decided": "the newer process is believed, the older one is muted",
     "twice_reason": "two processes cannot speak for one rank; give each its own replica or rank",
-    "twice_muted": "the older process was told to be silent",
+    "twice_muted": "the older process was silenced",
     "rank_said_failed": "the rank said that it failed",
     "rank_process_ended": "its process has ended",
     "killed_by_operator": "killed by {operator} ({order})",
@@ -145,7 +145,7 @@ TEMPLATES: Mapping[str, str] = {
     "ranks_finished": "all {count:,} ranks finished",
     "its_rank_finished": "its rank finished",
     "agent_silent": "the agent on {node} is silent",
-    "agent_silent_ranks_go_on": "the agent on {node} is silent; its ranks go on",
+    "agent_silent_ranks_go_on": "the agent on {node} is silent; its ranks continue",
     "agent_waited_for": "nothing; a new agent on that node finds its ranks",
     "ranks_lost_at_once": (
         "{lost:,} of {count:,} ranks were lost at once and nobody saw one end,"
@@ -302,7 +302,7 @@ SHORT: Mapping[str, str] = {
     "device_stays_in_use": "report",
     "rank_by_its_run": "all ranks of its job are ended",
     "agent_waited_for": "nothing",
-    "next_interval_saves": "training goes on",
+    "next_interval_saves": "training continues",
     "restarts_elsewhere": "started elsewhere",
     "job_given_up": "given up",
 }

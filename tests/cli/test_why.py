@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import NOW, cluster, incident, job
+from tests.views.samples import NOW, cluster, incident, job
 from torchloom.cli import completion_names
+from torchloom.cli.job_options import with_rules
 from torchloom.cli.parser import parse
-from torchloom.cli.policy_options import with_rules
 from torchloom.cli.verbs.run import _task
 from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.errors import BadInput
@@ -69,7 +69,7 @@ def test_why_of_a_job(troubled: Responder, at: Loom) -> None:
 
 def test_why_of_a_job_as_json(troubled: Responder, at: Loom) -> None:
     found = document(at, "why", "mnist")
-    assert set(found) == {"job", "incident", "others", "goodput"}
+    assert set(found) == {"job", "incident", "others", "goodput", "marks"}
     assert (found["job"], found["incident"]["id"]) == ("mnist", "i2")
     assert [other["id"] for other in found["others"]] == ["i3", "i1"]
     assert found["goodput"] == {"elapsed": 100, "productive": 90, "lost": {"crash": 10}}

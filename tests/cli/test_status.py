@@ -10,11 +10,12 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import GPU, NOW, assignment, cluster, device, incident, job, rank
+from tests.views.samples import GPU, NOW, assignment, cluster, device, incident, job, rank
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.protocol.ids import RankId
+from torchloom.protocol.operator import ReplicaDrained
 from torchloom.protocol.queries import QueryCluster, QueryCurves
-from torchloom.protocol.views import Point
+from torchloom.protocol.views import MarkView, Point
 
 
 def keys(struct: type[msgspec.Struct]) -> set[str]:
@@ -142,6 +143,22 @@ def test_curves(weaver: Responder, at: Loom) -> None:
     shown = at("curves", "mnist").out
     assert "mnist/hi/0: 10 points" in shown
     assert "130 more ranks" in shown
+
+
+def test_marks_stand_below_the_curves_where_they_were_made(weaver: Responder, at: Loom) -> None:
+    points = tuple(Point(NOW + i, i, float(i), None) for i in range(10))
+    weaver.curves = ((RankId("mnist", "hi", 0), points),)
+    record = ReplicaDrained(job="mnist", drained=True)
+    marks = tuple(MarkView(at=NOW + at, text=text, record=record) for at, text in ((3.5, "first"), (100, "second")))
+    weaver.view = cluster(jobs=(msgspec.structs.replace(weaver.view.jobs[0], job="mnist", marks=marks),))
+    shown = at("curves", "mnist").out.splitlines()
+    (line,) = (line for line in shown if line.strip().startswith("marks"))
+    (loss,) = (line for line in shown if line.strip().startswith("loss"))
+    start = loss.index("▁")
+    assert line[start:].rstrip() == "   1     2"
+    assert [line[0] + line[-7:].split()[-1] for line in shown[-2:]] == ["1first", "2second"]
+    found = decoded(at, "curves", "mnist")
+    assert [mark["text"] for mark in found["marks"]] == ["first", "second"]
 
 
 def test_a_weaver_that_is_away_is_told_apart_from_a_server_that_is(

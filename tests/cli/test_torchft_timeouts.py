@@ -1,4 +1,4 @@
-"""What `loom doctor` says of torchft: versions, and whether everyone waits longer than what he waits for."""
+"""What `loom doctor` says of torchft: versions, and whether each timeout is longer than the ones that it contains."""
 
 from __future__ import annotations
 

@@ -7,12 +7,13 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from tests.views.made import GPU, LIFE, NOW, REPLICA
+from tests.views.samples import GPU, LIFE, NOW, REPLICA
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
 from torchloom.protocol.job import Task
 from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.node import Place
+from torchloom.protocol.operator import JobAnnotated, NodeDrained, ReplicaDrained
 from torchloom.protocol.rank import ChangeSpec, Hello
 from torchloom.protocol.records import (
     Abort,
@@ -57,15 +58,13 @@ from torchloom.protocol.run_records import (
     AttemptPaused,
     AttemptRunning,
     AttemptStopping,
-    NodeDrained,
-    ReplicaDrained,
     RunEnded,
     RunSubmitted,
 )
 from torchloom.views.format.json_document import document
 from torchloom.views.format.tables import Screen
 from torchloom.views.format.times import stamp
-from torchloom.views.records import Event, Teller, as_object, lines, sentences
+from torchloom.views.records import ROWS, Event, Teller, as_object, lines, sentences
 
 RANK = RankId("mnist", REPLICA, 1)
 OTHER = RankId("other", "hi", 0)
@@ -251,7 +250,7 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ["Job mnist:1 starts and heals from the others"],
     ),
     (AttemptPaused(job="mnist", attempt=1), ["Job mnist is paused"]),
-    (AttemptPaused(job="mnist", attempt=1, held=False), ["Job mnist goes on"]),
+    (AttemptPaused(job="mnist", attempt=1, held=False), ["Job mnist continues"]),
     (AttemptRunning(job="mnist", attempt=1, warm=2), ["Job mnist runs, 2 warm"]),
     (
         AttemptRunning(job="mnist", attempt=1, why_cold="OMP_NUM_THREADS differs"),
@@ -269,7 +268,7 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ResponseBegan(job="mnist", incident="i7", kind="hang", do=("stacks", "restart"), reason="rank 3 hangs"),
         ["The policy of mnist acts on i7 (rank 3 hangs): stacks, then restart"],
     ),
-    (ResponseWent(job="mnist", left=("restart",)), ["The policy of mnist goes on: restart"]),
+    (ResponseWent(job="mnist", left=("restart",)), ["The policy of mnist continues: restart"]),
     (ResponseWent(job="mnist"), ["The policy of mnist has acted"]),
     (
         AttemptEnded(job="mnist", attempt=1, wait_seconds=0.5),
@@ -283,6 +282,10 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     (ReplicaDrained(job="mnist:1", drained=False), ["mnist:1 may come back"]),
     (NodeDrained(node="n1", drained=True, operator="ann"), ["Nothing more is started on n1 (ann)"]),
     (NodeDrained(node="n1", drained=False), ["n1 may be used again"]),
+    (
+        JobAnnotated(job="mnist", text="new data", request="r", operator="ann@box", step=1500),
+        ["Note on mnist by ann@box at step 1,500: new data"],
+    ),
     (InboxRead(seq=4), ["Inbox read up to 4"]),
 ]
 
@@ -293,7 +296,7 @@ def test_sentences(record: Any, expected: list[str]) -> None:
 
 
 def test_every_kind_of_record_has_a_sentence() -> None:
-    assert {type(record) for record, _ in SENTENCES} == set(get_args(Record))
+    assert {type(record) for record, _ in SENTENCES} == set(get_args(Record)) == set(ROWS)
 
 
 def entry(*records: Record) -> Entry:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import LIFE, cluster, job, rank
+from tests.views.samples import LIFE, cluster, job, rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done, No, Steer
 from torchloom.protocol.rank import Beat

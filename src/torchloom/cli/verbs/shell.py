@@ -1,4 +1,4 @@
-"""The same verbs at a prompt: `loom shell`, also fed from a file or a pipe."""
+"""`loom shell`: the same verbs at a prompt, also from a file or a pipe; `loom completion`: for other shells."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from torchloom.cli.call import Call, print_error
+from torchloom.cli.verb_registry import Verbs, options_of, verbs_of
+from torchloom.errors import BadInput
 
-    from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from collections.abc import Iterator, Mapping
 
 _PROMPT = "loom> "
 _HISTORY = 1000
@@ -23,6 +25,19 @@ def add(verbs: Verbs) -> None:
         "Any verb without the `loom` before it; `help [VERB]`, `exit` or Ctrl-D. Lines may come from a pipe: then the\n"
         "exit code is that of the last line that failed.\n\n  echo status | loom shell",
     )  # fmt: skip
+    verb = verbs.add(
+        "completion", completion, "print the script that makes the shell complete verbs and names",
+        'Put it where your shell starts:\n\n  bash: eval "$(loom completion bash)"\n'
+        '  zsh:  eval "$(loom completion zsh)"\n  fish: loom completion fish | source',
+    )  # fmt: skip
+    verb.add_argument("shell", choices=["bash", "zsh", "fish"], metavar="SHELL", help="Shell: bash, zsh or fish")
+
+
+def completion(call: Call) -> int:
+    import argcomplete
+
+    call.print([argcomplete.shellcode(["loom"], shell=call.args.shell)])
+    return 0
 
 
 def shell(call: Call) -> int:
@@ -38,15 +53,10 @@ def shell(call: Call) -> int:
 
 def obey(call: Call, line: str) -> int | None:
     """Run one line and return its exit code; None means leave."""
-    from torchloom.cli.main import run, tell
-    from torchloom.errors import BadInput
-
     try:
         words = shlex.split(line, comments=True)
     except ValueError as error:
-        problem = BadInput(f"{line.strip()!r}: {error}")
-        tell(problem)
-        return problem.exit_code
+        return _refuse(f"{line.strip()!r}: {error}")
     if not words:
         return 0
     if words[0] in {"exit", "quit"}:
@@ -54,16 +64,20 @@ def obey(call: Call, line: str) -> int | None:
     if words[0] == "help":
         words = [*words[1:3], "--help"]
     if words[0] == "shell":
-        problem = BadInput("this is a shell already")
-        tell(problem)
-        return problem.exit_code
-    code = run([*_inherited(call), *words])
+        return _refuse("this is a shell already")
+    code = call.run_line([*_inherited(call), *words])
     sys.stdout.flush()
     return code
 
 
+def _refuse(message: str) -> int:
+    problem = BadInput(message)
+    print_error(problem)
+    return problem.exit_code
+
+
 def _inherited(call: Call) -> list[str]:
-    """What the shell itself was told holds for every line."""
+    """The options of the shell itself, which hold for every line."""
     words = ["--state", call.args.state] if call.args.state is not None else []
     return [*words, "--no-color"] if call.args.no_color else words
 
@@ -92,7 +106,7 @@ def _readline(call: Call) -> Iterator[None]:
     with contextlib.suppress(OSError):
         readline.read_history_file(history)
     readline.set_completer_delims(" ")
-    readline.set_completer(_Completer())
+    readline.set_completer(_Completer(verbs_of(call.build())))
     readline.parse_and_bind("tab: complete")
     try:
         yield
@@ -106,10 +120,8 @@ def _readline(call: Call) -> Iterator[None]:
 class _Completer:
     """For readline: the verbs for the first word, that verb's options after it."""
 
-    def __init__(self) -> None:
-        from torchloom.cli.parser import build, verbs_of
-
-        self._verbs = verbs_of(build())
+    def __init__(self, verbs: Mapping[str, ArgumentParser]) -> None:
+        self._verbs = verbs
 
     def __call__(self, text: str, index: int) -> str | None:
         import readline
@@ -118,8 +130,6 @@ class _Completer:
         return found[index] if index < len(found) else None
 
     def candidates(self, before: str, text: str) -> list[str]:
-        from torchloom.cli.parser import options_of
-
         words = before.split()
         if not words or words == ["help"]:
             known = [*self._verbs, "help", "exit"]

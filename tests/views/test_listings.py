@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from tests.views.made import NOW, change, knob, knobs
+from tests.views.samples import NOW, change, knob, knobs
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.operator import Done
-from torchloom.views import changes as view_changes
-from torchloom.views import knobs as view_knobs
+from torchloom.views import listings
 from torchloom.views.answers import answer
 from torchloom.views.format.tables import Screen, columns_of
 from torchloom.views.format.times import clock
 
 
 def test_a_knob_shows_its_value_bounds_and_who_changed_it() -> None:
-    head, *lines = view_knobs.knobs(knobs().knobs, NOW, Screen())
+    head, *lines = listings.knobs(knobs().knobs, NOW, Screen())
     assert head.split() == ["NAME", "VALUE", "BOUNDS", "UNIT", "CHANGED", "BY", "HELP"]
     assert [line.split()[0] for line in lines] == ["accumulate", "betas", "log_level", "lr", "shuffle"]
     shown = "\n".join(lines)
@@ -25,12 +24,12 @@ def test_a_knob_shows_its_value_bounds_and_who_changed_it() -> None:
 
 
 def test_a_knob_that_nobody_changed_says_so_and_has_its_unit() -> None:
-    line = view_knobs.knobs([knob("wait", spec={"unit": "s", "help": ""})], NOW, Screen())[1]
+    line = listings.knobs([knob("wait", spec={"unit": "s", "help": ""})], NOW, Screen())[1]
     assert line.split() == ["wait", "0.1", "0..1", "s", "-", "-", "-"]
 
 
 def test_a_change_says_who_from_what_to_what_and_how_it_ended() -> None:
-    head, line = view_changes.changes([change()], NOW, Screen())
+    head, line = listings.changes([change()], NOW, Screen())
     assert head.split() == ["ID", "WHEN", "WHO", "WHAT", "STEP", "OUTCOME", "REVERTED", "BY"]
     assert line.split("  ") == [
         "c3", clock(NOW - 30, NOW), "ann@box", "lr 0.1 → 0.01", "1,520",
@@ -39,23 +38,23 @@ def test_a_change_says_who_from_what_to_what_and_how_it_ended() -> None:
 
 
 def test_a_change_of_a_part_over_some_steps_and_reverted() -> None:
-    line = view_changes.changes([change(target="mnist/hi", over=1000, reverted_by="c4")], NOW, Screen())[1]
+    line = listings.changes([change(target="mnist/hi", over=1000, reverted_by="c4")], NOW, Screen())[1]
     assert "lr 0.1 → 0.01 over 1,000 steps on mnist/hi " in line
     assert line.endswith(" c4")
 
 
 def test_a_change_that_is_no_value_and_one_under_way() -> None:
-    line = view_changes.changes([change(action="pause", values={}, before={})], NOW, Screen())[1]
+    line = listings.changes([change(action="pause", values={}, before={})], NOW, Screen())[1]
     assert "  pause  " in line
-    assert "  proposed  " in view_changes.changes([change(phase="proposed", outcome="")], NOW, Screen())[1]
-    coloured = view_changes.changes([change(phase="aborted", outcome="hi/0 refuses")], NOW, Screen(colour=True))[1]
+    assert "  proposed  " in listings.changes([change(phase="proposed", outcome="")], NOW, Screen())[1]
+    coloured = listings.changes([change(phase="aborted", outcome="hi/0 refuses")], NOW, Screen(colour=True))[1]
     assert "\x1b[33maborted: hi/0 refuses\x1b[0m" in coloured
 
 
 def test_both_fit_a_narrow_terminal() -> None:
     for lines in (
-        view_knobs.knobs(knobs().knobs, NOW, Screen(width=60)),
-        view_changes.changes([change(operator="x" * 80)], NOW, Screen(width=60)),
+        listings.knobs(knobs().knobs, NOW, Screen(width=60)),
+        listings.changes([change(operator="x" * 80)], NOW, Screen(width=60)),
     ):
         assert all(columns_of(line) <= 60 for line in lines)
 

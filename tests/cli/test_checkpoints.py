@@ -11,9 +11,11 @@ from tests.checkpoints.store.test_inventory import flip
 from tests.checkpoints.store.test_search import make
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.cli.test_process import on_terminal
+from tests.cli.test_main import on_terminal
 from torchloom.checkpoints.store.locks import reading
-from torchloom.cli.shell import _Completer
+from torchloom.cli.parser import build
+from torchloom.cli.verb_registry import verbs_of
+from torchloom.cli.verbs.shell import _Completer
 from torchloom.protocol.queries import QueryCheckpoints
 from torchloom.protocol.views import CheckpointsView, SavedStep
 
@@ -130,7 +132,7 @@ def test_a_job_whose_folder_is_elsewhere_is_listed_as_told(weaver: Responder, at
 
 
 def test_a_job_that_saved_nothing_and_one_that_is_unknown(weaver: Responder, at: Loom) -> None:
-    assert at("checkpoints", "mnist", "--verify") == (0, "job mnist has told of no checkpoints\n", "")
+    assert at("checkpoints", "mnist", "--verify") == (0, "job mnist has reported no checkpoints\n", "")
     assert at("checkpoints", "prune", "mnist", "--last", "1").code == 4
     ran = at("checkpoints", "mnits")
     assert ran.code == 4
@@ -194,7 +196,7 @@ def test_prune_of_a_folder_that_cannot_be_used(loom: Loom, runs: Path) -> None:
 
 
 def test_the_shell_completes_the_second_word() -> None:
-    complete = _Completer().candidates
+    complete = _Completer(verbs_of(build())).candidates
     assert complete("checkpoints ", "p") == ["prune "]
     assert complete("checkpoints ", "--v") == ["--verify "]
     assert complete("checkpoints prune ", "--la") == ["--last "]

@@ -1,20 +1,48 @@
-"""Options of a job whose replicas torchft keeps together."""
+"""Options of `loom run` and `loom submit` about responses to incidents and about replicas of torchft."""
 
 from __future__ import annotations
 
-import argparse
 import os
 from typing import TYPE_CHECKING
 
+from torchloom.cli import completion_names
 from torchloom.errors import BadInput
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from torchloom.cli.verb_registry import Parser
     from torchloom.protocol.job import Task
 
 ANSWER_SECONDS = 2.0
 
 
-def add_replicas(verb: argparse.ArgumentParser) -> None:
+def add_rules(verb: Parser) -> None:
+    verb.add_argument(
+        "--on", action="append", default=[], metavar="RULE",
+        help="Respond to a kind of incident: hang=stacks+restart@30, not_finite=rollback,back=2,skip,limit=3; may "
+        "be repeated; `loom policy` lists the kinds, docs/policies.md explains",
+        complete=completion_names.complete_rule,
+    )  # fmt: skip
+    verb.add_argument("--dry-run-policy", action="store_true", help="Only report what the policy would do")
+
+
+def with_rules(task: Task, args: Namespace) -> Task:
+    """The task with what these options say; a rule takes the place of one for the same event."""
+    from msgspec.structs import replace
+
+    from torchloom.job.policy_syntax import rules
+
+    own = {rule.on: rule for rule in (*task.policy, *rules(args.on))}
+    return replace(
+        task,
+        policy=tuple(own.values()),
+        dry_run=task.dry_run or args.dry_run_policy,
+        check=task.check or bool(args.check),
+    )
+
+
+def add_replicas(verb: Parser) -> None:
     from torchloom.job.option_fields import add_options
     from torchloom.protocol.job import Torchft
 
@@ -26,7 +54,7 @@ def add_replicas(verb: argparse.ArgumentParser) -> None:
     add_options(verb, Torchft)
 
 
-def with_replicas(task: Task, args: argparse.Namespace, gpus: int) -> Task:
+def with_replicas(task: Task, args: Namespace, gpus: int) -> Task:
     """What the options say about replicas."""
     from torchloom.job.option_fields import option_fields
     from torchloom.job.replicas import as_replicas
@@ -42,7 +70,7 @@ def with_replicas(task: Task, args: argparse.Namespace, gpus: int) -> Task:
 
 
 def silent_lighthouse(task: Task) -> str:
-    """The address of the user's own lighthouse, if nobody answers there: replicas would wait without a word."""
+    """The address of the user's own lighthouse, if nobody answers there: replicas would wait without a message."""
     import socket
     from urllib.parse import urlsplit
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import GPU, LIFE, REPLICA, cluster
+from tests.views.samples import GPU, LIFE, REPLICA, cluster
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.rank import Hello

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import assignment, cluster, device, rank
+from tests.views.samples import assignment, cluster, device, rank
 from torchloom.protocol.ids import ReplicaId
 from torchloom.protocol.operator import Done, Fail, No, Recover, Register
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.made import cluster, device, job, knobs, plane, rank
+from tests.views.samples import cluster, device, job, knobs, plane, rank
 from torchloom.protocol.records import JobBegan
 from torchloom.settings import Settings
 
