@@ -13,7 +13,6 @@ from torchloom.core import timers
 from torchloom.core.changes import orders, requests, two_phase_commit
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.devices import device_reports
-from torchloom.core.devices.device_failures import respond_to_failure
 from torchloom.core.events import (
     BeatReceived,
     Event,
@@ -104,9 +103,9 @@ def decide(cluster: ClusterState, event: Event, now: float) -> Decision:
 
 def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
     match event:
-        case BeatReceived(rank=rank, beat=beat, found=found):
+        case BeatReceived(rank=rank, beat=beat, findings=detected):
             life = lifecycle.handle_beat(cluster, rank, beat, now)
-            return merge_decisions((life, findings.found(cluster, rank, found, now)))
+            return merge_decisions((life, findings.found(cluster, rank, detected, now)))
         case LinkClosed(rank=rank, incarnation=incarnation, reason=reason):
             return lifecycle.handle_link_closed(cluster, rank, incarnation, reason)
         case LinkOpened(rank=rank, incarnation=incarnation):
@@ -119,14 +118,14 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
             return hangs.inspected(cluster, inspected)
         case FactReceived(fact=DeviceFailed(device=device, cause=cause, source=source, alert=alert, began=began)):
             blame = Blame(by=alert or source, cause=cause, began=began, alert=bool(alert))
-            return respond_to_failure(cluster, device_reports.fail(cluster, device, source, blame), device, now)
+            return device_reports.fail(cluster, device, source, blame, now)
         case FactReceived(fact=DeviceRecovered() as recovered):
             return device_reports.withdraw(cluster, recovered)
         case FactReceived(fact=DeviceWarned() as warned):
-            return respond_to_failure(cluster, device_reports.warn(cluster, warned), warned.device, now)
+            return device_reports.warn(cluster, warned, now)
         case RequestReceived(ask=Fail(device=device, cause=cause, operator=operator)):
             blame = Blame(by=device_reports.HAND, cause=cause)
-            return respond_to_failure(cluster, device_reports.fail(cluster, device, operator, blame), device, now)
+            return device_reports.fail(cluster, device, operator, blame, now)
         case RequestReceived(ask=Recover(device=device, operator=operator)):
             return device_reports.recover(cluster, device, operator)
         case RequestReceived(ask=Register() as register):
@@ -155,8 +154,8 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
             return reconcile.reconcile_run(cluster, job, hang, now)
         case JobDue(job=job, hang=hang):
             return hangs.look_at_job(cluster, job, hang, now)
-        case FindingsMade(rank=rank, found=found):
-            return findings.found(cluster, rank, found, now)
+        case FindingsMade(rank=rank, findings=detected):
+            return findings.found(cluster, rank, detected, now)
         case ReplyReceived(reply=reply):
             operation = cluster.runtime.operations.find(reply.id)
             return NOTHING if operation is None else REPLIES[type(reply)](cluster, operation)

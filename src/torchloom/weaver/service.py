@@ -396,7 +396,7 @@ class Weaver:
         while True:
             await self._look_due.wait()
             self._look_due.clear()
-            for events in self.engine.look(self.clock()):
+            for events in self.engine.check_ranks(self.clock()):
                 for event in events:
                     self._enqueue(Waiting(event))
                 await asyncio.sleep(0)

@@ -107,11 +107,11 @@ def _record_incident(
     cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision: Prose
 ) -> tuple[list[Record], str]:
     """One incident for one failure, and its id. The open incident about the rank is used, if there is one."""
-    known = cluster.ranks.get(cause.rank) if cause.rank is not None else None
+    rank = cluster.ranks.get(cause.rank) if cause.rank is not None else None
     records: list[Record] = []
-    if known is not None and known.presence in PRESENT:
-        records.append(RankDied(rank=known.id, incarnation=known.incarnation, reason=reason, confirmed=True))
-    incident = cause.incident or (known.incident if known is not None else "")
+    if rank is not None and rank.presence in PRESENT:
+        records.append(RankDied(rank=rank.id, incarnation=rank.incarnation, reason=reason, confirmed=True))
+    incident = cause.incident or (rank.incident if rank is not None else "")
     if incident:
         amended = IncidentAmended(id=incident, evidence=cause.evidence, decision=decision, reason=reason)
         return [*records, amended], incident
