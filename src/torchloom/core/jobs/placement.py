@@ -45,16 +45,11 @@ def place(cluster: ClusterState, run: Run, now: float) -> Decision:
     record = AttemptBegan(job=run.name, attempt=attempt, places=tuple(places), reason=run.reason)
     return Decision(
         (record,),
-        tasks=((places[0].node, _prepare(cluster, run, attempt)),),
+        tasks=((places[0].node, prepare(cluster, run, attempt)),),
     )
 
 
-def prepare(cluster: ClusterState, run: Run) -> Prepare:
-    """The command to prepare the attempt under way."""
-    return _prepare(cluster, run, run.attempt)
-
-
-def _prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
+def prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
     return Prepare(
         term=cluster.term,
         job=run.name,

@@ -27,6 +27,7 @@ from torchloom.core.jobs.agent_liveness import (
 from torchloom.core.jobs.attempt_stop import ELSEWHERE, Cause, halt_command, incidents_of_attempt, stop
 from torchloom.core.jobs.placement import place, prepare
 from torchloom.core.state.cluster import ClusterState
+from torchloom.core.state.fields import copy_fields
 from torchloom.core.state.presence import PRESENT, JobPhase
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft import drain
@@ -123,7 +124,7 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
         return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
     status = cluster.runtime.attempt_status(first, run)
     if status is None or (not status.port and not status.trouble):
-        return Decision(tasks=((first, prepare(cluster, run)),))
+        return Decision(tasks=((first, prepare(cluster, run, run.attempt)),))
     if status.trouble:
         why = phrase("agent_has_trouble", node=first, trouble=status.trouble)
         return stop(cluster, run, now, Cause(why, next_action="fail", code=status.trouble_code))
@@ -142,19 +143,16 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
 
 
 def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launch:
-    return Launch(
+    return copy_fields(
+        Launch,
+        run,
         term=cluster.term,
         job=run.name,
-        attempt=run.attempt,
         task=with_lighthouse(cluster, run),
-        places=run.places,
         host=at.host,
         port=at.port,
         resume=at.resume,
         resume_step=at.resume_step,
-        skip=run.skip,
-        ordinal=run.ordinal,
-        submitted=run.submitted,
     )
 
 
