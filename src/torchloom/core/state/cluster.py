@@ -119,11 +119,7 @@ class ClusterState:
         self.registered = set(state.registered)
         self.drmap = DRMap(self.registered)
         self.ranks = Ranks(state.ranks, self.drmap)
-        self.runtime.adopt(
-            (rank.id, rank.incarnation, rank.presence is Presence.LOST or rank.presence is Presence.DEAD,
-             rank.presence is Presence.LEFT or rank.presence is Presence.FAILED)
-            for rank in state.ranks
-        )  # fmt: skip
+        self.runtime.adopt(state.ranks)
         for change in self.ledger.changes.values():
             self._follow_change(change, 0.0)
         for order in self.ledger.orders.values():

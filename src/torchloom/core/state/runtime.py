@@ -18,6 +18,8 @@ from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.core.state.curves import Curve
 from torchloom.core.state.pending_operations import PendingOperations
+from torchloom.core.state.presence import Presence
+from torchloom.core.state.ranks import Rank
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
@@ -238,10 +240,12 @@ class RuntimeState:
 
     # ── what follows from records ──
 
-    def adopt(self, lives: Iterable[tuple[RankId, str, bool, bool]]) -> None:
-        """Start with the ranks of a snapshot: (rank, incarnation, missing, over)."""
-        for rank, incarnation, missing, over in lives:
-            self.ranks[rank] = RankRuntime(incarnation, 0.0, RankDetectors(self.settings), missing=missing, over=over)
+    def adopt(self, ranks: Iterable[Rank]) -> None:
+        """Start with the ranks of a snapshot."""
+        for rank in ranks:
+            self.joined(rank.id, rank.incarnation, 0.0)
+            self.ranks[rank.id].missing = rank.presence in {Presence.LOST, Presence.DEAD}
+            self.ranks[rank.id].over = rank.presence in {Presence.LEFT, Presence.FAILED}
 
     def joined(self, rank: RankId, incarnation: str, now: float) -> None:
         before = self.ranks.get(rank)
