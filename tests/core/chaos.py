@@ -326,7 +326,7 @@ class Chaos:
             self.happen(event)
 
     def look(self) -> None:
-        for events in self.engine.look(self.now):
+        for events in self.engine.check_ranks(self.now):
             for event in events:
                 self.happen(event)
 

@@ -60,7 +60,7 @@ class Loom:
 
     def look(self) -> Decision:
         """At everyone."""
-        return merge_decisions(self._handle(event) for events in self.engine.look(self.now) for event in events)
+        return merge_decisions(self._handle(event) for events in self.engine.check_ranks(self.now) for event in events)
 
     def _handle(self, event: Event) -> Decision:
         heard = self._hear(event)

@@ -8,9 +8,9 @@ from typing import get_args
 import msgspec
 from msgspec.structs import replace
 
+from tests.core.changes.made import A, B, a_job, a_set, a_steer, request, stand
 from tests.core.loom import HI, Loom, life
 from tests.core.site import JOB
-from tests.core.test_changes import A, B, a_job, a_set, a_steer, request, stand
 from tests.core.test_hanging import Training
 from torchloom.core.decide import HANDLERS, decide
 from torchloom.core.engine import Engine
@@ -170,7 +170,7 @@ def test_a_pass_looks_at_every_rank_and_a_slice_of_it_at_few() -> None:
     loom, ranks = a_fleet(small=3, large=LARGE, other=1)
     ranks = loom.cluster.runtime.ranks = Counted(loom.cluster.runtime.ranks)
     seen: set[RankId] = set()
-    for _ in loom.engine.look(loom.now):
+    for _ in loom.engine.check_ranks(loom.now):
         assert len(set(ranks.looked)) <= SLICE
         seen.update(ranks.looked)
         ranks.looked.clear()
@@ -179,7 +179,7 @@ def test_a_pass_looks_at_every_rank_and_a_slice_of_it_at_few() -> None:
 
 def test_small_jobs_share_a_slice() -> None:
     loom, _ = a_fleet(**{f"job{number}": 1 for number in range(20)})
-    slices = list(loom.engine.look(loom.now))
+    slices = list(loom.engine.check_ranks(loom.now))
     assert len(slices) == 2  # the second has what was found out about the last job
     assert {event.job for events in slices for event in events if isinstance(event, JobDue)} == set(loom.cluster.jobs)
 
@@ -218,7 +218,7 @@ def test_who_is_heard_before_its_silence_is_handled_is_not_lost() -> None:
     loom, ranks = a_fleet(job=2)
     for step in range(10, 18):
         train(loom, ranks[:1], step)
-    (silent,) = (e for events in loom.engine.look(loom.now) for e in events if isinstance(e, RanksSilent))
+    (silent,) = (e for events in loom.engine.check_ranks(loom.now) for e in events if isinstance(e, RanksSilent))
     assert silent.ranks == (ranks[1],)
     loom.engine.hear(ranks[1], BEAT, loom.now)
     assert not loom.engine.handle(silent, loom.now)
@@ -226,7 +226,7 @@ def test_who_is_heard_before_its_silence_is_handled_is_not_lost() -> None:
 
 def test_ranks_may_come_and_go_between_two_slices() -> None:
     loom, ranks = a_fleet(large=LARGE, other=3)
-    slices = loom.engine.look(loom.now)
+    slices = loom.engine.check_ranks(loom.now)
     next(slices)
     loom.cluster.fold([RankForgotten(rank=rank) for rank in ranks if rank.job == "other"], loom.now)
     loom.cluster.fold([RankForgotten(rank=rank) for rank in places(loom)], loom.now)

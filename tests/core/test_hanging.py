@@ -498,10 +498,10 @@ def test_one_that_goes_on_by_itself_is_left_alone() -> None:
 
 def test_what_was_seen_of_one_attempt_does_not_count_for_the_next() -> None:
     runtime = Loom().cluster.runtime
-    first = runtime.case("a", (("a", 1),))
-    assert runtime.case("a", (("a", 1),)) is first
-    assert runtime.case("b", (("b", 1),)) is not first
-    assert runtime.case("a", (("a", 1),)) is first
-    second = runtime.case("a", (("a", 2),))
+    first = runtime.hang_tracker("a", (("a", 1),))
+    assert runtime.hang_tracker("a", (("a", 1),)) is first
+    assert runtime.hang_tracker("b", (("b", 1),)) is not first
+    assert runtime.hang_tracker("a", (("a", 1),)) is first
+    second = runtime.hang_tracker("a", (("a", 2),))
     assert second is not first
-    assert runtime.case("a", (("a", 2), ("b", 1))) is not second  # of replicas, one more
+    assert runtime.hang_tracker("a", (("a", 2), ("b", 1))) is not second  # of replicas, one more

@@ -400,7 +400,7 @@ class Weaver:
         if self.alive and runtime.reunion and self.world.now >= runtime.blind_until:
             linked = {one.life: {f"{one.incarnation}:{one.link}"} for one in self.world.living() if one.link}
             self.happen(self.engine.hear_roll(linked))
-        for event in chain(self.engine.tick(self.world.now), *self.engine.look(self.world.now)):
+        for event in chain(self.engine.tick(self.world.now), *self.engine.check_ranks(self.world.now)):
             self.happen(event)
 
 

@@ -30,7 +30,7 @@ def fields(kind: Any) -> Iterator[str]:
 
 def test_no_rank_and_no_agent_tells_the_time() -> None:
     said = {name for kind in (Beat, NodeBeat, Report, Reply, Fact) for name in fields(kind)}
-    assert {"Beat.still", "RankStatus.frozen", "StepTimes.longest", "Hello.pid"} <= said  # they say how long
+    assert {"Beat.idle_seconds", "RankStatus.frozen", "StepTimes.longest", "Hello.pid"} <= said  # they say how long
     told = {name for name in said if name.rpartition(".")[2] in MOMENTS}
     # Which time an alert fires: compared with what the same monitoring system said before, and with nothing else.
     assert told == {"DeviceFailed.began", "DeviceRecovered.began"}

@@ -13,7 +13,6 @@ from torchloom.core import timers
 from torchloom.core.changes import orders, requests, two_phase_commit
 from torchloom.core.decision import NOTHING, Decision, Handlers, merge_decisions
 from torchloom.core.devices import device_reports
-from torchloom.core.devices.device_failures import respond_to_failure
 from torchloom.core.events import (
     BeatReceived,
     Event,
@@ -44,7 +43,7 @@ from torchloom.core.state.pending_operations import PendingOperation
 from torchloom.core.torchft import drain, members
 from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned, Inspected, RankExited
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.operator import Fail, Steer
+from torchloom.protocol.operator import Steer
 from torchloom.protocol.rank import (
     Applied,
     Discarded,
@@ -92,9 +91,9 @@ def decide(cluster: ClusterState, event: Event, now: float) -> Decision:
 
 def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
     match event:
-        case BeatReceived(rank=rank, beat=beat, found=found):
+        case BeatReceived(rank=rank, beat=beat, findings=detected):
             life = lifecycle.handle_beat(cluster, rank, beat, now)
-            return merge_decisions((life, findings.found(cluster, rank, found, now)))
+            return merge_decisions((life, findings.found(cluster, rank, detected, now)))
         case LinkClosed(rank=rank, incarnation=incarnation, reason=reason):
             return lifecycle.handle_link_closed(cluster, rank, incarnation, reason)
         case LinkOpened(rank=rank, incarnation=incarnation):
@@ -107,11 +106,11 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
             return hangs.inspected(cluster, inspected)
         case FactReceived(fact=DeviceFailed(device=device, cause=cause, source=source, alert=alert, began=began)):
             blame = Blame(by=alert or source, cause=cause, began=began, alert=bool(alert))
-            return respond_to_failure(cluster, device_reports.fail(cluster, device, source, blame), device, now)
+            return device_reports.fail(cluster, device, source, blame, now)
         case FactReceived(fact=DeviceRecovered() as recovered):
             return device_reports.withdraw(cluster, recovered)
         case FactReceived(fact=DeviceWarned() as warned):
-            return respond_to_failure(cluster, device_reports.warn(cluster, warned), warned.device, now)
+            return device_reports.warn(cluster, warned, now)
         case RequestReceived(ask=ask, reply=reply):
             return HANDLERS[type(ask)](cluster, ask, reply, now)
         case LighthouseBeatReceived(job=job):
@@ -122,8 +121,8 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
             return reconcile.reconcile_run(cluster, job, hang, now)
         case JobDue(job=job, hang=hang):
             return hangs.look_at_job(cluster, job, hang, now)
-        case FindingsMade(rank=rank, found=found):
-            return findings.found(cluster, rank, found, now)
+        case FindingsMade(rank=rank, findings=detected):
+            return findings.found(cluster, rank, detected, now)
         case ReplyReceived(reply=reply):
             operation = cluster.runtime.operations.find(reply.id)
             return NOTHING if operation is None else REPLIES[type(reply)](cluster, operation)
@@ -141,18 +140,12 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
     raise AssertionError(f"no rule for {event!r}")
 
 
-def _fail(cluster: ClusterState, ask: Fail, _reply: str, now: float) -> Decision:
-    blame = Blame(by=device_reports.HAND, cause=ask.cause)
-    return respond_to_failure(cluster, device_reports.fail(cluster, ask.device, ask.operator, blame), ask.device, now)
-
-
 def _steer(cluster: ClusterState, ask: Steer, reply: str, _now: float) -> Decision:
     handle = requests.request_change if ask.verb in {"pause", "stop", "checkpoint"} else orders.give
     return handle(cluster, ask, reply)
 
 
 HANDLERS: Handlers = {
-    Fail: _fail,
     Steer: _steer,
     **device_reports.HANDLERS,
     **requests.HANDLERS,

@@ -1,11 +1,11 @@
 """The engine: all rules of the weaver, in the order in which they apply. It does no input or output.
 
-    hear      beats, replies and links update the runtime state at once. Most of them need no decision;
-              otherwise the event to handle is returned
-    handle    detect, decide, fold: findings become part of the event, `decide` judges it,
-              and the records change the cluster state
-    tick      the events that time brings
-    check     the same for every rank, a slice of them at a time
+    hear          beats, replies and links update the runtime state at once. Most of them need no decision;
+                  otherwise the event to handle is returned
+    handle        detect, decide, fold: findings become part of the event, `decide` judges it,
+                  and the records change the cluster state
+    tick          the events that time brings
+    check_ranks   the same for every rank, a slice of them at a time
 
 Hearing and handling are two steps because decisions wait for the log, and beats must not. The owner of an engine stores
 `Decision.stored` before it sends anything.
@@ -58,7 +58,7 @@ class Engine:
         decision = decide(self.cluster, event, now)
         self.cluster.fold(decision.records, now)
         for rank, command in decision.commands:
-            self.cluster.runtime.has_told((rank, command.incarnation), now)
+            self.cluster.runtime.note_answer((rank, command.incarnation), now)
         return decision
 
     def has_read(self, seq: int, now: float) -> tuple[InboxRead, ...]:
@@ -120,6 +120,6 @@ class Engine:
         self.cluster.runtime.forget_nodes(now)
         return (Tick(), *map(RunDue, self.cluster.runs.due()))
 
-    def look(self, now: float) -> Iterator[tuple[Event, ...]]:
+    def check_ranks(self, now: float) -> Iterator[tuple[Event, ...]]:
         """About once a second: a pass over all ranks, in slices between which other events may be handled."""
         return look_around(self.cluster, now)

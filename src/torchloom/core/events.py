@@ -43,7 +43,7 @@ class BeatReceived(Event, frozen=True):
 
     rank: RankId
     beat: Beat
-    found: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     """What the detectors of the rank have found."""
 
 
@@ -100,7 +100,7 @@ class FindingsMade(Event, frozen=True):
     """Findings about a rank, from comparing the ranks of a job."""
 
     rank: RankId
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
 
 
 class LinkOpened(Event, frozen=True):

@@ -1,7 +1,7 @@
-"""Ids of incidents: given in one place, when a decision is complete.
+"""Ids of incidents: assigned in one place, when a decision is complete.
 
-Several parts of one decision may open incidents, and refer to them, without knowing of each other. Each uses a
-provisional id, unique within the decision; `number_incidents` replaces it by the next number, wherever it stands.
+Several parts of one decision may open incidents, and refer to them, independently. Each uses a provisional id that is
+unique within the decision; `number_incidents` replaces it by the next number, wherever it occurs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchloom.protocol.run_records import AttemptStopping
 
 
 def provisional(*key: object) -> str:
-    """An id until it is numbered."""
+    """An id that is valid until the decision is complete."""
     return f"new: {' '.join(map(str, key))}"
 
 

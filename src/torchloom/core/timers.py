@@ -1,4 +1,4 @@
-"""What follows from time alone: graces end, the silent are missed, jobs end, the old is forgotten."""
+"""What follows from time alone: graces end, silent ranks are lost, jobs end, old ones are forgotten."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torchloom.protocol.records import JobEnded, JobForgotten, RankForgotten, Re
 
 def tick(cluster: ClusterState, now: float) -> Decision:
     decisions = [lifecycle.presume_dead(cluster, cluster.ranks[rank]) for rank in cluster.runtime.expired(now)]
-    there = [job for job in cluster.jobs.values() if job.phase is JobPhase.RUNNING]
-    decisions += [_job(cluster, job, now) for job in there if not cluster.runs.of_job(job.name)]
-    decisions.append(_ended_jobs(cluster))
+    running = [job for job in cluster.jobs.values() if job.phase is JobPhase.RUNNING]
+    decisions += [_check_job(cluster, job, now) for job in running if not cluster.runs.of_job(job.name)]
+    decisions.append(_forget_ended_jobs(cluster))
     for operation in cluster.runtime.operations.by_request.values():
         order = operation.id in cluster.ledger.orders
         decisions.append(
@@ -28,12 +28,12 @@ def tick(cluster: ClusterState, now: float) -> Decision:
 
 
 def lose_silent(cluster: ClusterState, silent: tuple[RankId, ...], now: float) -> Decision:
-    """Those that still are."""
-    still = cluster.runtime.silent(silent, now, cluster.beat_seconds())
-    return merge_decisions(lifecycle.lose_silent(cluster, rank, now) for rank in still)
+    """Silence is checked again, because beats may have arrived since."""
+    still_silent = cluster.runtime.silent(silent, now, cluster.beat_seconds())
+    return merge_decisions(lifecycle.lose_silent(cluster, rank, now) for rank in still_silent)
 
 
-def _job(cluster: ClusterState, job: Job, now: float) -> Decision:
+def _check_job(cluster: ClusterState, job: Job, now: float) -> Decision:
     present = cluster.ranks.present[job.name]
     if present and len(cluster.ranks.ids_of(job.name)) - present <= cluster.settings.keep_gone_ranks:
         return NOTHING  # as mostly: the ranks of a large job are not counted four times a second
@@ -42,7 +42,7 @@ def _job(cluster: ClusterState, job: Job, now: float) -> Decision:
     if len(gone) == len(members) and members:
         if now - max(rank.since for rank in members) < cluster.settings.linger_seconds:
             return Decision()
-        over = _job_over(job, gone)
+        over = _end_job(job, gone)
         troubles = [i for i in cluster.incidents.open_of(job.name) if i.kind]
         closed = [close_incident(i.id, phrase("its_job_ended")) for i in troubles]
         return Decision((*closed, *over.records))
@@ -54,7 +54,7 @@ def _job(cluster: ClusterState, job: Job, now: float) -> Decision:
     return Decision()
 
 
-def _job_over(job: Job, ranks: list[Rank]) -> Decision:
+def _end_job(job: Job, ranks: list[Rank]) -> Decision:
     count = len(ranks)
     bad = [rank.reason for rank in ranks if rank.presence in {Presence.DEAD, Presence.FAILED}]
     if bad:
@@ -67,7 +67,7 @@ def _job_over(job: Job, ranks: list[Rank]) -> Decision:
     return Decision((JobEnded(job=job.name, outcome=phase.value, reason=why),))
 
 
-def _ended_jobs(cluster: ClusterState) -> Decision:
+def _forget_ended_jobs(cluster: ClusterState) -> Decision:
     ended = [job for job in cluster.jobs.values() if job.phase is not JobPhase.RUNNING]
     excess = len(ended) - cluster.settings.keep_ended_jobs
     if excess <= 0:

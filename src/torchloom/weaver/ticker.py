@@ -71,7 +71,7 @@ class Ticker:
         while True:
             await self._pass_due.wait()
             self._pass_due.clear()
-            for events in self._engine.look(self._clock()):
+            for events in self._engine.check_ranks(self._clock()):
                 for event in events:
                     self._queue.offer(Waiting(event))
                 await asyncio.sleep(0)

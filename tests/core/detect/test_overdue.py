@@ -15,7 +15,7 @@ def passed(loom: Loom, seconds: int, *, paused: bool = False) -> list[str]:
         loom.now += 5
         loom.happen(BeatReceived(HI, Beat(incarnation=life(1), step=1, paused=paused)))
         for event in [event for events in look_around(loom.cluster, loom.now) for event in events]:
-            kinds += [one.kind for one in event.found] if isinstance(event, FindingsMade) else []
+            kinds += [one.kind for one in event.findings] if isinstance(event, FindingsMade) else []
             loom.happen(event)
     return kinds
 

@@ -1,4 +1,4 @@
-"""Orders: things a rank does at once, wherever it is in its step. Asked again until answered or expired; done once."""
+"""Orders: what a rank does at once, in the middle of a step. Repeated until answered or expired; carried out once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPIRE_SECONDS = 10.0
 
 
 def give(cluster: ClusterState, ask: Steer, reply: str, incident: str = "") -> Decision:
-    """Begin it; `incident` is what it is done for."""
+    """Give an order to all ranks of a target, for an operator or because of an incident."""
     if ask.request in cluster.runtime.operations.by_request:
         return Decision((WaiterAdded(ask.request, reply),))
     before = cluster.ledger.order_of(ask.request)
@@ -61,7 +61,7 @@ def _commands(cluster: ClusterState, id: str, verb: str, lives: Lives) -> tuple[
 
 
 def handle_ordered(cluster: ClusterState, operation: PendingOperation) -> Decision:
-    """Someone answered; once all have, the order has ended. (Who cannot any more is looked for as time passes.)"""
+    """A rank answered; once all have, the order has ended. (`poll` notices ranks that are gone.)"""
     return NOTHING if len(operation.ordered) < len(operation.lives) else _end(cluster, operation, over=False)
 
 
@@ -78,8 +78,8 @@ def _end(cluster: ClusterState, operation: PendingOperation, over: bool) -> Deci
     refused = [rank for rank, answer in operation.ordered.items() if answer.outcome != "applied"]
     parts = [phrase("order_applied", count=len(done))] if done else []
     if refused:
-        said = operation.ordered[refused[0]].text[:200]
-        parts.append(phrase("order_refused", ranks=sorted(refused), said=said))
+        message = operation.ordered[refused[0]].text[:200]
+        parts.append(phrase("order_refused", ranks=sorted(refused), said=message))
     if expired:
         parts.append(phrase("order_expired", ranks=sorted(expired)))
     if gone:
@@ -92,8 +92,8 @@ def _end(cluster: ClusterState, operation: PendingOperation, over: bool) -> Deci
     ending: tuple[Record, ...] = (OrderEnded(id=order.id, outcome=outcome, applied=len(done), ok=bool(good)),)
     incident = cluster.incidents.get(order.incident)
     if incident is not None and incident.closed is None:
-        told = {rank: answer.text for rank, answer in operation.ordered.items()}
-        ending += (IncidentAmended(id=incident.id, evidence=(of_ranks(told, incident),), stacks=""),)
+        stacks = {rank: answer.text for rank, answer in operation.ordered.items()}
+        ending += (IncidentAmended(id=incident.id, evidence=(of_ranks(stacks, incident),), stacks=""),)
     return Decision(
         ending,
         replies=tuple((waiter, answer) for waiter in operation.waiters),

@@ -78,8 +78,8 @@ def handle_step_report(cluster: ClusterState, operation: PendingOperation) -> De
     ask = change_request.ask
     target = cluster.ledger.changes.get(change_request.reverts)
     foremost = max(standing.step for standing in operation.step_reports.values())
-    ahead = target if target is not None and foremost < target.change.step == step else None  # nobody has it yet
-    # It is to have no effect. But who was welcomed after a revert lacks what that reverted, and must have it set.
+    ahead = target if target is not None and foremost < target.change.step == step else None  # no rank has it yet
+    # Withdrawing it is enough. But a rank that joined after a revert lacks the reverted values: they must be set.
     withdraws = ahead.id if ahead is not None and not ahead.reverts else ""
     change = ChangeSpec(
         id=f"c{number}",
@@ -116,7 +116,7 @@ def _read_values(
 
 
 def choose_step(cluster: ClusterState, change_request: ChangeRequest, step_reports: list[StepReport]) -> int | None:
-    """A step a little ahead of the foremost rank: near, but not before the news can be everywhere. None: it is past."""
+    """A step shortly after the foremost rank, late enough for all ranks to learn of it. None if `at_step` is past."""
     front = max(standing.step for standing in step_reports)
     if all(standing.paused and standing.step == front for standing in step_reports):
         near = front  # they stand at that very boundary
@@ -145,7 +145,7 @@ def _propose(
 
 
 def handle_ready(cluster: ClusterState, operation: PendingOperation) -> Decision:
-    """Someone promised, or refused; once all have promised, or one will not, a verdict is wanted."""
+    """A rank promised or refused; once all have promised, or one refused, a verdict is requested."""
     if operation.committed or operation.verdict_asked is not None or operation.id not in cluster.ledger.changes:
         return NOTHING
     return _judge(cluster, operation)
@@ -165,7 +165,7 @@ def _judge(cluster: ClusterState, operation: PendingOperation) -> Decision:
 
 
 def _others(cluster: ClusterState, operation: PendingOperation) -> list[RankId]:
-    """Ranks the change is for that were not asked, or live another life than they did then."""
+    """Ranks that the change is for, and that were not asked in their present incarnation."""
     return [rank.id for rank in _find_newcomers(cluster, cluster.ledger.changes[operation.id])]
 
 
@@ -187,7 +187,7 @@ def _request_verdict(cluster: ClusterState, operation: PendingOperation, abort: 
 
 
 def handle_verdict(cluster: ClusterState, id: str, commit: bool, wanted: Abort | None) -> Decision:
-    """The server let this verdict stand."""
+    """The server has stored this verdict."""
     change = cluster.ledger.changes.get(id)
     if change is None or change.phase is not ChangePhase.PROPOSED:
         return NOTHING
@@ -195,16 +195,16 @@ def handle_verdict(cluster: ClusterState, id: str, commit: bool, wanted: Abort |
     # An earlier weaver may have written a commit where this one wants an abort; and a rank an abort, where it does not.
     abort = None if commit else wanted or Abort(why="overtaken")
     record = ChangeDecided(id=id, commit=commit, abort=abort)
-    told: list[tuple[RankId, Command]] = [
+    commands: list[tuple[RankId, Command]] = [
         (rank, Verdict(term=cluster.term, incarnation=life, id=id, commit=commit)) for rank, life in change.lives
     ]
     if commit:
-        told += _welcome_newcomers(cluster, change)
+        commands += _welcome_newcomers(cluster, change)
         replies: tuple[tuple[str, Done | No], ...] = ()
         if operation and operation.change_request and not operation.change_request.ask.wait:
             replies = tuple((waiter, describe_success(change)) for waiter in operation.waiters)
         over = (WaitersAnswered(operation.request),) if replies and operation else ()
-        return Decision((record, *over), tuple(told), replies=replies)
+        return Decision((record, *over), tuple(commands), replies=replies)
     assert abort is not None
     if (
         operation
@@ -216,15 +216,15 @@ def handle_verdict(cluster: ClusterState, id: str, commit: bool, wanted: Abort |
         again = OperationBegan(
             operation.request, operation.job, tuple(operation.lives.items()), change_request, tuple(operation.waiters)
         )
-        told += query_steps(cluster, again.request, again.lives)
-        return Decision((record, again), tuple(told))
+        commands += query_steps(cluster, again.request, again.lives)
+        return Decision((record, again), tuple(commands))
     refused = No(why=phrase("change_aborted", id=id, why=abort_phrase(abort)), hint=phrase("no_rank_changed"))
     replies = tuple((waiter, refused) for waiter in operation.waiters) if operation else ()
-    return Decision((record,), tuple(told), replies=replies)
+    return Decision((record,), tuple(commands), replies=replies)
 
 
 def _may_try_again(operation: PendingOperation, abort: Abort) -> bool:
-    """The step came too early for someone; further ahead it may do. A step that was asked for cannot be moved."""
+    """Whether only the step was too early for a rank. A step that the operator requested cannot be moved."""
     return (
         abort.why in {"late", "overtaken"}
         and operation.change_request is not None
@@ -233,7 +233,7 @@ def _may_try_again(operation: PendingOperation, abort: Abort) -> bool:
 
 
 def _welcome_newcomers(cluster: ClusterState, change: Change) -> list[tuple[RankId, Command]]:
-    """Ranks that joined between the question and the verdict learn of it with a new welcome."""
+    """Ranks that joined between the question and the verdict receive the change in a new welcome."""
     return [
         (
             rank.id,
@@ -252,7 +252,7 @@ def _welcome_newcomers(cluster: ClusterState, change: Change) -> list[tuple[Rank
 
 
 def handle_applied(cluster: ClusterState, operation: PendingOperation) -> Decision:
-    """Someone took it; once all have, it is settled. (Who is gone is looked for as time passes.)"""
+    """A rank applied the change; once all have, it is settled. (`poll` notices ranks that are gone.)"""
     return NOTHING if len(operation.applied) < len(operation.lives) else _settle(cluster, operation)
 
 
@@ -272,7 +272,7 @@ def _settle(cluster: ClusterState, operation: PendingOperation) -> Decision:
         parts.append(phrase("unknown_on", ranks=sorted(gone)))
     outcome = phrase("together", parts=parts)
     record = ChangeSettled(id=operation.id, applied=taken, outcome=outcome, failed=len(failed), unknown=tuple(gone))
-    # Who is gone may have taken it, and its next life will.
+    # A rank that is gone may have applied it, and its next incarnation will.
     astray = failed if change.change.action == "set" and (taken or gone) else []
     results = tuple((rank, answer.result) for rank, answer in sorted(operation.applied.items()) if answer.result)
     text = phrase("outcome_of", id=operation.id, outcome=outcome)
@@ -285,9 +285,9 @@ def _settle(cluster: ClusterState, operation: PendingOperation) -> Decision:
 
 
 def _report_failed(cluster: ClusterState, operation: PendingOperation, astray: list[RankId]) -> list[Record]:
-    """Ranks that say themselves that they have not what their peers have; their beats may have said so before."""
-    told = [incident.about for incident in cluster.incidents.values()]
-    news = [rank for rank in sorted(astray) if About(rank=rank, part=operation.id) not in told]
+    """Open incidents about ranks on which the change failed, unless their beats have led to one."""
+    reported = [incident.about for incident in cluster.incidents.values()]
+    news = [rank for rank in sorted(astray) if About(rank=rank, part=operation.id) not in reported]
     return [
         IncidentOpened(
             id=provisional("astray", rank, operation.id),
@@ -306,7 +306,7 @@ def _report_failed(cluster: ClusterState, operation: PendingOperation, astray: l
 
 
 def poll(cluster: ClusterState, operation: PendingOperation, now: float) -> Decision:
-    """Ask again who has not answered; end what takes too long."""
+    """Repeat questions that were not answered; end a change that takes too long."""
     change = cluster.ledger.changes.get(operation.id) if operation.id else None
     if operation.id and change is None:
         return _give_up(operation, No(why=phrase("change_run_over", id=operation.id, job=operation.job)))
@@ -371,7 +371,7 @@ def _give_up(operation: PendingOperation, why: No) -> Decision:
     return Decision((OperationEnded(operation.request),), replies=replies)
 
 
-# ── words ──
+# ── answers ──
 
 
 def describe_success(change: Change, operation: PendingOperation | None = None) -> Done:

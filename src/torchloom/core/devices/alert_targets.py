@@ -36,9 +36,9 @@ class AlertTargets:
         """Those of the machine that is meant; of several names for it, the first that is known decides."""
         for name in map(_bare, names):
             short, dot, _ = name.partition(".")
-            found = self._whole.get(_key(name)) or (self._whole if dot else self._short).get(_key(short))
-            if found:
-                return tuple(sorted(found))
+            devices = self._whole.get(_key(name)) or (self._whole if dot else self._short).get(_key(short))
+            if devices:
+                return tuple(sorted(devices))
         return ()
 
     def named(self, part: str) -> tuple[str, ...]:
@@ -47,13 +47,13 @@ class AlertTargets:
 
 
 def devices_blamed_by(cluster: ClusterState, alerts: Iterable[str]) -> dict[str, list[str]]:
-    """For each alert, the devices that it says are broken."""
-    found: dict[str, list[str]] = {alert: [] for alert in alerts}
-    for device in cluster.devices.values() if found else ():
+    """For each alert, the devices that it reports failed."""
+    devices: dict[str, list[str]] = {alert: [] for alert in alerts}
+    for device in cluster.devices.values() if devices else ():
         for blame in device.blames:
-            if blame.by in found:
-                found[blame.by].append(device.id)
-    return found
+            if blame.by in devices:
+                devices[blame.by].append(device.id)
+    return devices
 
 
 def _key(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Reports that a device has failed or works again, and devices that operators register.
+"""Reports that a device has failed or works again, how its jobs respond, and devices that operators register.
 
 Several sources may report a device failed: alerts, an agent, an operator. Each can withdraw only its own report; the
 device works again when none is left. An operator overrules all of them: an overruled alert may still be repeated by its
@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
+from dataclasses import replace
 
-from torchloom.core.decision import Decision, Handlers
+from msgspec.structs import replace as replace_record
+
+from torchloom.core.decision import NOTHING, Decision, Handlers, merge_decisions, refuse
 from torchloom.core.incident_ids import close_incident, provisional
+from torchloom.core.incidents.circuit_breaker import braked
+from torchloom.core.incidents.responses import Trouble, respond
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device import Blame, Device
+from torchloom.core.state.presence import PRESENT
+from torchloom.core.state.runs import Run
+from torchloom.core.torchft.members import evict
 from torchloom.protocol.facts import ALL_OVER, DeviceRecovered, DeviceWarned
 from torchloom.protocol.ids import ReplicaId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
-from torchloom.protocol.operator import Done, No, Recover, Register
+from torchloom.protocol.job import EventKind
+from torchloom.protocol.operator import Done, Fail, Recover, Register
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import (
     DeviceBlamed,
@@ -34,24 +43,24 @@ HAND = "hand"
 WARNING = "device_warning"
 
 
-def fail(cluster: ClusterState, device: str, source: str, blame: Blame) -> Decision:
-    known, cause = find_device(cluster, device), blame.cause
-    if known is None:
+def fail(cluster: ClusterState, device: str, source: str, blame: Blame, now: float) -> Decision:
+    existing, cause = find_device(cluster, device), blame.cause
+    if existing is None:
         return _unknown(cluster, device, guess=blame.by == HAND)
     replicas = cluster.drmap.replicas_on(device)
     on_it = _on_it(replicas)
-    said = next((other for other in known.blames if other.by == blame.by and other.began == blame.began), None)
-    if said is not None and said.overruled:
+    earlier = next((other for other in existing.blames if other.by == blame.by and other.began == blame.began), None)
+    if earlier is not None and earlier.overruled:
         return Decision()
     blamed = DeviceBlamed(
-        device=device, by=blame.by, cause=cause, began=blame.began, alert=blame.alert, node=known.node
+        device=device, by=blame.by, cause=cause, began=blame.began, alert=blame.alert, node=existing.node
     )
-    if known.failed:
-        more = (blamed, *_evidence(known, _says(source, cause)))
+    if existing.failed:
+        more = (blamed, *_evidence(existing, _says(source, cause)))
         return Decision(
-            more if said is None else (),
+            more if earlier is None else (),
             answer=Done(
-                text=phrase("device_failed_before", device=device, cause=known.cause, on_it=on_it), replicas=replicas
+                text=phrase("device_failed_before", device=device, cause=existing.cause, on_it=on_it), replicas=replicas
             ),
         )
     records: tuple[Record, ...] = (
@@ -62,54 +71,52 @@ def fail(cluster: ClusterState, device: str, source: str, blame: Blame) -> Decis
             what=phrase("device_failed", device=device, cause=cause),
             about=About(device=device),
             affected=replicas,
-            evidence=(_says(source, cause), on_it, _at(known)),
+            evidence=(_says(source, cause), on_it, _at(existing)),
             decision=phrase("device_report_only"),
             reason=phrase("device_in_use" if replicas else "device_not_in_use", device=device),
             kind="device",
         ),
     )
-    return Decision(
-        records,
-        answer=Done(text=phrase("device_fails", device=device, cause=cause, on_it=on_it), replicas=replicas),
-    )
+    answer = Done(text=phrase("device_fails", device=device, cause=cause, on_it=on_it), replicas=replicas)
+    return _add_responses(cluster, Decision(records, answer=answer), device, now)
 
 
 def withdraw(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
     """A source withdraws its report that a device failed; other sources may still report it."""
-    known, by = find_device(cluster, fact.device), fact.alert or fact.source
-    if known is None:
+    existing, by = find_device(cluster, fact.device), fact.alert or fact.source
+    if existing is None:
         return _unknown(cluster, fact.device)
-    mine = next((blame for blame in known.blames if blame.by == by), None)
+    mine = next((blame for blame in existing.blames if blame.by == by), None)
     if mine is not None and mine.began > fact.began > 0:
         return Decision()
-    cleared = () if mine is None else (DeviceCleared(device=known.id, by=by),)
-    others = [blame for blame in known.blames if blame.by != by and not blame.overruled]
-    if known.failed and others:
-        more = _evidence(known, phrase("source_took_back", source=_who(fact.source))) if mine else ()
-        reason = phrase("device_still_failed", device=known.id, cause=others[0].cause)
+    cleared = () if mine is None else (DeviceCleared(device=existing.id, by=by),)
+    others = [blame for blame in existing.blames if blame.by != by and not blame.overruled]
+    if existing.failed and others:
+        more = _evidence(existing, phrase("source_took_back", source=_who(fact.source))) if mine else ()
+        reason = phrase("device_still_failed", device=existing.id, cause=others[0].cause)
         return Decision((*cleared, *more), answer=Done(text=reason))
-    decided = recover(cluster, known.id, fact.source)
+    decided = recover(cluster, existing.id, fact.source)
     return Decision((*cleared, *decided.records), answer=decided.answer)
 
 
 def recover(cluster: ClusterState, device: str, source: str) -> Decision:
-    known = find_device(cluster, device)
-    if known is None:
+    existing = find_device(cluster, device)
+    if existing is None:
         return _unknown(cluster, device, guess=True)
-    if not known.failed:
+    if not existing.failed:
         return Decision(answer=Done(text=phrase("device_had_not_failed", device=device)))
     records: list[Record] = []
-    if known.incident:
+    if existing.incident:
         outcome = phrase("source_says_works", source=_who(source))
-        records.append(close_incident(known.incident, outcome))
+        records.append(close_incident(existing.incident, outcome))
     records.append(DeviceMarkedRecovered(device=device, source=source))
     return Decision(tuple(records), answer=Done(text=phrase("device_works_again", device=device)))
 
 
-def warn(cluster: ClusterState, fact: DeviceWarned) -> Decision:
+def warn(cluster: ClusterState, fact: DeviceWarned, now: float) -> Decision:
     """A device has a problem but works: one incident for each condition, from its beginning to its end."""
-    known = find_device(cluster, fact.device)
-    if known is None:
+    existing = find_device(cluster, fact.device)
+    if existing is None:
         return _unknown(cluster, fact.device)
     about = About(device=fact.device, part=fact.what)
     open_ones = [i for i in cluster.incidents.open_of("") if i.kind == WARNING]
@@ -122,9 +129,9 @@ def warn(cluster: ClusterState, fact: DeviceWarned) -> Decision:
         records = tuple(close_incident(i.id, outcome) for i in mine)
         return Decision(records)
     evidence = _says(fact.source, fact.detail or fact.what)
-    told = next((i for i in open_ones if i.about == about), None)
-    if told is not None:
-        more = () if evidence in told.evidence else (IncidentAmended(id=told.id, evidence=(evidence,)),)
+    incident = next((i for i in open_ones if i.about == about), None)
+    if incident is not None:
+        more = () if evidence in incident.evidence else (IncidentAmended(id=incident.id, evidence=(evidence,)),)
         return Decision(more)
     replicas = cluster.drmap.replicas_on(fact.device)
     opened = IncidentOpened(
@@ -132,11 +139,11 @@ def warn(cluster: ClusterState, fact: DeviceWarned) -> Decision:
         what=phrase("device_not_well", device=fact.device, condition=fact.what, detail=fact.detail),
         about=about,
         affected=replicas,
-        evidence=(evidence, _on_it(replicas), _at(known)),
+        evidence=(evidence, _on_it(replicas), _at(existing)),
         decision=phrase("device_stays_in_use"),
         kind=WARNING,
     )
-    return Decision((opened,))
+    return _add_responses(cluster, Decision((opened,)), fact.device, now)
 
 
 def register(cluster: ClusterState, ask: Register) -> Decision:
@@ -159,12 +166,12 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
 
 def find_device(cluster: ClusterState, device: str) -> Device | None:
     """A device that a rank has used, or that an agent has listed."""
-    known = cluster.devices.get(device)
-    if known is None:
+    existing = cluster.devices.get(device)
+    if existing is None:
         nodes = cluster.runtime.nodes.items()
         there = (Device(id=device, node=node) for node, seen in nodes if device in seen.beat.devices)
-        known = next(there, None)
-    return known
+        existing = next(there, None)
+    return existing
 
 
 def _who(source: str) -> Prose:
@@ -189,14 +196,71 @@ def _evidence(device: Device, text: Prose) -> tuple[Record, ...]:
 
 def _unknown(cluster: ClusterState, device: str, *, guess: bool = False) -> Decision:
     """Only people mistype names, and finding a close match among thousands of devices takes a while."""
-    known = [name for seen in cluster.runtime.nodes.values() for name in seen.beat.devices] if guess else []
-    near = difflib.get_close_matches(device, [*cluster.devices, *known][:10_000], n=1) if guess else []
+    listed = [name for seen in cluster.runtime.nodes.values() for name in seen.beat.devices] if guess else []
+    near = difflib.get_close_matches(device, [*cluster.devices, *listed][:10_000], n=1) if guess else []
     hint = phrase("did_you_mean", name=near[0]) if near else phrase("devices_listed")
-    answer = No(why=phrase("device_unknown", device=device), hint=hint)
-    return Decision(answer=answer)
+    return refuse(phrase("device_unknown", device=device), hint)
+
+
+# ── responses ──
+
+
+def _add_responses(cluster: ClusterState, reported: Decision, device: str, now: float) -> Decision:
+    """Add to a decision that opens an incident about a device what the policy of each job on it responds."""
+    (opened,) = (record for record in reported.records if isinstance(record, IncidentOpened))
+    kind: EventKind = "device_warning" if opened.kind == "device_warning" else "device"
+    responses: dict[str, Decision] = {}
+    theirs: dict[ReplicaId, Decision] = {}
+    for replica in cluster.drmap.replicas_on(device):
+        run = cluster.runs.of(replica) or cluster.runs.active(replica.job)
+        if run is not None and run.under_way and run.name not in responses:
+            trouble = Trouble(kind, opened.id, opened.what, _ranks_on(cluster, run, device), cluster.furthest(run))
+            responses[run.name] = respond(cluster, run, trouble, now)
+        elif run is None and kind == "device":
+            theirs[replica] = _out_of_quorum(cluster, replica, opened.what, now)
+    decisions = {job: _find_decision(decision, opened.id) for job, decision in responses.items()}
+    decisions |= {str(replica): phrase("evicted_from_quorum") for replica, decision in theirs.items() if decision}
+    parts = [phrase("decided_for", job=name, decision=text) for name, text in decisions.items() if text]
+    sentence = phrase("together", parts=parts) if parts else ""
+    rest = [*(_without(decision, opened.id) for decision in responses.values()), *theirs.values()]
+    summary = Decision((IncidentAmended(id=opened.id, decision=sentence),)) if sentence else NOTHING
+    return replace(merge_decisions([reported, *rest, summary]), answer=reported.answer)
+
+
+def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now: float) -> Decision:
+    """Of a replica that torchLoom did not start: it can only make the rest of its job not wait for it."""
+    if replica.job not in cluster.runtime.lighthouses or braked(cluster, now):
+        return NOTHING
+    ranks = cluster.ranks.of_replica(replica)
+    return evict(cluster, replica.job, (rank.member for rank in ranks if rank.presence in PRESENT), reason)
+
+
+def _find_decision(decision: Decision, incident: str) -> Prose:
+    """The decision for one job."""
+    mine = [r.decision for r in decision.records if isinstance(r, IncidentAmended) and r.id == incident]
+    return next((text for text in reversed(mine) if text), "")
+
+
+def _without(decision: Decision, incident: str) -> Decision:
+    """Remove the decisions for single jobs: one decision for all jobs follows."""
+    records = tuple(
+        replace_record(record, decision="") if isinstance(record, IncidentAmended) and record.id == incident else record
+        for record in decision.records
+    )
+    return replace(decision, records=records)
+
+
+def _ranks_on(cluster: ClusterState, run: Run, device: str) -> tuple[int, ...]:
+    """The ranks of a run that use a device."""
+    placed = {at.rank for at in run.places if at.device == device}
+    reported = {rank.rank for rank in cluster.ranks_of(run) if device in cluster.ranks[rank].devices}
+    return tuple(sorted(placed | reported))
 
 
 HANDLERS: Handlers = {
+    Fail: lambda cluster, ask, _reply, now: fail(
+        cluster, ask.device, ask.operator, Blame(by=HAND, cause=ask.cause), now
+    ),
     Recover: lambda cluster, ask, _reply, _now: recover(cluster, ask.device, ask.operator),
     Register: lambda cluster, ask, _reply, _now: register(cluster, ask),
 }

@@ -35,7 +35,7 @@ def hang_of_run(cluster: ClusterState, job: str, now: float) -> HangDiagnosis | 
     if run.task.torchft is not None:
         found = _hang_of_replica(cluster, run, now)
     else:
-        case = cluster.runtime.case(job, ((job, run.attempt),))
+        case = cluster.runtime.hang_tracker(job, ((job, run.attempt),))
         found = case.look(_stands(cluster, run, now), cluster.settings, now, cluster.beat_seconds())
     for number in found.culprits if found is not None and found.kind == "frozen" else ():
         rank_runtime = cluster.runtime.ranks.get(run.rank(number))
@@ -58,7 +58,7 @@ def _hang_of_replica(cluster: ClusterState, run: Run, now: float) -> HangDiagnos
         for place, other in enumerate(group)
         for progress in _stands(cluster, other, now)
     ]
-    case = cluster.runtime.case(run.name, tuple((other.name, other.attempt) for other in group))
+    case = cluster.runtime.hang_tracker(run.name, tuple((other.name, other.attempt) for other in group))
     found = case.look(ranks, cluster.settings, now, cluster.beat_seconds())
     if found is None:
         return None
@@ -110,7 +110,7 @@ class _SideBySide:
         self._cluster = cluster
         self._now = now
         self._runs = cluster.runs.of_job(name)
-        self._case = cluster.runtime.case(name) if not self._runs and self._goes_on() else None
+        self._case = cluster.runtime.hang_tracker(name) if not self._runs and self._goes_on() else None
         """Of its hangs. Those of runs are looked at when an agent speaks, and by time (`hang_of_run`)."""
         self._live: dict[RankId, RankRuntime] = {}
         self._stands: list[RankProgress] = []
@@ -143,11 +143,11 @@ class _SideBySide:
         if not self._goes_on():
             return
         own = {rank: rank_runtime.detectors.own for rank, rank_runtime in live.items()}
-        for rank, finding in cluster.runtime.race(self.name).look(own, cluster.settings):
+        for rank, finding in cluster.runtime.straggler_detector(self.name).look(own, cluster.settings):
             yield FindingsMade(rank, (finding,))
         moves = any(rank_runtime.beat is not None and not rank_runtime.beat.paused for rank_runtime in live.values())
         trains = moves and (not self._runs or any(run.phase is RunPhase.RUNNING for run in self._runs))
-        late = cluster.runtime.saves(self.name).look(now, cluster.settings, trains=trains)
+        late = cluster.runtime.checkpoint_detector(self.name).look(now, cluster.settings, trains=trains)
         if late is not None:
             yield FindingsMade(min(live), (late,))
         if self._case is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from torchloom.core.decision import Decision
 from torchloom.core.detect.kinds import HANGS
 from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.incidents.policy import ENDING, planned, rule_for
 from torchloom.core.state.cluster import ClusterState
+from torchloom.core.state.fields import copy_fields
 from torchloom.core.state.incidents import Incident
 from torchloom.core.state.presence import PRESENT
 from torchloom.core.state.runs import Run
@@ -31,8 +33,7 @@ GIVEN_UP = phrase("job_given_up")
 """Decisions of an incident."""
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """Why all ranks of an attempt are stopped."""
 
     reason: Prose
@@ -68,18 +69,15 @@ def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
     if next_action not in {"cancel", "done"} and not cause.expected:
         again = cause.decision or (AGAIN if run.task.torchft is None else ALONE)
         records, incident = _record_incident(cluster, run, cause, reason, GIVEN_UP if next_action == "fail" else again)
-    stopping = AttemptStopping(
+    stopping = copy_fields(
+        AttemptStopping,
+        cause,
         job=run.name,
         attempt=run.attempt,
         reason=reason,
-        kind=cause.kind,
-        failure=cause.failure,
         step=step,
         next_action=next_action,
-        code=cause.code,
         counts=cause.uses_restart,
-        kill_now=cause.kill_now,
-        rollback=cause.rollback,
         incident=incident,
     )
     halt = halt_command(cluster, run, cause.kill_now)
@@ -108,11 +106,11 @@ def _record_incident(
     cluster: ClusterState, run: Run, cause: Cause, reason: Prose, decision: Prose
 ) -> tuple[list[Record], str]:
     """One incident for one failure, and its id. The open incident about the rank is used, if there is one."""
-    known = cluster.ranks.get(cause.rank) if cause.rank is not None else None
+    rank = cluster.ranks.get(cause.rank) if cause.rank is not None else None
     records: list[Record] = []
-    if known is not None and known.presence in PRESENT:
-        records.append(RankDied(rank=known.id, incarnation=known.incarnation, reason=reason, confirmed=True))
-    incident = cause.incident or (known.incident if known is not None else "")
+    if rank is not None and rank.presence in PRESENT:
+        records.append(RankDied(rank=rank.id, incarnation=rank.incarnation, reason=reason, confirmed=True))
+    incident = cause.incident or (rank.incident if rank is not None else "")
     if incident:
         amended = IncidentAmended(id=incident, evidence=cause.evidence, decision=decision, reason=reason)
         return [*records, amended], incident

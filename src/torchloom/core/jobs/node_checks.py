@@ -1,7 +1,7 @@
-"""Which nodes are fit for ranks of a job that wants to know: what agents found, and who is slow beside the others.
+"""Which nodes are fit for a job with `check`: by the checks of their agents, and by comparing their speed.
 
-A node is looked at when a job that asks for it is to be placed. What was found holds for a while; one that was not fit
-is looked at again soon, for someone may have mended it.
+Nodes are checked when such a job is to be placed. A result is valid for a while; a node that was not fit is checked
+again sooner, because an operator may have repaired it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import Record
 
 FRESH_SECONDS = 600.0
-"""What was found holds so long."""
+"""How long the result of a check is valid."""
 AGAIN_SECONDS = 60.0
-"""The same, of a node that was not fit."""
+"""The same for a node that was not fit."""
 PATIENCE_SECONDS = 120.0
-"""So long a job waits for nodes that have not said yet; then it takes those that have."""
+"""How long a job waits for results; then it uses the nodes that have one."""
 SLOW = 2.0
 """A node that takes this many times as long as the median of its peers is not fit."""
 PEERS = 3
-"""Nodes, itself among them, below which nobody can tell who is slow."""
+"""The least number of nodes to compare, itself included."""
 
 
 def find_slow(paces: Mapping[str, tuple[str, float]]) -> dict[str, Phrase]:
     """Of the times that one computation took on each node, and on what: which are far too long, and by how much."""
-    found = {}
+    slow = {}
     for node, (on, seconds) in paces.items():
         alike = [other for what, other in paces.values() if what == on]
         middle = median(alike)
         if len(alike) >= PEERS and middle > 0 and seconds > SLOW * middle:
-            found[node] = phrase("slower_than_nodes", times=seconds / middle, count=len(alike), on=on)
-    return found
+            slow[node] = phrase("slower_than_nodes", times=seconds / middle, count=len(alike), on=on)
+    return slow
 
 
 def unfit_reasons(cluster: ClusterState, node: str) -> tuple[Prose, ...]:
-    """Why a node is not fit, as far as is known."""
+    """Why a node is not fit, as far as results show."""
     seen = cluster.runtime.nodes.get(node)
     if seen is None or seen.beat.fitness is None:
         return ()
@@ -50,12 +50,12 @@ def unfit_reasons(cluster: ClusterState, node: str) -> tuple[Prose, ...]:
 
 
 def _paces(cluster: ClusterState) -> dict[str, tuple[str, float]]:
-    known = ((node, seen.beat.fitness) for node, seen in cluster.runtime.nodes.items())
-    return {node: (fit.on, fit.pace) for node, fit in known if fit is not None and fit.pace is not None}
+    checks = ((node, seen.beat.fitness) for node, seen in cluster.runtime.nodes.items())
+    return {node: (fit.on, fit.pace) for node, fit in checks if fit is not None and fit.pace is not None}
 
 
 def is_checked(cluster: ClusterState, run: Run, node: str, now: float) -> bool:
-    """Whether it was looked at not long ago, with an eye on where this run saves."""
+    """Whether there is a valid result for this node, with the checkpoint folder of this run."""
     fitness = cluster.runtime.nodes[node].beat.fitness
     if fitness is None or not fitness.number or fitness.running or fitness.folder != _folder(run):
         return False
@@ -64,19 +64,19 @@ def is_checked(cluster: ClusterState, run: Run, node: str, now: float) -> bool:
 
 
 def select_fit(cluster: ClusterState, run: Run, nodes: list[str], now: float) -> list[str]:
-    """Of these nodes, those that a run may use: none while some have not said, unless that takes too long."""
+    """The nodes that a run may use: none while results are missing, unless that takes too long."""
     if not run.task.check:
         return nodes
-    known = [node for node in nodes if is_checked(cluster, run, node, now)]
-    if len(known) < len(nodes) and now < run.since + PATIENCE_SECONDS:
+    checked = [node for node in nodes if is_checked(cluster, run, node, now)]
+    if len(checked) < len(nodes) and now < run.since + PATIENCE_SECONDS:
         return []
-    return [node for node in known if not unfit_reasons(cluster, node)]
+    return [node for node in checked if not unfit_reasons(cluster, node)]
 
 
 def request_checks(
     cluster: ClusterState, run: Run, nodes: list[str], now: float
 ) -> tuple[tuple[str, NodeCommand], ...]:
-    """Agents that have to look, before a run can be placed."""
+    """Commands to the agents whose nodes must be checked before a run can be placed."""
     if not run.task.check:
         return ()
     order = Examine(term=cluster.term, job=run.name, attempt=run.attempt, folder=_folder(run))
@@ -89,13 +89,13 @@ def _folder(run: Run) -> str:
 
 
 def record_fitness(cluster: ClusterState, node: str) -> tuple[Record, ...]:
-    """An agent has looked: one incident from when its node is not fit until it is."""
+    """An agent reported a result: one incident from when its node is not fit until it is."""
     fitness = cluster.runtime.nodes[node].beat.fitness
     if fitness is None or fitness.running:
         return ()
     about, why = About(node=node, part="fitness"), unfit_reasons(cluster, node)
-    known = cluster.incidents.find_open("", about)
-    if known is None and why:
+    incident = cluster.incidents.find_open("", about)
+    if incident is None and why:
         opened = IncidentOpened(
             id=provisional("fitness", node),
             what=phrase("node_not_fit", node=node, why=why[0]),
@@ -106,6 +106,6 @@ def record_fitness(cluster: ClusterState, node: str) -> tuple[Record, ...]:
             kind="device_warning",
         )
         return (opened,)
-    if known is not None and not why:
-        return (close_incident(known.id, phrase("node_fit_again")),)
+    if incident is not None and not why:
+        return (close_incident(incident.id, phrase("node_fit_again")),)
     return ()

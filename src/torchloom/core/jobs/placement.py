@@ -1,4 +1,4 @@
-"""Where the ranks of a run go: all of them at once, on nodes that have room, or none."""
+"""Placement: all ranks of a run at once, on nodes that have room, or none."""
 
 from __future__ import annotations
 
@@ -45,16 +45,11 @@ def place(cluster: ClusterState, run: Run, now: float) -> Decision:
     record = AttemptBegan(job=run.name, attempt=attempt, places=tuple(places), reason=run.reason)
     return Decision(
         (record,),
-        tasks=((places[0].node, _prepare(cluster, run, attempt)),),
+        tasks=((places[0].node, prepare(cluster, run, attempt)),),
     )
 
 
-def prepare(cluster: ClusterState, run: Run) -> Prepare:
-    """For the attempt under way."""
-    return _prepare(cluster, run, run.attempt)
-
-
-def _prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
+def prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
     return Prepare(
         term=cluster.term,
         job=run.name,
@@ -79,8 +74,8 @@ def explain_wait(cluster: ClusterState, run: Run, now: float) -> Prose:
     task = run.task
     node, ranks = task.node, _span(task.least, task.per_node)
     if node is not None:
-        known = node in cluster.runtime.nodes
-        state = _room(cluster, run, node, now) if known else phrase("room_silent")
+        has_agent = node in cluster.runtime.nodes
+        state = _room(cluster, run, node, now) if has_agent else phrase("room_silent")
         return phrase("waits_for_room_on", ranks=ranks, node=phrase("of_node", node=node, text=state))
     nodes = sorted(cluster.runtime.nodes)
     shown = [phrase("of_node", node=name, text=_room(cluster, run, name, now)) for name in nodes[:NODES_SHOWN]]
@@ -98,7 +93,7 @@ def _span(least: int | None, most: int) -> Phrase | int:
 
 
 def _room(cluster: ClusterState, run: Run, node: str, now: float) -> Phrase:
-    """What a node has to offer to a run."""
+    """The room that a node has for a run, or why it has none."""
     if node in cluster.runs.drained:
         return phrase("room_drained")
     if not cluster.runtime.node_speaks(node, now):
@@ -217,8 +212,8 @@ def free_devices(cluster: ClusterState, node: str, run: Run) -> list[str]:
 
 def _broken(cluster: ClusterState, beat: NodeBeat) -> set[str]:
     """The failed devices of a node: nothing is started on them until they work again."""
-    known = (cluster.devices.get(device) for device in beat.devices)
-    return {device.id for device in known if device is not None and device.failed}
+    devices = (cluster.devices.get(device) for device in beat.devices)
+    return {device.id for device in devices if device is not None and device.failed}
 
 
 def _spared(cluster: ClusterState, beat: NodeBeat, ranks: int) -> bool:

@@ -27,6 +27,7 @@ from torchloom.core.jobs.agent_liveness import (
 from torchloom.core.jobs.attempt_stop import ELSEWHERE, Cause, halt_command, incidents_of_attempt, stop
 from torchloom.core.jobs.placement import place, prepare
 from torchloom.core.state.cluster import ClusterState
+from torchloom.core.state.fields import copy_fields
 from torchloom.core.state.presence import PRESENT, JobPhase
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft import drain
@@ -74,8 +75,8 @@ def handle_node_beat(cluster: ClusterState, node: str) -> Decision:
             tasks.append((node, Dismiss(term=cluster.term, job=status.job, attempt=status.attempt, last=last)))
         else:  # of an attempt that is not needed any more
             tasks.append((node, Halt(term=cluster.term, job=status.job, attempt=status.attempt)))
-    known = silence_incident(cluster, node)
-    records = (close_incident(known.id, phrase("agent_speaks_again")),) if known is not None else ()
+    incident = silence_incident(cluster, node)
+    records = (close_incident(incident.id, phrase("agent_speaks_again")),) if incident is not None else ()
     return Decision((*records, *node_checks.record_fitness(cluster, node)), tasks=tuple(tasks))
 
 
@@ -123,7 +124,7 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
         return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
     status = cluster.runtime.attempt_status(first, run)
     if status is None or (not status.port and not status.trouble):
-        return Decision(tasks=((first, prepare(cluster, run)),))
+        return Decision(tasks=((first, prepare(cluster, run, run.attempt)),))
     if status.trouble:
         why = phrase("agent_has_trouble", node=first, trouble=status.trouble)
         return stop(cluster, run, now, Cause(why, next_action="fail", code=status.trouble_code))
@@ -142,19 +143,16 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
 
 
 def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launch:
-    return Launch(
+    return copy_fields(
+        Launch,
+        run,
         term=cluster.term,
         job=run.name,
-        attempt=run.attempt,
         task=with_lighthouse(cluster, run),
-        places=run.places,
         host=at.host,
         port=at.port,
         resume=at.resume,
         resume_step=at.resume_step,
-        skip=run.skip,
-        ordinal=run.ordinal,
-        submitted=run.submitted,
     )
 
 
@@ -178,10 +176,10 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
                 return stop(cluster, run, now, Cause(phrase("agent_forgot_ranks", node=node)))
             tasks.append((node, _launch(cluster, run, run)))
         else:
-            told = status.ranks
+            statuses = status.ranks
             if not cluster.runtime.node_speaks(node, now):  # then they speak for themselves
-                told = merge_rank_reports(cluster, run, told)
-            ranks |= {rank.rank: rank for rank in told}
+                statuses = merge_rank_reports(cluster, run, statuses)
+            ranks |= {rank.rank: rank for rank in statuses}
     bad = [rank for rank in ranks.values() if rank.state == "ended" and (rank.code != 0 or rank.signal)]
     # A process that was done may still be aborted by what its libraries leave running.
     failed = [rank for rank in bad if not (rank.signal in AT_EXIT and rank.rank in finished_ranks(cluster, run))]
@@ -247,16 +245,16 @@ def _stop_failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now:
 
 def _record_left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) -> list[Record]:
     """Ranks that ended well, as their agent reports, without a goodbye of their own."""
-    found: list[Record] = []
+    records: list[Record] = []
     for number, status in ranks.items():
-        known = cluster.ranks.get(run.rank(number))
-        if known is None or known.incarnation != status.incarnation or known.presence not in PRESENT:
+        rank = cluster.ranks.find(run.rank(number), status.incarnation)
+        if rank is None or rank.presence not in PRESENT:
             continue
         if status.state == "ended":
-            found.append(RankLeft(rank=known.id, incarnation=known.incarnation, how="finished"))
-            if known.incident:
-                found.append(close_incident(known.incident, phrase("it_had_ended_well")))
-    return found
+            records.append(RankLeft(rank=rank.id, incarnation=rank.incarnation, how="finished"))
+            if rank.incident:
+                records.append(close_incident(rank.incident, phrase("it_had_ended_well")))
+    return records
 
 
 def _record_pause(cluster: ClusterState, run: Run) -> list[Record]:
@@ -306,12 +304,11 @@ def _backoff(run: Run) -> float:
 def _end_ranks(cluster: ClusterState, run: Run) -> list[Record]:
     """Ranks that were stopped with the attempt are not expected back."""
     records: list[Record] = []
-    for rank in cluster.ranks_of(run):
-        known = cluster.ranks[rank]
-        if known.presence in PRESENT:
-            records.append(RankLeft(rank=rank, incarnation=known.incarnation, how="interrupted"))
-            if known.incident:
-                records.append(close_incident(known.incident, phrase("ended_with_its_peers")))
+    for rank in cluster.ranks.of_replica(run.replica_id):
+        if rank.presence in PRESENT:
+            records.append(RankLeft(rank=rank.id, incarnation=rank.incarnation, how="interrupted"))
+            if rank.incident:
+                records.append(close_incident(rank.incident, phrase("ended_with_its_peers")))
     return records
 
 

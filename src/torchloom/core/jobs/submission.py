@@ -1,4 +1,4 @@
-"""What is asked about runs: start one, end one, use a node no more."""
+"""Requests of operators about runs: submit, cancel, drain a node."""
 
 from __future__ import annotations
 
@@ -76,8 +76,7 @@ def _cancel(cluster: ClusterState, run: Run, why: str, now: float) -> Decision:
 
 
 def drain(cluster: ClusterState, ask: Drain) -> Decision:
-    known = ask.node in cluster.runtime.nodes or ask.node in cluster.runs.drained
-    if not known:
+    if ask.node not in cluster.runtime.nodes and ask.node not in cluster.runs.drained:
         return Decision(answer=_no_agent(cluster, ask.node))
     if (ask.node in cluster.runs.drained) != ask.undo:
         return Decision(answer=Done(text=phrase("node_not_drained" if ask.undo else "node_drained", node=ask.node)))
@@ -99,7 +98,7 @@ def annotate(cluster: ClusterState, ask: Annotate) -> Decision:
 
 
 def _find_error(task: Task) -> Phrase | None:
-    """What no process could be started with, or None."""
+    """Why no process could be started from a task, if none could."""
     words = (*task.argv, task.python, task.cwd, task.log_dir, task.checkpoint_dir, *task.env, *task.env.values())
     if any("\0" in word for word in words):
         return phrase("nul_in_task")

@@ -20,46 +20,46 @@ SHOWN = 20
 """Damaged checkpoints that the evidence names."""
 
 
-def record_saved(cluster: ClusterState, rank: RankId, said: Saved) -> Decision:
-    known = cluster.ranks.find(rank, said.incarnation)
-    if known is None:
+def record_saved(cluster: ClusterState, rank_id: RankId, report: Saved) -> Decision:
+    rank = cluster.ranks.find(rank_id, report.incarnation)
+    if rank is None:
         return NOTHING
-    record = copy_fields(CheckpointSaved, said, rank=rank, node=known.node)
-    late = [i for i in cluster.incidents.open_of(rank.job) if i.kind == "overdue"]
-    came = [close_incident(i.id, phrase("checkpoint_written", step=said.step)) for i in late]
-    return Decision((record, *came, *_close(cluster, rank.job, phrase("later_checkpoint_written"))))
+    record = copy_fields(CheckpointSaved, report, rank=rank_id, node=rank.node)
+    late = [i for i in cluster.incidents.open_of(rank_id.job) if i.kind == "overdue"]
+    came = [close_incident(i.id, phrase("checkpoint_written", step=report.step)) for i in late]
+    return Decision((record, *came, *_close(cluster, rank_id.job, phrase("later_checkpoint_written"))))
 
 
-def record_failed(cluster: ClusterState, rank: RankId, said: SaveFailed) -> Decision:
-    if cluster.ranks.find(rank, said.incarnation) is None:
+def record_failed(cluster: ClusterState, rank_id: RankId, report: SaveFailed) -> Decision:
+    if cluster.ranks.find(rank_id, report.incarnation) is None:
         return NOTHING
-    records: list[Record] = [copy_fields(CheckpointFailed, said, rank=rank)]
-    evidence = (said.why, phrase("at_step_in", step=said.step, folder=said.folder))
-    known = _find_incident(cluster, rank.job)
-    if known is None:
+    records: list[Record] = [copy_fields(CheckpointFailed, report, rank=rank_id)]
+    evidence = (report.why, phrase("at_step_in", step=report.step, folder=report.folder))
+    incident = _find_incident(cluster, rank_id.job)
+    if incident is None:
         records.append(
             IncidentOpened(
-                id=provisional("checkpoint", rank.job),
-                what=phrase("checkpoint_failed", job=rank.job),
-                about=_about(rank.job),
-                job=rank.job,
+                id=provisional("checkpoint", rank_id.job),
+                what=phrase("checkpoint_failed", job=rank_id.job),
+                about=_about(rank_id.job),
+                job=rank_id.job,
                 evidence=evidence,
-                errors=(said.error,),
+                errors=(report.error,),
                 decision=phrase("next_interval_saves"),
                 reason=phrase("last_good_stays"),
             )
         )
-    elif said.error not in known.errors:
-        records.append(IncidentAmended(id=known.id, evidence=evidence, errors=(said.error,)))
+    elif report.error not in incident.errors:
+        records.append(IncidentAmended(id=incident.id, evidence=evidence, errors=(report.error,)))
     return Decision(tuple(records))
 
 
-def record_resumed(cluster: ClusterState, rank: RankId, said: Resumed) -> Decision:
-    if cluster.ranks.find(rank, said.incarnation) is None:
+def record_resumed(cluster: ClusterState, rank_id: RankId, report: Resumed) -> Decision:
+    if cluster.ranks.find(rank_id, report.incarnation) is None:
         return NOTHING
-    records: list[Record] = [copy_fields(JobResumed, said, rank=rank)]
-    if said.rejected:
-        records += _report_damaged(cluster, rank.job, said)
+    records: list[Record] = [copy_fields(JobResumed, report, rank=rank_id)]
+    if report.rejected:
+        records += _report_damaged(cluster, rank_id.job, report)
     return Decision(tuple(records))
 
 
@@ -78,20 +78,20 @@ def _find_incident(cluster: ClusterState, job: str) -> Incident | None:
 
 
 def _close(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...]:
-    known = _find_incident(cluster, job)
-    return () if known is None else (close_incident(known.id, outcome),)
+    incident = _find_incident(cluster, job)
+    return () if incident is None else (close_incident(incident.id, outcome),)
 
 
-def _report_damaged(cluster: ClusterState, job: str, said: Resumed) -> list[Record]:
+def _report_damaged(cluster: ClusterState, job: str, report: Resumed) -> list[Record]:
     """One incident, although every rank that searched reports the same."""
-    names = tuple(said.rejected)
-    shown = list(said.rejected.items())[:SHOWN]
+    names = tuple(report.rejected)
+    shown = list(report.rejected.items())[:SHOWN]
     evidence = tuple(phrase("checkpoint_rejected", name=name, why=why[:500]) for name, why in shown)
     began = cluster.jobs[job].began
     if any(i.checkpoints == names and i.about == _about(job) and i.opened >= began for i in cluster.incidents.values()):
         return []
     incident = provisional("damaged", job)
-    decision = phrase("resumed_from", step=said.step)
+    decision = phrase("resumed_from", step=report.step)
     opened = IncidentOpened(
         id=incident,
         what=phrase("checkpoint_damaged" if len(names) == 1 else "checkpoints_damaged", names=names, job=job),

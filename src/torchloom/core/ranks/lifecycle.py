@@ -42,36 +42,36 @@ MOST_OF_WHY = 500
 """Characters of why a rank is dead, in an outcome."""
 
 
-def handle_hello(cluster: ClusterState, rank: RankId, said: Hello) -> Decision:
-    known = cluster.ranks.get(rank)
-    if known is not None and said.incarnation < known.incarnation:
-        return Decision(commands=((rank, _mute(cluster, said.incarnation, known)),))
-    job = cluster.jobs.get(rank.job)
+def handle_hello(cluster: ClusterState, rank_id: RankId, report: Hello) -> Decision:
+    rank = cluster.ranks.get(rank_id)
+    if rank is not None and report.incarnation < rank.incarnation:
+        return Decision(commands=((rank_id, _mute(cluster, report.incarnation, rank)),))
+    job = cluster.jobs.get(rank_id.job)
     same_run = job is not None and job.phase is JobPhase.RUNNING
     welcome = Welcome(
         term=cluster.term,
-        incarnation=said.incarnation,
+        incarnation=report.incarnation,
         beat_seconds=cluster.beat_seconds(),
-        changes=cluster.ledger.in_force(rank) if same_run else (),
+        changes=cluster.ledger.in_force(rank_id) if same_run else (),
     )
-    if known is not None and said.incarnation == known.incarnation:
-        if known.counted and not said.counted:
-            attached = RankAttached(rank=rank, incarnation=said.incarnation)
-            return Decision((attached,), ((rank, welcome),))
-        return Decision(commands=((rank, welcome),))
+    if rank is not None and report.incarnation == rank.incarnation:
+        if rank.counted and not report.counted:
+            attached = RankAttached(rank=rank_id, incarnation=report.incarnation)
+            return Decision((attached,), ((rank_id, welcome),))
+        return Decision(commands=((rank_id, welcome),))
 
     records: list[Record] = []
-    commands: list[tuple[RankId, Command]] = [(rank, welcome)]
+    commands: list[tuple[RankId, Command]] = [(rank_id, welcome)]
     if not same_run:
-        records.append(JobBegan(job=rank.job))
-    if known is not None and known.incident:
-        records.append(close_incident(known.incident, phrase("rank_joined_again")))
-    if known is not None and known.presence is Presence.LIVE and cluster.runtime.linked((rank, known.incarnation)):
-        records += _report_duplicate(rank, known, said)
-        commands.append((rank, _mute(cluster, known.incarnation, said)))
-    records.append(RankJoined(rank=rank, hello=said))
-    if cluster.runtime.seen_closing((rank, said.incarnation)):  # it was over before its hello was read
-        records += _lose(cluster, rank, said.incarnation, "Client Closed")
+        records.append(JobBegan(job=rank_id.job))
+    if rank is not None and rank.incident:
+        records.append(close_incident(rank.incident, phrase("rank_joined_again")))
+    if rank is not None and rank.presence is Presence.LIVE and cluster.runtime.linked((rank_id, rank.incarnation)):
+        records += _report_duplicate(rank_id, rank, report)
+        commands.append((rank_id, _mute(cluster, rank.incarnation, report)))
+    records.append(RankJoined(rank=rank_id, hello=report))
+    if cluster.runtime.seen_closing((rank_id, report.incarnation)):  # it was over before its hello was read
+        records += _lose(cluster, rank_id, report.incarnation, "Client Closed")
     return Decision(tuple(records), tuple(commands))
 
 
@@ -79,17 +79,17 @@ def _mute(cluster: ClusterState, incarnation: str, newer: Rank | Hello) -> Muted
     return Muted(term=cluster.term, incarnation=incarnation, newest=newer.incarnation, pid=newer.pid, node=newer.node)
 
 
-def _report_duplicate(rank: RankId, known: Rank, said: Hello) -> list[Record]:
-    incident = provisional("twice", rank)
+def _report_duplicate(rank_id: RankId, rank: Rank, report: Hello) -> list[Record]:
+    incident = provisional("twice", rank_id)
     return [
         IncidentOpened(
             id=incident,
-            what=phrase("rank_id_twice", rank=rank),
-            about=About(rank=rank),
-            job=rank.job,
+            what=phrase("rank_id_twice", rank=rank_id),
+            about=About(rank=rank_id),
+            job=rank_id.job,
             evidence=(
-                phrase("twice_older", pid=known.pid, node=known.node, incarnation=known.incarnation),
-                phrase("twice_newer", pid=said.pid, node=said.node, incarnation=said.incarnation),
+                phrase("twice_older", pid=rank.pid, node=rank.node, incarnation=rank.incarnation),
+                phrase("twice_newer", pid=report.pid, node=report.node, incarnation=report.incarnation),
             ),
             decision=phrase("twice_decided"),
             reason=phrase("twice_reason"),
@@ -98,70 +98,68 @@ def _report_duplicate(rank: RankId, known: Rank, said: Hello) -> list[Record]:
     ]
 
 
-def handle_goodbye(cluster: ClusterState, rank: RankId, said: Goodbye) -> Decision:
-    farewell = (rank, Farewell(term=cluster.term, incarnation=said.incarnation))
-    known = cluster.ranks.find(rank, said.incarnation)
-    if known is None:
+def handle_goodbye(cluster: ClusterState, rank_id: RankId, report: Goodbye) -> Decision:
+    farewell = (rank_id, Farewell(term=cluster.term, incarnation=report.incarnation))
+    rank = cluster.ranks.find(rank_id, report.incarnation)
+    if rank is None:
         return Decision(commands=(farewell,))
-    if said.how == "failed":
-        ended = _fail(cluster, known, said.error or phrase("rank_said_failed"))
+    if report.how == "failed":
+        ended = _fail(cluster, rank, report.error or phrase("rank_said_failed"))
     else:
-        ended = _leave(known, said.how)
+        ended = _leave(rank, report.how)
     return Decision(ended.records, (farewell,))
 
 
 def handle_exit(cluster: ClusterState, fact: RankExited) -> Decision:
-    known = cluster.ranks.find(RankId(fact.job, fact.replica, fact.rank), fact.incarnation)
-    if known is None:
+    rank = cluster.ranks.find(RankId(fact.job, fact.replica, fact.rank), fact.incarnation)
+    if rank is None:
         return NOTHING
     if fact.exit_code == 0 and not fact.signal:
-        return _leave(known, "finished")
+        return _leave(rank, "finished")
     if fact.signal:
         how = phrase("killed_by", signal=fact.signal)
     else:
         how = phrase("rank_process_ended" if fact.exit_code is None else "exit_code", status=fact.exit_code)
-    return _fail(cluster, known, how, fact.evidence)
+    return _fail(cluster, rank, how, fact.evidence)
 
 
-def _leave(known: Rank, how: str) -> Decision:
-    if known.presence in {Presence.LEFT, Presence.FAILED}:
+def _leave(rank: Rank, how: str) -> Decision:
+    if rank.presence in {Presence.LEFT, Presence.FAILED}:
         return NOTHING
     records: list[Record] = [
-        RankLeft(
-            rank=known.id, incarnation=known.incarnation, how="interrupted" if how == "interrupted" else "finished"
-        )
+        RankLeft(rank=rank.id, incarnation=rank.incarnation, how="interrupted" if how == "interrupted" else "finished")
     ]
-    if known.incident:
-        records.append(close_incident(known.incident, phrase("rank_had_left")))
+    if rank.incident:
+        records.append(close_incident(rank.incident, phrase("rank_had_left")))
     return Decision(tuple(records))
 
 
-def _fail(cluster: ClusterState, known: Rank, why: Prose, evidence: str = "") -> Decision:
-    if known.presence is Presence.FAILED:
+def _fail(cluster: ClusterState, rank: Rank, why: Prose, evidence: str = "") -> Decision:
+    if rank.presence is Presence.FAILED:
         return NOTHING
-    died = RankDied(rank=known.id, incarnation=known.incarnation, reason=why, confirmed=True)
-    told = (why, evidence) if evidence else (why,)
+    died = RankDied(rank=rank.id, incarnation=rank.incarnation, reason=why, confirmed=True)
+    causes = (why, evidence) if evidence else (why,)
     dead = phrase("rank_dead", why=why[:MOST_OF_WHY] if isinstance(why, str) else why)
-    run = cluster.runs.of(known.id.replica_id)
-    if run is not None and run.phase is RunPhase.STOPPING and not known.incident:
-        return Decision((died,))  # it goes with its peers
-    if known.incident:
+    run = cluster.runs.of(rank.id.replica_id)
+    if run is not None and run.phase is RunPhase.STOPPING and not rank.incident:
+        return Decision((died,))  # it is stopped with its peers
+    if rank.incident:
         ended = IncidentAmended(
-            id=known.incident,
-            evidence=told,
+            id=rank.incident,
+            evidence=causes,
             decision="" if run is not None else REPORT_ONLY,
             reason=why,
             outcome=dead,
             closed=True,
         )
         return Decision((died, ended))
-    incident = provisional("failed", known.id)
+    incident = provisional("failed", rank.id)
     opened = IncidentOpened(
         id=incident,
-        what=phrase("rank_failed", rank=known.id),
-        about=About(rank=known.id),
-        job=known.id.job,
-        evidence=(*told, _describe_place(known)),
+        what=phrase("rank_failed", rank=rank.id),
+        about=About(rank=rank.id),
+        job=rank.id.job,
+        evidence=(*causes, _describe_place(rank)),
         decision=REPORT_ONLY if run is None else BY_ITS_RUN,
         reason=why,
     )
@@ -172,23 +170,23 @@ def _fail(cluster: ClusterState, known: Rank, why: Prose, evidence: str = "") ->
     )
 
 
-def handle_link_closed(cluster: ClusterState, rank: RankId, incarnation: str, reason: str) -> Decision:
-    known = cluster.ranks.find(rank, incarnation)
-    if known is None or known.presence is not Presence.LIVE:
+def handle_link_closed(cluster: ClusterState, rank_id: RankId, incarnation: str, reason: str) -> Decision:
+    rank = cluster.ranks.find(rank_id, incarnation)
+    if rank is None or rank.presence is not Presence.LIVE:
         return NOTHING
-    if cluster.runtime.linked((rank, incarnation)):
+    if cluster.runtime.linked((rank_id, incarnation)):
         return NOTHING  # it has another link: it had reconnected before the server noticed the old one
-    killed = _killed_by(cluster, rank, incarnation)
+    killed = _killed_by(cluster, rank_id, incarnation)
     if killed is not None:
-        return _fail(cluster, known, killed)
-    return Decision(tuple(_lose(cluster, rank, incarnation, reason)))
+        return _fail(cluster, rank, killed)
+    return Decision(tuple(_lose(cluster, rank_id, incarnation, reason)))
 
 
-def _killed_by(cluster: ClusterState, rank: RankId, incarnation: str) -> Phrase | None:
-    """Who had it killed, if it has said itself that it obeys: an order alone may never have reached it."""
-    for order in cluster.ledger.kills(rank, incarnation):
+def _killed_by(cluster: ClusterState, rank_id: RankId, incarnation: str) -> Phrase | None:
+    """The operator who had it killed, if the rank confirmed the order: an order alone may never have reached it."""
+    for order in cluster.ledger.kills(rank_id, incarnation):
         operation = cluster.runtime.operations.find(order.id)
-        obeyed = operation.ordered.get(rank) if operation is not None else None
+        obeyed = operation.ordered.get(rank_id) if operation is not None else None
         all_obeyed = order.outcome and order.applied == len(order.lives)  # a kill of one presumed dead ends well too
         if all_obeyed or (obeyed is not None and obeyed.outcome == "applied"):
             return phrase(
@@ -199,39 +197,39 @@ def _killed_by(cluster: ClusterState, rank: RankId, incarnation: str) -> Phrase 
     return None
 
 
-def lose_silent(cluster: ClusterState, rank: RankId, now: float) -> Decision:
-    known = cluster.ranks[rank]
-    quiet = now - cluster.runtime.ranks[rank].heard
+def lose_silent(cluster: ClusterState, rank_id: RankId, now: float) -> Decision:
+    rank = cluster.ranks[rank_id]
+    quiet = now - cluster.runtime.ranks[rank_id].heard
     why = phrase("rank_silent", seconds=quiet)
-    return Decision(tuple(_lose(cluster, rank, known.incarnation, why, patient=True)))
+    return Decision(tuple(_lose(cluster, rank_id, rank.incarnation, why, patient=True)))
 
 
-def _lose(cluster: ClusterState, rank: RankId, incarnation: str, why: Prose, patient: bool = False) -> list[Record]:
-    known = cluster.ranks.get(rank)
+def _lose(cluster: ClusterState, rank_id: RankId, incarnation: str, why: Prose, patient: bool = False) -> list[Record]:
+    rank = cluster.ranks.get(rank_id)
     frozen = isinstance(why, str) and why in FROZEN_REASONS
     patient = patient or frozen
-    run = cluster.runs.of(rank.replica_id)
+    run = cluster.runs.of(rank_id.replica_id)
     if run is not None and run.phase is RunPhase.STOPPING:  # it is being ended with its peers
-        return [RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient)]
+        return [RankLost(rank=rank_id, incarnation=incarnation, reason=why, patient=patient)]
     grace = cluster.settings.frozen_grace_seconds if patient else cluster.settings.grace_seconds
-    rank_runtime = cluster.runtime.ranks.get(rank)
+    rank_runtime = cluster.runtime.ranks.get(rank_id)
     evidence = [phrase("server_says", why=why) if not patient or frozen else why]
     if rank_runtime is not None and rank_runtime.beat is not None and rank_runtime.incarnation == incarnation:
         evidence.append(phrase("rank_last_step", step=rank_runtime.beat.step))
-    if known is not None and known.incarnation == incarnation:
-        evidence.append(_describe_place(known))
-    mine = (i for i in cluster.incidents.open_of(rank.job) if i.about.rank == rank and i.about.part)
+    if rank is not None and rank.incarnation == incarnation:
+        evidence.append(_describe_place(rank))
+    mine = (i for i in cluster.incidents.open_of(rank_id.job) if i.about.rank == rank_id and i.about.part)
     hangs = next((i for i in mine if i.kind in HANGS), None)
     if hangs is not None:  # that is why
         more = IncidentAmended(id=hangs.id, evidence=(phrase("rank_lost_too", why=why),))
-        return [RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient), more]
+        return [RankLost(rank=rank_id, incarnation=incarnation, reason=why, patient=patient), more]
     return [
-        RankLost(rank=rank, incarnation=incarnation, reason=why, patient=patient),
+        RankLost(rank=rank_id, incarnation=incarnation, reason=why, patient=patient),
         IncidentOpened(
-            id=provisional("lost", rank),
-            what=phrase("rank_lost", rank=rank),
-            about=About(rank=rank),
-            job=rank.job,
+            id=provisional("lost", rank_id),
+            what=phrase("rank_lost", rank=rank_id),
+            about=About(rank=rank_id),
+            job=rank_id.job,
             evidence=tuple(evidence),
             decision=phrase("rank_waited_for", seconds=grace),
             reason=phrase("rank_may_be_frozen" if patient else "link_only_closed"),
@@ -239,50 +237,50 @@ def _lose(cluster: ClusterState, rank: RankId, incarnation: str, why: Prose, pat
     ]
 
 
-def _describe_place(known: Rank) -> Phrase:
+def _describe_place(rank: Rank) -> Phrase:
     return phrase(
-        "rank_on_devices" if known.devices else "rank_on_no_device",
-        pid=known.pid,
-        node=known.node,
-        devices=known.devices,
+        "rank_on_devices" if rank.devices else "rank_on_no_device",
+        pid=rank.pid,
+        node=rank.node,
+        devices=rank.devices,
     )
 
 
-def handle_link_opened(cluster: ClusterState, rank: RankId, incarnation: str, now: float) -> Decision:
-    known = cluster.ranks.find(rank, incarnation)
-    if known is None:
+def handle_link_opened(cluster: ClusterState, rank_id: RankId, incarnation: str, now: float) -> Decision:
+    rank = cluster.ranks.find(rank_id, incarnation)
+    if rank is None:
         return NOTHING
-    return _find_again(cluster, known, phrase("link_open_again"), now)
+    return _find_again(cluster, rank, phrase("link_open_again"), now)
 
 
-def handle_beat(cluster: ClusterState, rank: RankId, beat: Beat, now: float) -> Decision:
-    known = cluster.ranks.get(rank)
-    life = (rank, beat.incarnation)
-    if known is not None and known.incarnation == beat.incarnation:
-        rank_runtime = cluster.runtime.ranks[rank]
-        astray = _close_disagreements(cluster, known) if rank_runtime.mended else NOTHING
+def handle_beat(cluster: ClusterState, rank_id: RankId, beat: Beat, now: float) -> Decision:
+    rank = cluster.ranks.get(rank_id)
+    life = (rank_id, beat.incarnation)
+    if rank is not None and rank.incarnation == beat.incarnation:
+        rank_runtime = cluster.runtime.ranks[rank_id]
+        astray = _close_disagreements(cluster, rank) if rank_runtime.mended else NOTHING
         if rank_runtime.astray == 2:
-            astray = _report_disagreement(cluster, known, beat)
-        if now - known.since < cluster.settings.settle_seconds:
+            astray = _report_disagreement(cluster, rank, beat)
+        if now - rank.since < cluster.settings.settle_seconds:
             return astray  # may have been under way when it died
-        return merge_decisions((astray, _find_again(cluster, known, phrase("rank_heard", step=beat.step), now)))
-    if not cluster.runtime.may_tell(life, now):
+        return merge_decisions((astray, _find_again(cluster, rank, phrase("rank_heard", step=beat.step), now)))
+    if not cluster.runtime.may_answer(life, now):
         return NOTHING
-    if known is not None and beat.incarnation < known.incarnation:
-        return Decision(commands=((rank, _mute(cluster, beat.incarnation, known)),))
+    if rank is not None and beat.incarnation < rank.incarnation:
+        return Decision(commands=((rank_id, _mute(cluster, beat.incarnation, rank)),))
     introduce = Introduce(term=cluster.term, incarnation=beat.incarnation)
-    return Decision(commands=((rank, introduce),))
+    return Decision(commands=((rank_id, introduce),))
 
 
-def _report_disagreement(cluster: ClusterState, known: Rank, beat: Beat) -> Decision:
-    """Two beats in a row say that a change which all ranks took is not in force here: it was cut off at that step."""
-    missed = cluster.runtime.ranks[known.id].missed
+def _report_disagreement(cluster: ClusterState, rank: Rank, beat: Beat) -> Decision:
+    """Two beats in a row lack a change that all ranks must have: the rank was cut off at that step."""
+    missed = cluster.runtime.ranks[rank.id].missed
     assert missed is not None
     opened = IncidentOpened(
-        id=provisional("astray", known.id, missed.id),
-        what=phrase("rank_astray", rank=known.id),
-        about=About(rank=known.id, part=missed.id),
-        job=known.id.job,
+        id=provisional("astray", rank.id, missed.id),
+        what=phrase("rank_astray", rank=rank.id),
+        about=About(rank=rank.id, part=missed.id),
+        job=rank.id.job,
         evidence=(
             phrase("astray_from", change=missed.id, step=missed.step),
             phrase("astray_at" if beat.change else "astray_without", step=beat.step, change=f"c{beat.change}"),
@@ -290,78 +288,78 @@ def _report_disagreement(cluster: ClusterState, known: Rank, beat: Beat) -> Deci
         decision=REPORT_ONLY,
         reason=phrase("astray_reason"),
     )
-    again = _welcome(cluster, known)  # in case the change never reached it
-    return Decision((opened,), ((known.id, again),))
+    again = _welcome(cluster, rank)  # in case the change never reached it
+    return Decision((opened,), ((rank.id, again),))
 
 
-def _close_disagreements(cluster: ClusterState, known: Rank) -> Decision:
-    """It has by now what it had missed."""
-    mine = [i for i in cluster.incidents.open_of(known.id.job) if i.about.rank == known.id and i.about.part]
+def _close_disagreements(cluster: ClusterState, rank: Rank) -> Decision:
+    """Close the incidents about changes that a rank had missed and has now."""
+    mine = [i for i in cluster.incidents.open_of(rank.id.job) if i.about.rank == rank.id and i.about.part]
     open_ones = [i for i in mine if not i.kind]  # the others are about something else
     agrees = phrase("rank_agrees_again")
     return Decision(tuple(close_incident(i.id, agrees) for i in open_ones))
 
 
-def record_knobs(cluster: ClusterState, rank: RankId, said: Knobs) -> Decision:
-    """A rank says what may be changed; recorded if that is more than, or other than, its job has offered so far."""
-    known = cluster.ranks.find(rank, said.incarnation)
-    if known is None:
+def record_knobs(cluster: ClusterState, rank_id: RankId, report: Knobs) -> Decision:
+    """A rank offers knobs; recorded if they differ from what its job has offered so far."""
+    rank = cluster.ranks.find(rank_id, report.incarnation)
+    if rank is None:
         return NOTHING
-    offered = cluster.ledger.knobs.get(rank.job, {})
-    news = tuple(spec for spec in said.knobs if spec.name not in offered or _differs(offered[spec.name].spec, spec))
-    saves = said.checkpoints and rank.job not in cluster.ledger.checkpointers
+    offered = cluster.ledger.knobs.get(rank_id.job, {})
+    news = tuple(spec for spec in report.knobs if spec.name not in offered or _differs(offered[spec.name].spec, spec))
+    saves = report.checkpoints and rank_id.job not in cluster.ledger.checkpointers
     if not news and not saves:
         return NOTHING
-    record = KnobsOffered(job=rank.job, knobs=news, checkpoints=said.checkpoints)
+    record = KnobsOffered(job=rank_id.job, knobs=news, checkpoints=report.checkpoints)
     return Decision((record,))
 
 
-def _differs(known: KnobSpec, said: KnobSpec) -> bool:
-    """In what it accepts; the value it has just now is another matter."""
-    return replace(known, value=said.value) != said
+def _differs(offered: KnobSpec, spec: KnobSpec) -> bool:
+    """Whether it accepts other values than before. Its current value does not matter."""
+    return replace(offered, value=spec.value) != spec
 
 
-def _find_again(cluster: ClusterState, known: Rank, why: Prose, now: float) -> Decision:
-    if known.presence not in {Presence.LOST, Presence.DEAD}:
+def _find_again(cluster: ClusterState, rank: Rank, why: Prose, now: float) -> Decision:
+    if rank.presence not in {Presence.LOST, Presence.DEAD}:
         return NOTHING
-    records: list[Record] = [RankFound(rank=known.id, incarnation=known.incarnation, reason=why)]
-    if known.incident:
-        outcome = phrase("rank_came_back", seconds=now - known.since, why=why)
-        records.append(close_incident(known.incident, outcome))
+    records: list[Record] = [RankFound(rank=rank.id, incarnation=rank.incarnation, reason=why)]
+    if rank.incident:
+        outcome = phrase("rank_came_back", seconds=now - rank.since, why=why)
+        records.append(close_incident(rank.incident, outcome))
     # What was changed while it was missing did not ask for it.
-    return Decision(tuple(records), ((known.id, _welcome(cluster, known)),))
+    return Decision(tuple(records), ((rank.id, _welcome(cluster, rank)),))
 
 
-def _welcome(cluster: ClusterState, known: Rank) -> Welcome:
+def _welcome(cluster: ClusterState, rank: Rank) -> Welcome:
     return Welcome(
         term=cluster.term,
-        incarnation=known.incarnation,
+        incarnation=rank.incarnation,
         beat_seconds=cluster.beat_seconds(),
-        changes=cluster.ledger.in_force(known.id),
+        changes=cluster.ledger.in_force(rank.id),
     )
 
 
 def compare_connections(cluster: ClusterState, now: float) -> Decision:
     """Ranks that were lost, and ranks that came back, while the weaver was away."""
     decisions: list[Decision] = []
-    for known in cluster.ranks.values():
-        if cluster.runtime.linked((known.id, known.incarnation)):
-            decisions.append(_find_again(cluster, known, phrase("roll_call_answered"), now))
-        elif known.presence is Presence.LIVE:
+    for rank in cluster.ranks.values():
+        if cluster.runtime.linked((rank.id, rank.incarnation)):
+            decisions.append(_find_again(cluster, rank, phrase("roll_call_answered"), now))
+        elif rank.presence is Presence.LIVE:
             why = phrase("roll_call_missed")
-            records = _lose(cluster, known.id, known.incarnation, why)
+            records = _lose(cluster, rank.id, rank.incarnation, why)
             decisions.append(Decision(tuple(records)))
     return merge_decisions(decisions)
 
 
-def presume_dead(cluster: ClusterState, known: Rank) -> Decision:
-    why = phrase("did_not_come_back", reason=known.reason)
-    records: list[Record] = [RankDied(rank=known.id, incarnation=known.incarnation, reason=why)]
-    if known.incident:
+def presume_dead(cluster: ClusterState, rank: Rank) -> Decision:
+    why = phrase("did_not_come_back", reason=rank.reason)
+    records: list[Record] = [RankDied(rank=rank.id, incarnation=rank.incarnation, reason=why)]
+    if rank.incident:
         records.append(
             IncidentAmended(
-                id=known.incident,
-                decision=REPORT_ONLY if cluster.runs.of(known.id.replica_id) is None else BY_ITS_RUN,
+                id=rank.incident,
+                decision=REPORT_ONLY if cluster.runs.of(rank.id.replica_id) is None else BY_ITS_RUN,
                 reason=phrase("rank_grace_over"),
                 outcome=phrase("rank_presumed_dead"),
                 closed=True,

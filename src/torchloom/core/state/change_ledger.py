@@ -182,8 +182,8 @@ class Ledger:
     def offer(self, record: KnobsOffered) -> None:
         knobs = self.knobs.setdefault(record.job, {})
         for spec in record.knobs:
-            known = knobs.get(spec.name)
-            knobs[spec.name] = replace(known, spec=spec) if known else KnobState(spec=spec, value=spec.value)
+            knob = knobs.get(spec.name)
+            knobs[spec.name] = replace(knob, spec=spec) if knob else KnobState(spec=spec, value=spec.value)
         if record.checkpoints:
             self.checkpointers.add(record.job)
 

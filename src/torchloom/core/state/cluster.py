@@ -1,4 +1,4 @@
-"""The cluster state: all that the weaver knows.
+"""The cluster state: everything that the weaver has recorded or observed.
 
 Only `fold` changes the durable part, so that a restarted weaver folds the log and has the same state again.
 `cluster.runtime` is what was observed since the weaver started. It is neither stored nor compared.
@@ -101,7 +101,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def life_over(how: Literal["finished", "interrupted"]) -> Phrase:
-    """Why a life of a rank is over that has left."""
+    """The reason of a rank that has left."""
     return phrase("life_finished" if how == "finished" else "life_interrupted")
 
 
@@ -128,11 +128,7 @@ class ClusterState:
         self.registered = set(state.registered)
         self.drmap = DRMap(self.registered)
         self.ranks = Ranks(state.ranks, self.drmap)
-        self.runtime.adopt(
-            (rank.id, rank.incarnation, rank.presence is Presence.LOST or rank.presence is Presence.DEAD,
-             rank.presence is Presence.LEFT or rank.presence is Presence.FAILED)
-            for rank in state.ranks
-        )  # fmt: skip
+        self.runtime.adopt(state.ranks)
         for change in self.ledger.changes.values():
             self._follow_change(change, 0.0)
         for order in self.ledger.orders.values():
@@ -224,7 +220,7 @@ class ClusterState:
                 self.runtime.lost(rank, patient, at)
             case RankFound(rank=rank, reason=reason):
                 self.ranks.advance(rank, Sign.HEARD, reason, at)
-                self.runtime.found(rank, at)
+                self.runtime.came_back(rank, at)
             case RankDied(rank=rank, reason=reason, confirmed=confirmed):
                 self.ranks.advance(rank, Sign.ENDED_BADLY if confirmed else Sign.GRACE_OVER, reason, at)
                 self.runtime.gone(rank, final=confirmed)
@@ -244,22 +240,22 @@ class ClusterState:
                 assignment = Assignment(device=device, replica=replica, node=node)
                 self.registered.add(assignment)
                 self.drmap.add(assignment)
-                self._know_device(device, node, at)
+                self._add_device(device, node, at)
             case DeviceBlamed() | DeviceCleared() | DeviceMarkedFailed() | DeviceMarkedRecovered():
                 if isinstance(record, DeviceBlamed):
-                    self._know_device(record.device, record.node, at)
+                    self._add_device(record.device, record.node, at)
                 self.devices[record.device] = fold_device(self.devices[record.device], record, at)
             case IncidentOpened():
                 self._open(record, at)
             case IncidentAmended():
                 self._amend(record, at)
             case _:
-                self._fold_steering(record, at)
+                self._fold_change(record, at)
 
     def _begin(self, name: str, at: float) -> None:
-        for rank_of_earlier_run in self.ranks.of_job(name):
-            if rank_of_earlier_run.presence not in PRESENT:
-                self._forget(rank_of_earlier_run.id)
+        for earlier_rank in self.ranks.of_job(name):
+            if earlier_rank.presence not in PRESENT:
+                self._forget(earlier_rank.id)
         self.ledger.forget(name)
         self.marks.pop(name, None)
         job = self.jobs.get(name)
@@ -270,7 +266,7 @@ class ClusterState:
         for job in named_jobs(record):
             self.marks[job] = (*self.marks.get(job, ()), (at, record))[-KEEP_MARKS:]
 
-    def _fold_steering(self, record: Record, at: float) -> None:
+    def _fold_change(self, record: Record, at: float) -> None:
         match record:
             case KnobsOffered():
                 self.ledger.offer(record)
@@ -300,7 +296,7 @@ class ClusterState:
                 self.evicted[job] = (*self.evicted.get(job, ()), *members)[-KEEP_EVICTED:]
             case _:
                 if isinstance(record, CheckpointSaved):
-                    self.runtime.saves(record.rank.job).saved(at)
+                    self.runtime.checkpoint_detector(record.rank.job).saved(at)
                 self.checkpoints.fold(record, at)
                 self.incidents.follow_run(record, self.runs, at)
                 self.runs.fold(record, at)
@@ -309,7 +305,7 @@ class ClusterState:
                     self._stopped_for(record.incident, self.runs.by_name[record.job], at)
 
     def _follow_change(self, change: Change, at: float) -> None:
-        """Keep the course of a change in step with the ledger, and tell the watch what beats must say from now on."""
+        """Update the pending operation of a change, and which changes the beats of its ranks must report."""
         operations = self.runtime.operations
         if change.phase is ChangePhase.PROPOSED:
             operation = operations.by_request.get(change.request)
@@ -334,13 +330,13 @@ class ClusterState:
         rank, hello = record.rank, record.hello
         self.goodput.fold(record, at, self._run_of(rank))
         for device in hello.devices:
-            self._know_device(device, hello.node, at)
+            self._add_device(device, hello.node, at)
         self.ranks.join(record, at)
         self.runtime.joined(rank, hello.incarnation, at)
         for change in self.ledger.in_force(rank):
             self.runtime.expect(rank, hello.incarnation, change)
 
-    def _know_device(self, device: str, node: str, at: float) -> None:
+    def _add_device(self, device: str, node: str, at: float) -> None:
         if device not in self.devices:
             self.devices[device] = Device(id=device, node=node, since=at)
         elif node and self.devices[device].node != node:
@@ -371,7 +367,7 @@ class ClusterState:
     def _amend(self, record: IncidentAmended, at: float) -> None:
         incident = self.incidents.get(record.id)
         if incident is None:
-            return  # closed so long ago that it was dropped
+            return  # it was closed, and is not kept any more
         self.incidents.amend(record, at, self.settings.keep_closed_incidents)
         self.goodput.fold(record, at)
         if record.closed:

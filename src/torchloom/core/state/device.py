@@ -45,8 +45,8 @@ def fold_device(
             return replace(device, blames=(*others, blame)[-BLAMES_KEPT:])
         case DeviceCleared(by=by):
             left = tuple(blame for blame in device.blames if blame.by != by)
-            said = next((blame.cause for blame in left if device.failed and not blame.overruled), device.cause)
-            return replace(device, blames=left, cause=said)
+            cause = next((blame.cause for blame in left if device.failed and not blame.overruled), device.cause)
+            return replace(device, blames=left, cause=cause)
         case DeviceMarkedFailed(cause=cause):
             return replace(device, failed=True, since=at, cause=cause)
         case DeviceMarkedRecovered():

@@ -94,7 +94,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     stretches: tuple[Stretch, ...] = ()
     """Of the attempts before, without what was lost."""
     whole: tuple[Stretch, ...] = ()
-    """The same with what was lost when the attempt under way began: it may say itself that it was less."""
+    """The same with what was lost when the attempt under way began: its ranks may report that it was less."""
     lost: dict[str, float] = {}
     ended: float | None = None
 
@@ -127,7 +127,7 @@ class Accounts:
         self.by_job[job] = replace(account, doing=kind, cause=kind)
 
     def fold(self, record: Record, at: float, run: str = "") -> None:
-        """`run` is the one that a record about a rank or an incident concerns."""
+        """`run` is the name of the run that a record about a rank or an incident concerns."""
         if isinstance(record, RunSubmitted):
             self.by_job[record.job] = Account(job=record.job, submitted=at, since=at)
             return
@@ -195,7 +195,7 @@ def _stopping(account: Account, record: AttemptStopping, at: float) -> Account:
 
 
 def _charged(account: Account, at: float) -> Account:
-    """With the time up to now in its place. A clock that goes back adds nothing."""
+    """Account for the time up to now. A clock that goes back adds nothing."""
     at = max(at, account.since)
     seconds = at - account.since
     match account.doing:

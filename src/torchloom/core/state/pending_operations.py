@@ -7,6 +7,7 @@ and by records; records about nothing durable are `Volatile`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -91,18 +92,12 @@ class PendingOperation:
         """Store an answer of one of its ranks; whether it is the first of its kind."""
         if self.lives.get(rank) != reply.incarnation:
             return False
-        match reply:
-            case StepReport():
-                known: dict[RankId, StepReport] | dict[RankId, Ready] | dict[RankId, Applied] | dict[RankId, Ordered]
-                known = self.step_reports
-            case Ready():
-                known = self.ready
-            case Applied():
-                known = self.applied
-            case Ordered():
-                known = self.ordered
-        news = rank not in known
-        known[rank] = reply  # type: ignore[assignment]
+        tables: dict[type[Reply], dict[RankId, Any]] = {
+            StepReport: self.step_reports, Ready: self.ready, Applied: self.applied, Ordered: self.ordered
+        }  # fmt: skip
+        replies = tables[type(reply)]
+        news = rank not in replies
+        replies[rank] = reply
         return news
 
 
@@ -112,8 +107,8 @@ class PendingOperations:
 
     def find(self, id: str) -> PendingOperation | None:
         """By the id of the change or order, or, before it has one, of the request."""
-        found = self.by_request.get(id)
-        return found or next((operation for operation in self.by_request.values() if operation.id == id), None)
+        operation = self.by_request.get(id)
+        return operation or next((operation for operation in self.by_request.values() if operation.id == id), None)
 
     def inquiring(self, job: str) -> PendingOperation | None:
         """The change of a job that is requested but not yet proposed."""

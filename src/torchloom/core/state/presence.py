@@ -1,9 +1,9 @@
-"""The life of a rank and of a job, as tables. An absent pair is an error; docs/states.md is printed from here.
+"""The states of a rank and of a job, as transition tables. A missing pair is an error; docs/states.md is generated.
 
-A rank is *lost* the moment its link closes or it falls silent. That is news, not a verdict: it may come back. It is
-*dead* when it stays away for its grace, which is a presumption and can still turn out wrong, and *failed* when someone
-who knows says so: itself, or who watched its process end. Only *left* and *failed* are final for an incarnation, and
-*failed* outweighs *left*, so that the order in which these words arrive does not matter.
+A rank is *lost* as soon as its link closes or it falls silent; it may come back. It is *dead* when it stays away for
+its grace, which is a presumption and can turn out wrong, and *failed* when it reports so itself, or the process that
+observed its end does. Only *left* and *failed* are final for an incarnation, and *failed* outweighs *left*, so that the
+order in which these reports arrive does not matter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Presence(StrEnum):
 
 
 class Sign(StrEnum):
-    """What can be learnt about an incarnation that has joined."""
+    """What can happen to an incarnation that has joined."""
 
     LINK_CLOSED = "link closed or silent"
     HEARD = "link opened or heard"
@@ -43,8 +43,8 @@ RANK_NEXT: Mapping[tuple[Presence, Sign], Presence] = {
     (P.LOST, S.GOODBYE): P.LEFT,
     (P.LOST, S.ENDED_BADLY): P.FAILED,
     (P.DEAD, S.LINK_CLOSED): P.DEAD,
-    (P.DEAD, S.HEARD): P.LIVE,  # presumed wrongly
-    (P.DEAD, S.GOODBYE): P.LEFT,  # its last word came late
+    (P.DEAD, S.HEARD): P.LIVE,  # the presumption was wrong
+    (P.DEAD, S.GOODBYE): P.LEFT,  # its goodbye was read late
     (P.DEAD, S.ENDED_BADLY): P.FAILED,
     (P.LEFT, S.LINK_CLOSED): P.LEFT,
     (P.LEFT, S.HEARD): P.LEFT,
@@ -57,7 +57,7 @@ RANK_NEXT: Mapping[tuple[Presence, Sign], Presence] = {
 }
 
 PRESENT = frozenset({P.LIVE, P.LOST})
-"""The job still counts on these."""
+"""The states in which a rank is still part of its job."""
 
 
 class JobPhase(StrEnum):

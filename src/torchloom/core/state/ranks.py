@@ -110,6 +110,6 @@ class Ranks(dict[RankId, Rank]):
         self[id] = replace(self[id], **fields)
 
     def advance(self, id: RankId, sign: Sign, reason: Prose, at: float, *, patient: bool = False) -> None:
-        """Change the presence as the table says."""
+        """Change the presence by the transition table."""
         presence = RANK_NEXT[(self[id].presence, sign)]
         self.modify(id, presence=presence, since=at, reason=reason, patient=patient)

@@ -1,4 +1,4 @@
-"""Jobs that torchLoom starts itself: each a run, made of attempts. The durable part, and the life of a run as a table.
+"""Runs: the jobs that torchLoom starts itself, made of attempts. The durable part, with the phases as a table.
 
                                            paused
                                               │

@@ -18,6 +18,8 @@ from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.core.state.curves import Curve
 from torchloom.core.state.pending_operations import PendingOperations
+from torchloom.core.state.presence import Presence
+from torchloom.core.state.ranks import Rank
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
@@ -44,7 +46,7 @@ class RankRuntime:
     beat: Beat | None = None
     curve: Curve | None = None
     charted: float = 0.0
-    """When the last beat that went into the curve was heard."""
+    """The time of the last beat in the curve."""
     missing: bool = False
     """Lost or presumed dead: its next beat needs a decision."""
     over: bool = False
@@ -93,12 +95,12 @@ class RuntimeState:
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     ranks: dict[RankId, RankRuntime] = field(default_factory=dict)
     links: dict[Life, set[str]] = field(default_factory=dict)
-    """Open connections of each life; an empty set means that it had one and it closed."""
+    """Open connections of each incarnation; an empty set means that all were closed."""
     deadlines: dict[RankId, float] = field(default_factory=dict)
     """When a lost rank is presumed dead."""
     blind_until: float = 0.0
     """Silence is not judged before this time."""
-    told: dict[Life, float] = field(default_factory=dict)
+    answered: dict[Life, float] = field(default_factory=dict)
     """When an unknown or muted incarnation was last answered: a rate limit."""
     reunion: bool = False
     """The server must be asked who is connected."""
@@ -110,9 +112,9 @@ class RuntimeState:
     """When the agent of a node last reported whether it is fit."""
     meanwhile: list[tuple[Life, str, bool]] | None = None
     """While the server lists connections: links that opened (True) or closed since it was asked."""
-    _cases: dict[str, tuple[Attempts, HangTracker]] = field(default_factory=dict)
-    _races: dict[str, StragglerDetector[RankId]] = field(default_factory=dict)
-    _saves: dict[str, CheckpointIntervalDetector] = field(default_factory=dict)
+    _hang_trackers: dict[str, tuple[Attempts, HangTracker]] = field(default_factory=dict)
+    _straggler_detectors: dict[str, StragglerDetector[RankId]] = field(default_factory=dict)
+    _checkpoint_detectors: dict[str, CheckpointIntervalDetector] = field(default_factory=dict)
 
     # ── what is seen ──
 
@@ -148,54 +150,54 @@ class RuntimeState:
         rank_runtime = self.ranks.get(rank)
         if rank_runtime is None:
             return ()
-        found, rank_runtime.found = rank_runtime.found, ()
-        return found
+        findings, rank_runtime.found = rank_runtime.found, ()
+        return findings
 
-    def case(self, job: str, attempts: Attempts = ()) -> HangTracker:
+    def hang_tracker(self, job: str, attempts: Attempts = ()) -> HangTracker:
         """The hang tracker of a job or run, for these attempts."""
-        known, case = self._cases.get(job, ((), None))
-        if case is None or known != attempts:
+        tracked, case = self._hang_trackers.get(job, ((), None))
+        if case is None or tracked != attempts:
             case = HangTracker()
-            self._cases[job] = attempts, case
+            self._hang_trackers[job] = attempts, case
         return case
 
-    def race(self, job: str) -> StragglerDetector[RankId]:
-        return self._races.setdefault(job, StragglerDetector())
+    def straggler_detector(self, job: str) -> StragglerDetector[RankId]:
+        return self._straggler_detectors.setdefault(job, StragglerDetector())
 
-    def saves(self, job: str) -> CheckpointIntervalDetector:
-        return self._saves.setdefault(job, CheckpointIntervalDetector())
+    def checkpoint_detector(self, job: str) -> CheckpointIntervalDetector:
+        return self._checkpoint_detectors.setdefault(job, CheckpointIntervalDetector())
 
     def forget_job(self, job: str) -> None:
-        for known in (self._cases, self._races, self._saves, self.lighthouses):
-            known.pop(job, None)
+        for table in (self._hang_trackers, self._straggler_detectors, self._checkpoint_detectors, self.lighthouses):
+            table.pop(job, None)
 
     def hear_lighthouse(self, job: str, beat: LighthouseBeat) -> bool:
         """Store a beat of a lighthouse; whether it differs from the last one."""
-        known = self.lighthouses.get(job)
+        before = self.lighthouses.get(job)
         self.lighthouses[job] = beat
-        return known != beat
+        return before != beat
 
     def hear_node(self, node: str, beat: NodeBeat, now: float) -> bool:
         """Store a beat of an agent; whether it differs from the last one. Beats of an older incarnation are ignored."""
-        known = self.nodes.get(node)
-        if known is not None and beat.incarnation < known.beat.incarnation and now - known.heard < NODE_SILENCE:
+        before = self.nodes.get(node)
+        if before is not None and beat.incarnation < before.beat.incarnation and now - before.heard < NODE_SILENCE:
             return False
         self.nodes[node] = NodeSeen(beat, now)
-        if beat.fitness is not None and (known is None or known.beat.fitness != beat.fitness):
+        if beat.fitness is not None and (before is None or before.beat.fitness != beat.fitness):
             self.examined[node] = now
-        return known is None or _lasting(known.beat) != _lasting(beat)
+        return before is None or _lasting(before.beat) != _lasting(beat)
 
     def node_speaks(self, node: str, now: float) -> bool:
         """Whether an agent sends beats; after this weaver was away, the agent has time to send the first."""
         if now < self.blind_until + NODE_SILENCE:
             return True
-        known = self.nodes.get(node)
-        return known is not None and now - known.heard < NODE_SILENCE
+        seen = self.nodes.get(node)
+        return seen is not None and now - seen.heard < NODE_SILENCE
 
     def leaves(self, node: str) -> bool:
         """Whether an agent has announced that it ends, with all ranks it runs."""
-        known = self.nodes.get(node)
-        return known is not None and known.beat.leaving
+        seen = self.nodes.get(node)
+        return seen is not None and seen.beat.leaving
 
     def forget_nodes(self, now: float) -> None:
         """Forget silent agents that announced their end, or that served only one job."""
@@ -238,10 +240,12 @@ class RuntimeState:
 
     # ── what follows from records ──
 
-    def adopt(self, lives: Iterable[tuple[RankId, str, bool, bool]]) -> None:
-        """Start with the ranks of a snapshot: (rank, incarnation, missing, over)."""
-        for rank, incarnation, missing, over in lives:
-            self.ranks[rank] = RankRuntime(incarnation, 0.0, RankDetectors(self.settings), missing=missing, over=over)
+    def adopt(self, ranks: Iterable[Rank]) -> None:
+        """Start with the ranks of a snapshot."""
+        for rank in ranks:
+            self.joined(rank.id, rank.incarnation, 0.0)
+            self.ranks[rank.id].missing = rank.presence in {Presence.LOST, Presence.DEAD}
+            self.ranks[rank.id].over = rank.presence in {Presence.LEFT, Presence.FAILED}
 
     def joined(self, rank: RankId, incarnation: str, now: float) -> None:
         before = self.ranks.get(rank)
@@ -261,7 +265,7 @@ class RuntimeState:
         self.deadlines[rank] = now + grace
         self.ranks[rank].missing = True
 
-    def found(self, rank: RankId, now: float) -> None:
+    def came_back(self, rank: RankId, now: float) -> None:
         self.deadlines.pop(rank, None)
         rank_runtime = self.ranks[rank]
         rank_runtime.missing = rank_runtime.over = False
@@ -290,8 +294,8 @@ class RuntimeState:
             seen.heard = now
         self.blind_until = now + self.settings.reunion_seconds
         self.reunion = True
-        for known in (self._cases, self._races, self._saves):
-            known.clear()
+        for table in (self._hang_trackers, self._straggler_detectors, self._checkpoint_detectors):
+            table.clear()
         for rank, patient in lost.items():
             self.lost(rank, patient, self.blind_until)
         for operation in self.operations.by_request.values():
@@ -302,20 +306,20 @@ class RuntimeState:
         if now < self.blind_until:
             return []
         limit = now - max(self.settings.silence_seconds, 5 * beat_seconds)
-        known = ((rank, self.ranks[rank]) for rank in ranks if rank in self.ranks)
+        observed = ((rank, self.ranks[rank]) for rank in ranks if rank in self.ranks)
         return [
             rank
-            for rank, rank_runtime in known
+            for rank, rank_runtime in observed
             if rank_runtime.heard < limit and not rank_runtime.missing and not rank_runtime.over
         ]
 
     def expired(self, now: float) -> list[RankId]:
         return [rank for rank, deadline in self.deadlines.items() if deadline <= now]
 
-    def may_tell(self, life: Life, now: float, pause: float = 2.0) -> bool:
-        return self.told.get(life, float("-inf")) + pause <= now
+    def may_answer(self, life: Life, now: float, pause: float = 2.0) -> bool:
+        return self.answered.get(life, float("-inf")) + pause <= now
 
-    def has_told(self, life: Life, now: float) -> None:
-        if len(self.told) > 20_000:
-            self.told.clear()
-        self.told[life] = now
+    def note_answer(self, life: Life, now: float) -> None:
+        if len(self.answered) > 20_000:
+            self.answered.clear()
+        self.answered[life] = now

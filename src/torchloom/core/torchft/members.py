@@ -34,28 +34,28 @@ from torchloom.protocol.records import (
 from torchloom.protocol.run_records import AttemptStopping, RunEnded
 
 
-def handle_report(cluster: ClusterState, rank: RankId, said: Joined | Regrouped | Healed | Discarded) -> Decision:
+def handle_report(cluster: ClusterState, rank: RankId, report: Joined | Regrouped | Healed | Discarded) -> Decision:
     """Reports of superseded or unknown incarnations are ignored."""
-    known = cluster.ranks.find(rank, said.incarnation)
-    if known is None:
+    member_rank = cluster.ranks.find(rank, report.incarnation)
+    if member_rank is None:
         return NOTHING
-    match said:
+    match report:
         case Joined(member=member):
-            if known.member == member:
+            if member_rank.member == member:
                 return NOTHING
-            first = Decision((copy_fields(MemberJoined, said, rank=rank, devices=known.devices),))
-            late = known.presence not in PRESENT  # it was gone before its report was read
+            first = Decision((copy_fields(MemberJoined, report, rank=rank, devices=member_rank.devices),))
+            late = member_rank.presence not in PRESENT  # it was gone before its report was read
             return (
                 merge_decisions([first, evict(cluster, rank.job, (member,), phrase("life_has_ended"))])
                 if late
                 else first
             )
         case Regrouped():
-            return Decision((copy_fields(MemberRegrouped, said, rank=rank),))
+            return Decision((copy_fields(MemberRegrouped, report, rank=rank),))
         case Healed():
-            return Decision((copy_fields(MemberHealed, said, rank=rank),))
+            return Decision((copy_fields(MemberHealed, report, rank=rank),))
         case Discarded():
-            return Decision((copy_fields(MemberDiscarded, said, rank=rank),))
+            return Decision((copy_fields(MemberDiscarded, report, rank=rank),))
 
 
 # ── evicting ──
@@ -63,8 +63,8 @@ def handle_report(cluster: ClusterState, rank: RankId, said: Joined | Regrouped 
 
 def evict(cluster: ClusterState, job: str, members: Iterable[str], reason: Prose) -> Decision:
     """Evict the members that were not evicted before."""
-    known = cluster.evicted.get(job, ())
-    new = tuple(dict.fromkeys(member for member in members if member and member not in known))
+    evicted = cluster.evicted.get(job, ())
+    new = tuple(dict.fromkeys(member for member in members if member and member not in evicted))
     if not new:
         return NOTHING
     return Decision(
@@ -100,7 +100,7 @@ def _find_departed(cluster: ClusterState, record: Record) -> list[Gone]:
             return _departed_members(cluster, [rank], reason)
         case RankLeft(rank=rank, how=how):
             return _departed_members(cluster, [rank], life_over(how))
-        case AttemptStopping(job=job, reason=reason):  # a replica goes whole
+        case AttemptStopping(job=job, reason=reason):  # all ranks of a replica end together
             run = cluster.runs.by_name[job]
             met = [Gone(run.replica_id.job, member, reason) for member in _members_at(cluster, run)]
             return [*_departed_members(cluster, cluster.ranks_of(run), reason), *met]
@@ -115,8 +115,8 @@ def _find_departed(cluster: ClusterState, record: Record) -> list[Gone]:
 
 
 def _departed_members(cluster: ClusterState, ranks: Iterable[RankId], why: Prose) -> list[Gone]:
-    known = [cluster.ranks[rank] for rank in ranks if rank in cluster.ranks]
-    return [Gone(rank.id.job, rank.member, why) for rank in known if rank.member]
+    joined = [cluster.ranks[rank] for rank in ranks if rank in cluster.ranks]
+    return [Gone(rank.id.job, rank.member, why) for rank in joined if rank.member]
 
 
 def _members_at(cluster: ClusterState, run: Run) -> list[str]:
@@ -132,9 +132,9 @@ def handle_lighthouse_beat(cluster: ClusterState, job: str) -> Decision:
     missing = tuple(member for member in cluster.evicted.get(job, ()) if member not in beat.evicted)
     counted = {*beat.members, *beat.waiting}
     gone = [
-        Gone(job, known.member, known.reason or phrase("life_gone"))
-        for known in cluster.ranks.of_job(job)
-        if known.member in counted and known.presence in {Presence.FAILED, Presence.LEFT}
+        Gone(job, rank.member, rank.reason or phrase("life_gone"))
+        for rank in cluster.ranks.of_job(job)
+        if rank.member in counted and rank.presence in {Presence.FAILED, Presence.LEFT}
     ]
     again = Decision(evictions=((job, Evict(term=cluster.term, members=missing)),)) if missing else NOTHING
     return merge_decisions([again, *_evictions(cluster, gone)])

@@ -98,8 +98,8 @@ def siblings(cluster: ClusterState, run: Run) -> list[Run]:
 
 def lighthouse(cluster: ClusterState, run: Run) -> Run | None:
     """The run of the lighthouse of its job; None if torchLoom does not run it."""
-    found = cluster.runs.by_name.get(f"{run.replica_id.job}:{LIGHTHOUSE}") if run.task.part_of else None
-    return found if found is not None and found.request == run.request else None
+    light = cluster.runs.by_name.get(f"{run.replica_id.job}:{LIGHTHOUSE}") if run.task.part_of else None
+    return light if light is not None and light.request == run.request else None
 
 
 def waits_for_lighthouse(cluster: ClusterState, run: Run) -> bool:

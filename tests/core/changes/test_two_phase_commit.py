@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests.core.changes.made import A, B, a_job, a_set, a_steer, request, stand
 from tests.core.loom import Loom, life
 from torchloom.core.changes import orders, two_phase_commit
 from torchloom.core.decision import Decision
@@ -17,14 +18,12 @@ from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import Presence
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentOpened
-from torchloom.protocol.knob_values import KnobSpec
-from torchloom.protocol.operator import Done, No, Revert, SetKnobs, Steer
+from torchloom.protocol.operator import Done, No, Revert, SetKnobs
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import (
     Applied,
     ChangeSpec,
     Goodbye,
-    Knobs,
     Order,
     Ordered,
     Propose,
@@ -44,36 +43,7 @@ from torchloom.protocol.records import (
     RankDied,
 )
 
-A, B = RankId("mnist", "r", 0), RankId("mnist", "r", 1)
-KNOBS = (
-    KnobSpec(name="lr", kind="float", value=0.1, low=0.0, high=1.0),
-    KnobSpec(name="batch", kind="int", value=32, low=1),
-    KnobSpec(name="tag", kind="text", value="a"),
-    KnobSpec(name="depth", kind="int", value=1, per="rank"),
-)
 T = TypeVar("T")
-
-
-def request(number: int) -> str:
-    return f"{number:032x}"
-
-
-def a_job(*ranks: RankId, saves: bool = True) -> Loom:
-    loom = Loom()
-    for rank in ranks or (A, B):
-        loom.join(rank, world_size=2, link=f"s:{rank.rank}")
-        loom.happen(ReportReceived(rank, Knobs(incarnation=life(1), knobs=KNOBS, checkpoints=saves)))
-    loom.sent.clear()
-    return loom
-
-
-def a_set(number: int = 1, *, operator: str = "ann", **about: object) -> SetKnobs:
-    wanted: dict[str, object] = {"values": {"lr": 0.5}} | about
-    return SetKnobs(request=request(number), job="mnist", operator=operator, **wanted)  # type: ignore[arg-type]
-
-
-def a_steer(verb: str, number: int = 1, **about: object) -> Steer:
-    return Steer(request=request(number), verb=verb, job="mnist", operator="ann", **about)  # type: ignore[arg-type]
 
 
 def sent(loom: Loom, kind: type[T]) -> list[tuple[RankId, T]]:
@@ -85,12 +55,6 @@ def only(loom: Loom, kind: type[T]) -> T:
     found = {id(command): command for _, command in sent(loom, kind)}
     assert len({repr(command) for command in found.values()}) == 1
     return next(iter(found.values()))
-
-
-def stand(loom: Loom, step: int = 10, number: int = 1, ranks: Iterable[RankId] = (A, B), paused: bool = False) -> None:
-    for rank in ranks:
-        standing = StepReport(incarnation=life(1), id=request(number), step=step, step_seconds=0.02, paused=paused)
-        loom.happen(ReplyReceived(rank, standing))
 
 
 def promise(loom: Loom, change: str, ranks: Iterable[RankId] = (A, B), number: int = 1) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.core.site import JOB, Site, waiting
-from tests.core.test_grouping import group, join, member, run_of
-from tests.core.test_leaving_replicas import outside
+from tests.core.torchft.made import group, join, member, outside, run_of
 from torchloom.core.events import BeatReceived, ReportReceived
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job import Task, Torchft

@@ -6,14 +6,13 @@ import pytest
 
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site, incidents
-from tests.core.test_grouping import evicted, group, join, member, phases, records, run_of, shine
-from torchloom.core.events import BeatReceived, ReplyReceived, ReportReceived, RequestReceived, VerdictKnown
+from tests.core.torchft.made import evicted, group, join, member, outside, phases, records, run_of, shine
+from torchloom.core.events import BeatReceived, ReplyReceived, RequestReceived, VerdictKnown
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.node import Halt
 from torchloom.protocol.operator import Done, DrainReplica, EvictReplica, No, SetKnobs, Steer
 from torchloom.protocol.phrase import Phrase, phrase
-from torchloom.protocol.rank import Applied, Beat, Joined, Propose, QueryStep, Ready, StepReport, Verdict
+from torchloom.protocol.rank import Applied, Beat, Propose, QueryStep, Ready, StepReport, Verdict
 from torchloom.protocol.records import JobEnded
 
 RANKS = {number: RankId(JOB, f"{JOB}_{number}", 0) for number in range(3)}
@@ -103,20 +102,6 @@ def test_one_that_is_being_started_again_is_not_evicted_twice() -> None:
     assert isinstance(answer, Done)
     assert answer.text == phrase("replica_is", replica=f"{JOB}/{JOB}_1", phase="stopping")
     assert evicted(site) == [(member(1),)]
-
-
-def outside(lighthouse: bool, *members: str) -> Site:
-    """Replicas that somebody else has started."""
-    site = Site()
-    for number, name in enumerate(members):
-        rank = RankId("theirs", f"r{number}", 0)
-        site.loom.join(rank, number + 1, devices=(f"GPU-{number}",))
-        if name:
-            life = site.loom.cluster.ranks[rank].incarnation
-            site.loom.happen(ReportReceived(rank, Joined(incarnation=life, member=name)))
-    if lighthouse:
-        site.loom.cluster.runtime.hear_lighthouse("theirs", LighthouseBeat(incarnation="0" * 24, address="a:1"))
-    return site
 
 
 def test_the_last_one_that_trains_is_not_evicted() -> None:

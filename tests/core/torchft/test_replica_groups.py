@@ -6,63 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from tests.core.site import JOB, Site, incidents
-from torchloom.core.events import BeatReceived, LighthouseBeatReceived, LinkOpened, ReportReceived, RequestReceived
+from tests.core.torchft.made import evicted, group, join, member, phases, records, run_of, shine
+from torchloom.core.events import BeatReceived, ReportReceived, RequestReceived
 from torchloom.core.state.presence import Presence
-from torchloom.core.state.runs import Run
 from torchloom.core.torchft.replica_groups import split_job, timeouts
-from torchloom.protocol.ids import RankId
 from torchloom.protocol.job import Task, Torchft
-from torchloom.protocol.lighthouse import Evict, LighthouseBeat
+from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.operator import Cancel, Done, No
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Beat, Goodbye, Hello, Joined
-from torchloom.protocol.records import JobEnded, MembersEvicted, Record
-
-
-def group(replicas: int = 2, **more: object) -> Site:
-    site = Site(cores=16)
-    done = site.submit(torchft=Torchft(replicas=replicas, **more), per_node=1)  # type: ignore[arg-type]
-    assert isinstance(done, Done)
-    site.settle(1.0)
-    return site
-
-
-def run_of(site: Site, part: object) -> Run:
-    return site.loom.cluster.runs.by_name[f"{JOB}:{part}"]
-
-
-def phases(site: Site) -> dict[str, str]:
-    return {name.rpartition(":")[2]: run.phase.value for name, run in site.loom.cluster.runs.by_name.items()}
-
-
-def member(number: int, life: int = 1) -> str:
-    return f"{JOB}_{number}:life-{life}"
-
-
-def join(site: Site, number: int, life: int = 1) -> RankId:
-    """The rank of a replica attaches, and says who it is in torchft."""
-    run = run_of(site, number)
-    rank, place = run.rank(0), run.places[0]
-    site.loom.happen(LinkOpened(rank, place.incarnation, "link"))
-    site.loom.happen(ReportReceived(rank, Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=())))
-    site.loom.happen(ReportReceived(rank, Joined(incarnation=place.incarnation, member=member(number, life))))
-    return rank
-
-
-def shine(site: Site, *members: str, evicted: tuple[str, ...] = (), quorum: int = 1) -> tuple[tuple[str, Evict], ...]:
-    """The lighthouse speaks; what it is told."""
-    beat = LighthouseBeat(incarnation="0" * 24, address="n1:1", quorum=quorum, members=members, evicted=evicted)
-    site.loom.cluster.runtime.hear_lighthouse(JOB, beat)
-    return site.loom.happen(LighthouseBeatReceived(JOB)).evictions
-
-
-def records(site: Site, kind: type[Record]) -> list[Record]:
-    return [record for _, some in site.loom.log for record in some if isinstance(record, kind)]
-
-
-def evicted(site: Site) -> list[tuple[str, ...]]:
-    return [record.members for record in records(site, MembersEvicted) if isinstance(record, MembersEvicted)]
-
+from torchloom.protocol.records import JobEnded
 
 # ── what a job is made of ──
 
@@ -103,8 +56,8 @@ def test_every_timeout_is_longer_than_what_it_waits_for() -> None:
 
 
 def test_what_a_script_gives_its_manager_is_not_overruled_without_need() -> None:
-    for join, told in ((10.0, set()), (100.0, {"TORCHFT_QUORUM_TIMEOUT_SEC"})):
-        task = Task(argv=("train.py",), torchft=Torchft(replicas=1, join_timeout=join))
+    for timeout, told in ((10.0, set()), (100.0, {"TORCHFT_QUORUM_TIMEOUT_SEC"})):
+        task = Task(argv=("train.py",), torchft=Torchft(replicas=1, join_timeout=timeout))
         env = dict(split_job("a", task))["a:0"].env
         assert {name for name in env if name.startswith("TORCHFT_")} == {"TORCHFT_QUORUM_RETRIES", *told}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.site import JOB, Site
-from tests.core.test_grouping import evicted, member, run_of, shine
-from tests.core.test_leaving_replicas import outside
+from tests.core.torchft.made import evicted, member, outside, run_of, shine
 from torchloom.core.events import ReportReceived, RequestReceived
 from torchloom.core.incidents.policy import planned
 from torchloom.core.state.presence import Presence
