@@ -26,7 +26,7 @@ import msgspec
 from torchloom.bus.authority import ensure_authority
 from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
 from torchloom.errors import BadInput, BadState, PortInUse, TorchLoomError
-from torchloom.shared.addresses import EVERY_ADDRESS, is_loopback, join_address, split_url
+from torchloom.shared.addresses import EVERY_ADDRESS, is_loopback, join_address, split_url, try_to_listen
 
 START_SECONDS = 15.0
 STOP_SECONDS = 5.0
@@ -195,17 +195,14 @@ def die_with_parent() -> Callable[[], None] | None:
 
 
 def _require_free(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except PermissionError as error:
-            raise BadInput(f"not allowed to listen on port {port}", hint="ports below 1024 need root") from error
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUse(host, port) from error
-            raise BadInput(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    try:
+        try_to_listen(host, port)
+    except PermissionError as error:
+        raise BadInput(f"not allowed to listen on port {port}", hint="ports below 1024 need root") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(host, port) from error
+        raise BadInput(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _tail(path: Path, offset: int) -> str:
