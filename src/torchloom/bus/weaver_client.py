@@ -77,9 +77,9 @@ class WeaverClient:
         """The state of the cluster with all its ranks, up to `most`, gathered page by page."""
         view = await self._page(job, 0, most, readings)
         ranks, seats, devices = list(view.ranks), list(view.seats), list(view.devices)
-        wanted = view.total_ranks if most is None else min(most, view.total_ranks)
-        while len(ranks) < wanted:
-            page = await self._page(job, len(ranks), wanted - len(ranks), readings)
+        total = view.total_ranks if most is None else min(most, view.total_ranks)
+        while len(ranks) < total:
+            page = await self._page(job, len(ranks), total - len(ranks), readings)
             if not page.ranks:
                 break  # some left while we were reading
             ranks += page.ranks
@@ -162,7 +162,7 @@ class WeaverClient:
         deadline = loop.time() + seconds
         inbox = self.client.new_inbox()
         answers = await self.client.subscribe(inbox)
-        heard = waiting = False
+        silent = waiting = False  # silent: a weaver is connected and has not answered
         try:
             while (left := deadline - loop.time()) > 0:
                 connected = self.client.is_connected
@@ -171,7 +171,7 @@ class WeaverClient:
                 answer = await _next(answers, min(left, AGAIN_SECONDS if connected else ABSENT_SECONDS))
                 if answer is not None and not _nobody(answer):
                     return answer
-                heard = heard or (connected and answer is None)
+                silent = silent or (connected and answer is None)
                 if not waiting and self._on_wait is not None:
                     self._on_wait()
                 waiting = True
@@ -180,7 +180,7 @@ class WeaverClient:
         finally:
             if not self.client.is_closed:
                 await answers.unsubscribe()
-        raise _silent(seconds) if heard or not self.client.is_connected else _absent()
+        raise _silent(seconds) if silent or not self.client.is_connected else _absent()
 
 
 async def ask_for_plane(client: Client, timeout: float) -> PlaneView | None:

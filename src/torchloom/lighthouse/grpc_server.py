@@ -93,19 +93,19 @@ async def _abort_on_error(context: grpc.aio.ServicerContext) -> AsyncIterator[No
 
 
 @contextlib.asynccontextmanager
-async def serve_grpc(service: QuorumService, wanted: BindAddress, last_port: int = 0) -> AsyncIterator[BindAddress]:
+async def serve_grpc(service: QuorumService, bind: BindAddress, last_port: int = 0) -> AsyncIterator[BindAddress]:
     """Serve on this address. Port 0 means the last port if it is free, so that replicas find it again."""
-    port = wanted.port or (last_port if last_port and _free(wanted.host, last_port) else 0)
-    _check(wanted.host, port)
+    port = bind.port or (last_port if last_port and _free(bind.host, last_port) else 0)
+    _check(bind.host, port)
     server = grpc.aio.server(options=_OPTIONS)
     server.add_generic_rpc_handlers((RpcHandler(service),))
     try:
-        bound = server.add_insecure_port(join_address(wanted.host, port))
+        bound = server.add_insecure_port(join_address(bind.host, port))
     except RuntimeError as error:  # taken since the check; grpc has no exception of its own for it
-        raise AlreadyUp(f"cannot listen on {wanted.host}:{port}: {error}") from error
+        raise AlreadyUp(f"cannot listen on {bind.host}:{port}: {error}") from error
     await server.start()
     try:
-        yield BindAddress(wanted.host, bound)
+        yield BindAddress(bind.host, bound)
     finally:
         service.close()
         with contextlib.suppress(asyncio.CancelledError):

@@ -69,13 +69,13 @@ class DecisionSender:
         for verdict in decision.verdicts:
             self._verdicts.start(self._write_verdict(verdict))
 
-    async def _write_verdict(self, wanted: WantedVerdict) -> None:
+    async def _write_verdict(self, verdict: WantedVerdict) -> None:
         try:
-            commit = await self.store.write_verdict(wanted.job, wanted.key, wanted.commit)
+            commit = await self.store.write_verdict(verdict.job, verdict.key, verdict.commit)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
-            log.warning("%s: the verdict could not be written: %s", wanted.change, error or type(error).__name__)
+            log.warning("%s: the verdict could not be written: %s", verdict.change, error or type(error).__name__)
             return  # the engine requests it again
-        self.queue.put(VerdictKnown(wanted.change, commit, wanted.abort))
+        self.queue.put(VerdictKnown(verdict.change, commit, verdict.abort))
 
     def _with_credentials(self, node: str, task: NodeCommand) -> NodeCommand:
         """Give each rank that is to be started credentials with which it can act only as itself."""
