@@ -116,10 +116,10 @@ class NoValidCheckpoint(TorchLoomError):
     exit_code = 8
 
     def __init__(self, folder: Path, rejected: dict[str, str]) -> None:
-        told = ", ".join(f"{name} ({why})" for name, why in list(rejected.items())[:5])
+        reasons = ", ".join(f"{name} ({why})" for name, why in list(rejected.items())[:5])
         more = f" and {len(rejected) - 5} more" if len(rejected) > 5 else ""
         super().__init__(
-            f"no valid checkpoint in {folder}" + (f": {told}{more}" if rejected else ""),
+            f"no valid checkpoint in {folder}" + (f": {reasons}{more}" if rejected else ""),
             hint="" if rejected else "the folder holds nothing that looks like one",
         )
         self.folder = folder

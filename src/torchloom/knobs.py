@@ -28,8 +28,8 @@ class BadValue(BadInput):
     """A value that a knob cannot take."""
 
     def __init__(self, knob: str, value: object, why: str) -> None:
-        shown = f"{value!r}"
-        super().__init__(f"{knob}={shown if len(shown) <= 60 else shown[:57] + '...'}: {why}")
+        text = repr(value)
+        super().__init__(f"{knob}={text if len(text) <= 60 else text[:57] + '...'}: {why}")
         self.knob = knob
 
 

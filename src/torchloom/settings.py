@@ -146,14 +146,14 @@ class Settings:
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
         env = os.environ if environ is None else environ
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         for field in fields(cls):
             names = ADDRESS_VARIABLES if field.name == "addr" else (f"TORCHLOOM_{field.name.upper()}",)
             for name in names:
                 if env.get(name):
-                    found[field.name] = _parse(name, env[name], type(field.default))
+                    values[field.name] = _parse(name, env[name], type(field.default))
                     break
-        return cls(**found)  # type: ignore[arg-type]
+        return cls(**values)  # type: ignore[arg-type]
 
     def with_state(self, state: str | Path | None) -> Settings:
         """The same settings with the state folder given on a command line, if any."""

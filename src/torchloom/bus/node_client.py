@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-import msgspec
 import nats.errors
 from nats.aio.client import Client
 
-from torchloom.errors import Refused, TorchLoomError, Unreachable
-from torchloom.protocol.codec import decode_answer, encode
-from torchloom.protocol.operator import No
+from torchloom.bus.weaver_client import View, read_answer
+from torchloom.errors import Unreachable
+from torchloom.protocol.codec import encode
 from torchloom.protocol.queries import NodeLook, QueryLines
 from torchloom.protocol.subjects import CHECK, LINES
-
-View = TypeVar("View")
 
 
 async def ask_node(
@@ -24,13 +19,6 @@ async def ask_node(
     subject = LINES if isinstance(look, QueryLines) else CHECK
     try:
         reply = await client.request(subject.to(node=node), encode(look), timeout=timeout)
-        answer: object = decode_answer(reply.data)
     except (nats.errors.Error, OSError) as error:
         raise Unreachable(f"the agent on {node} does not answer", hint="`loom nodes` shows which do") from error
-    except msgspec.MsgspecError as error:
-        raise TorchLoomError(f"the answer of {node} cannot be understood: {error}") from error
-    if isinstance(answer, No):
-        raise Refused(str(answer.why), hint=str(answer.hint), code=answer.code)
-    if not isinstance(answer, kind):
-        raise TorchLoomError(f"{node} answered with {type(answer).__name__}, which was not asked for")
-    return answer
+    return read_answer(node, reply, kind)

@@ -18,11 +18,10 @@ from nats.js.api import Header
 from torchloom.bus.connection import connect, find
 from torchloom.errors import Refused, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_answer, encode
-from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask, Done, No
 from torchloom.protocol.queries import Look, QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
 from torchloom.protocol.subjects import ASK, LOOK, Role
-from torchloom.protocol.views import CheckpointsView, ClusterView, CurvesView, KnobsView, NodeView, Point, RunsView
+from torchloom.protocol.views import CheckpointsView, ClusterView, CurvesView, KnobsView, NodeView, PlaneView, RunsView
 from torchloom.settings import Settings
 
 PAGE = 1000
@@ -78,9 +77,9 @@ class WeaverClient:
         """The state of the cluster with all its ranks, up to `most`, gathered page by page."""
         view = await self._page(job, 0, most, readings)
         ranks, assignments, devices = list(view.ranks), list(view.assignments), list(view.devices)
-        wanted = view.total_ranks if most is None else min(most, view.total_ranks)
-        while len(ranks) < wanted:
-            page = await self._page(job, len(ranks), wanted - len(ranks), readings)
+        total = view.total_ranks if most is None else min(most, view.total_ranks)
+        while len(ranks) < total:
+            page = await self._page(job, len(ranks), total - len(ranks), readings)
             if not page.ranks:
                 break  # some left while we were reading
             ranks += page.ranks
@@ -95,17 +94,15 @@ class WeaverClient:
 
     async def curves(self, job: str, replica: str | None = None, most: int | None = None) -> CurvesView:
         """The history of each rank of a job, gathered page by page."""
-        curves: list[tuple[RankId, tuple[Point, ...]]] = []
-        total = 1
-        while len(curves) < (total if most is None else min(most, total)):
-            limit = 100 if most is None else min(100, most - len(curves))
-            query = QueryCurves(job=job, replica=replica, offset=len(curves), limit=limit)
+        view = CurvesView(total=1)
+        while len(view.curves) < (view.total if most is None else min(most, view.total)):
+            limit = 100 if most is None else min(100, most - len(view.curves))
+            query = QueryCurves(job=job, replica=replica, offset=len(view.curves), limit=limit)
             page = await self._query(query, CurvesView)
-            total = page.total
+            view = CurvesView(curves=view.curves + page.curves, total=page.total)
             if not page.curves:
                 break
-            curves += page.curves
-        return CurvesView(curves=tuple(curves), total=total if curves else 0)
+        return view if view.curves else CurvesView()
 
     async def knobs(self, job: str) -> KnobsView:
         """The knobs of a job, and the changes made."""
@@ -124,7 +121,7 @@ class WeaverClient:
         return (await self.runs(NO_JOB)).nodes
 
     async def look(self, look: Look) -> object:
-        return await self._request(LOOK.to(), look, self._patience)
+        return await self._query(look, object)
 
     async def ask(self, ask: Ask) -> Done:
         """Send a request once. Raises Refused if the weaver rejects it."""
@@ -132,10 +129,10 @@ class WeaverClient:
 
     async def ask_until(self, ask: Ask, timeout: float) -> Done:
         """The same, repeated until it is answered or the time is over. The weaver carries it out once."""
-        return _expect(Done, await self._request(ASK.to(), ask, timeout))
+        return await self._request(ASK.to(), ask, timeout, Done)
 
     async def _query(self, query: Look, kind: type[View]) -> View:
-        return _expect(kind, await self.look(query))
+        return await self._request(LOOK.to(), query, self._patience, kind)
 
     async def _page(self, job: str | None, offset: int, most: int | None, readings: bool) -> ClusterView:
         largest = READ_PAGE if readings else PAGE
@@ -143,21 +140,13 @@ class WeaverClient:
         query = QueryCluster(job=job, offset=offset, limit=limit, readings=readings)
         return await self._query(query, ClusterView)
 
-    async def _request(self, subject: str, message: Ask | Look, until: float) -> object:
+    async def _request(self, subject: str, message: Ask | Look, until: float, kind: type[View]) -> View:
         data = encode(message)
         try:
             reply = await (self._send_until(subject, data, until) if until else self._send(subject, data))
         except (nats.errors.Error, OSError) as error:
             raise Unreachable(f"the connection was lost while asking: {error}", hint="try again") from error
-        try:
-            answer: object = decode_answer(reply.data)
-        except msgspec.MsgspecError as error:
-            raise TorchLoomError(
-                f"the weaver's answer cannot be understood: {error}", hint="is it of another version of torchLoom?"
-            ) from error
-        if isinstance(answer, No):
-            raise Refused(str(answer.why), hint=str(answer.hint), code=answer.code)
-        return answer
+        return read_answer("the weaver", reply, kind)
 
     async def _send(self, subject: str, data: bytes) -> Msg:
         try:
@@ -173,7 +162,7 @@ class WeaverClient:
         deadline = loop.time() + seconds
         inbox = self.client.new_inbox()
         answers = await self.client.subscribe(inbox)
-        heard = waiting = False
+        silent = waiting = False  # silent: a weaver is connected and has not answered
         try:
             while (left := deadline - loop.time()) > 0:
                 connected = self.client.is_connected
@@ -182,7 +171,7 @@ class WeaverClient:
                 answer = await _next(answers, min(left, AGAIN_SECONDS if connected else ABSENT_SECONDS))
                 if answer is not None and not _nobody(answer):
                     return answer
-                heard = heard or (connected and answer is None)
+                silent = silent or (connected and answer is None)
                 if not waiting and self._on_wait is not None:
                     self._on_wait()
                 waiting = True
@@ -191,7 +180,16 @@ class WeaverClient:
         finally:
             if not self.client.is_closed:
                 await answers.unsubscribe()
-        raise _silent(seconds) if heard or not self.client.is_connected else _absent()
+        raise _silent(seconds) if silent or not self.client.is_connected else _absent()
+
+
+async def ask_for_plane(client: Client, timeout: float) -> PlaneView | None:
+    """The state of the control plane; None if no weaver answers."""
+    try:
+        reply = await client.request(LOOK.to(), encode(QueryCluster(limit=0)), timeout=timeout)
+        return read_answer("the weaver", reply, ClusterView).plane
+    except (nats.errors.Error, TorchLoomError):
+        return None
 
 
 async def _next(answers: Subscription, seconds: float) -> Msg | None:
@@ -219,7 +217,16 @@ def _silent(seconds: float) -> Unreachable:
     )
 
 
-def _expect(kind: type[View], answer: object) -> View:
-    if isinstance(answer, kind):
-        return answer
-    raise TorchLoomError(f"the weaver answered with {type(answer).__name__}, which was not asked for")
+def read_answer(sender: str, reply: Msg, kind: type[View]) -> View:
+    """The answer in a message. Raises Refused if the sender rejected the request."""
+    try:
+        answer: object = decode_answer(reply.data)
+    except msgspec.MsgspecError as error:
+        raise TorchLoomError(
+            f"the answer of {sender} cannot be understood: {error}", hint="is it of another version of torchLoom?"
+        ) from error
+    if isinstance(answer, No):
+        raise Refused(str(answer.why), hint=str(answer.hint), code=answer.code)
+    if not isinstance(answer, kind):
+        raise TorchLoomError(f"{sender} answered with {type(answer).__name__}, which was not asked for")
+    return answer

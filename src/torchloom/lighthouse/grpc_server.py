@@ -20,7 +20,7 @@ import grpc.aio
 from torchloom.errors import AlreadyUp, BadInput
 from torchloom.lighthouse import torchft_messages
 from torchloom.lighthouse.quorum_service import Evicted, QuorumService, Stopping
-from torchloom.shared.addresses import EVERY_ADDRESS, join_address, split_address
+from torchloom.shared.addresses import EVERY_ADDRESS, join_address, split_address, try_to_listen
 
 MOST_BYTES = 1024 * 1024
 """Most bytes of one request: ids, addresses, and what the user's script adds."""
@@ -32,6 +32,13 @@ _OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
+
+
+_STATUS: dict[type[Exception], grpc.StatusCode] = {
+    torchft_messages.MalformedMessage: grpc.StatusCode.INVALID_ARGUMENT,
+    Evicted: grpc.StatusCode.FAILED_PRECONDITION,
+    Stopping: grpc.StatusCode.UNAVAILABLE,
+}
 
 
 @dataclass(frozen=True)
@@ -66,40 +73,39 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         return self._methods.get(call.method)
 
     async def _quorum(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        try:
+        async with _abort_on_error(context):
             return await self._service.request_quorum(torchft_messages.read_quorum_request(request))
-        except torchft_messages.MalformedMessage as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a request for a quorum: {error}")
-        except Evicted as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except Stopping as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         raise AssertionError("abort raises")
 
     async def _heartbeat(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        try:
+        async with _abort_on_error(context):
             self._service.record_heartbeat(torchft_messages.read_heartbeat_request(request))
-        except torchft_messages.MalformedMessage as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a heartbeat: {error}")
-        except Evicted as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return torchft_messages.HEARTBEAT_RESPONSE
 
 
 @contextlib.asynccontextmanager
-async def serve_grpc(service: QuorumService, wanted: BindAddress, last_port: int = 0) -> AsyncIterator[BindAddress]:
+async def _abort_on_error(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """End the call with the status of an error that the service raises."""
+    try:
+        yield
+    except (torchft_messages.MalformedMessage, Evicted, Stopping) as error:
+        await context.abort(_STATUS[type(error)], str(error))
+
+
+@contextlib.asynccontextmanager
+async def serve_grpc(service: QuorumService, bind: BindAddress, last_port: int = 0) -> AsyncIterator[BindAddress]:
     """Serve on this address. Port 0 means the last port if it is free, so that replicas find it again."""
-    port = wanted.port or (last_port if last_port and _free(wanted.host, last_port) else 0)
-    _check(wanted.host, port)
+    port = bind.port or (last_port if last_port and _free(bind.host, last_port) else 0)
+    _check(bind.host, port)
     server = grpc.aio.server(options=_OPTIONS)
     server.add_generic_rpc_handlers((RpcHandler(service),))
     try:
-        bound = server.add_insecure_port(join_address(wanted.host, port))
+        bound = server.add_insecure_port(join_address(bind.host, port))
     except RuntimeError as error:  # taken since the check; grpc has no exception of its own for it
-        raise AlreadyUp(f"cannot listen on {wanted.host}:{port}: {error}") from error
+        raise AlreadyUp(f"cannot listen on {bind.host}:{port}: {error}") from error
     await server.start()
     try:
-        yield BindAddress(wanted.host, bound)
+        yield BindAddress(bind.host, bound)
     finally:
         service.close()
         with contextlib.suppress(asyncio.CancelledError):
@@ -117,16 +123,11 @@ def parse_bind(text: str) -> BindAddress:
 def _check(host: str, port: int) -> None:
     """Bind a plain socket first: unlike grpc it reports why it cannot."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        try_to_listen(host, port)
     except (socket.gaierror, UnicodeError):
         raise BadInput(f"there is no host {host!r}", hint="--bind takes an address of this machine") from None
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-            probe.listen(1)  # with SO_REUSEADDR only this fails if another program listens there
-        except OSError as error:
-            raise _explained(error, host, port) from error
+    except OSError as error:
+        raise _explained(error, host, port) from error
 
 
 def _free(host: str, port: int) -> bool:

@@ -38,7 +38,7 @@ async def serve(settings: Settings, options: Options, say: Say) -> None:
     from torchloom.lighthouse.nats_reporter import NatsReporter
     from torchloom.lighthouse.quorum_service import QuorumService
 
-    wanted = parse_bind(options.bind)
+    bind = parse_bind(options.bind)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -46,15 +46,15 @@ async def serve(settings: Settings, options: Options, say: Say) -> None:
     with contextlib.closing(QuorumStore(folder.absolute())) as store:
         rules = Rules(options.min_replicas, options.join_timeout_ms / 1000, options.heartbeat_timeout_ms / 1000)
         service = QuorumService(rules, store, options.quorum_tick_ms / 1000)
-        async with serve_grpc(service, wanted, store.last_port()) as place:
+        async with serve_grpc(service, bind, store.last_port()) as address:
             _log()
-            store.note_port(place.port)
-            say(f"lighthouse of {options.job} at {place.url}: TORCHFT_LIGHTHOUSE={place.url}")
-            where = "EVERY interface of this machine" if place.everywhere else f"{place.host} only"
+            store.note_port(address.port)
+            say(f"lighthouse of {options.job} at {address.url}: TORCHFT_LIGHTHOUSE={address.url}")
+            where = "EVERY interface of this machine" if address.everywhere else f"{address.host} only"
             say(f"it listens on {where}; the protocol has no authentication: keep the port out of reach of others")
             if store.durable.quorum:
                 say(f"the last quorum was {store.durable.quorum}: {', '.join(store.durable.members)}")
-            reporter = asyncio.create_task(NatsReporter(settings, options.job, service, place.url).run())
+            reporter = asyncio.create_task(NatsReporter(settings, options.job, service, address.url).run())
             await stop.wait()
             await end_all([reporter])
     say("stopped")

@@ -1,1 +1,1 @@
-"""Small modules used on both sides of the wire that are no messages: process ids, liveness page, incarnations."""
+"""Small modules that several packages use and that are no messages: files, addresses, process ids, liveness."""

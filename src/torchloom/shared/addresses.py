@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
 """Hosts that mean all addresses of a machine, for a program that listens."""
@@ -27,6 +28,15 @@ def split_url(url: str) -> tuple[str, int]:
     if parts is None:
         raise ValueError(f"{url!r} has no host and port")
     return parts
+
+
+def try_to_listen(host: str, port: int) -> None:
+    """Listen on an address for a moment. Raises OSError if that is not possible, with the reason."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)  # with SO_REUSEADDR only this fails if another program listens there
 
 
 def is_loopback(host: str) -> bool:

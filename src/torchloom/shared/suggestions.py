@@ -10,17 +10,17 @@ _FEW = 50
 """At most this number of names is listed when none is similar."""
 
 
-def nearest(word: str, known: Sequence[str]) -> list[str]:
+def nearest(word: str, names: Sequence[str]) -> list[str]:
     import difflib
 
-    return difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    return difflib.get_close_matches(word, names, n=3, cutoff=0.5)
 
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    if close := nearest(word, known):
+def did_you_mean(word: str, names: Sequence[str]) -> str:
+    if close := nearest(word, names):
         return f"did you mean {' or '.join(close)}?"
-    return f"there are: {', '.join(known)}" if 0 < len(known) <= _FEW else ""
+    return f"there are: {', '.join(names)}" if 0 < len(names) <= _FEW else ""
 
 
-def unknown(what: str, name: str, known: Sequence[str]) -> Refused:
-    return Refused(f"there is no {what} {name!r}", hint=did_you_mean(name, sorted(known)) or f"no {what} is known yet")
+def unknown(what: str, name: str, names: Sequence[str]) -> Refused:
+    return Refused(f"there is no {what} {name!r}", hint=did_you_mean(name, sorted(names)) or f"no {what} is known yet")

@@ -23,18 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import msgspec
-import nats.errors
-
 from torchloom.bus.connection import connect, find
 from torchloom.bus.nats_server import EmbeddedServer, Listen, die_with_parent, stop_process
 from torchloom.bus.startup_report import StartupReport, read_report, send_report, start_reporting
 from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.weaver_client import ask_for_plane
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
-from torchloom.protocol.codec import decode_answer, encode
-from torchloom.protocol.queries import QueryCluster
-from torchloom.protocol.subjects import LOOK, Role
-from torchloom.protocol.views import ClusterView, PlaneView
+from torchloom.protocol.subjects import Role
+from torchloom.protocol.views import PlaneView
 from torchloom.settings import Settings
 from torchloom.shared.addresses import is_loopback, split_url
 from torchloom.shared.files import open_locked
@@ -308,11 +304,7 @@ async def look_at_weaver(settings: Settings) -> PlaneView | None:
     except Unreachable:
         return None
     try:
-        reply = await client.request(LOOK.template, encode(QueryCluster(limit=0)), timeout=1)
-        answer = decode_answer(reply.data)
-        return answer.plane if isinstance(answer, ClusterView) else None
-    except (nats.errors.Error, msgspec.MsgspecError):
-        return None
+        return await ask_for_plane(client, timeout=1)
     finally:
         await client.close()
 

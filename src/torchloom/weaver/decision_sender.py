@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import nats.errors
 import nats.js.errors
@@ -14,7 +15,6 @@ from nats.aio.client import Client
 from torchloom.bus.tasks import TaskSet
 from torchloom.core.decision import Decision, WantedVerdict
 from torchloom.core.events import VerdictKnown
-from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.codec import encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.node import Launch, NodeCommand
@@ -24,7 +24,6 @@ from torchloom.protocol.subjects import COMMAND, EVICT, TASK
 from torchloom.views.format.tables import clean, cut
 from torchloom.views.records import sentences
 from torchloom.weaver.event_queue import EventQueue
-from torchloom.weaver.health import Health
 from torchloom.weaver.process_exits import ProcessExitProbe
 from torchloom.weaver.query_handler import QueryHandler
 from torchloom.weaver.store import Store
@@ -35,25 +34,18 @@ LOG_LINE = 500
 """Most characters of a record in the log file; `loom events` shows all of them."""
 
 
+@dataclass(eq=False)
 class DecisionSender:
-    def __init__(
-        self,
-        client: Client,
-        store: Store,
-        cluster: ClusterState,
-        queue: EventQueue,
-        health: Health,
-        queries: QueryHandler,
-    ) -> None:
-        self._client = client
-        self._store = store
-        self._queue = queue
-        self._health = health
-        self._queries = queries
-        self._exits = ProcessExitProbe(cluster, self._send)
+    client: Client
+    store: Store
+    queue: EventQueue
+    queries: QueryHandler
+    mint: Callable[[RankId], str] | None = None
+    """Makes the credentials of one rank, if this control plane has the keys."""
+
+    def __post_init__(self) -> None:
+        self._exits = ProcessExitProbe(self.queries.cluster, self._send)
         self._verdicts = TaskSet()
-        self.mint: Callable[[RankId], str] | None = None
-        """Makes the credentials of one rank, if this control plane has the keys."""
 
     async def send(self, decision: Decision, reply: str) -> None:
         """Send everything that a decision contains, and its answer to the subject `reply`."""
@@ -69,21 +61,21 @@ class DecisionSender:
         for job, evict in decision.evictions:
             await self._send(EVICT.to(job=job), encode(evict))
         for subject, answer in decision.replies:
-            await self._queries.answer(subject, answer)
+            await self.queries.answer(subject, answer)
         if reply and decision.answer is not None:
-            await self._queries.answer(reply, decision.answer)
+            await self.queries.answer(reply, decision.answer)
         elif isinstance(decision.answer, No):
-            self._health.refuse(decision.answer.why)
+            self.queries.health.refuse(decision.answer.why)
         for verdict in decision.verdicts:
             self._verdicts.start(self._write_verdict(verdict))
 
-    async def _write_verdict(self, wanted: WantedVerdict) -> None:
+    async def _write_verdict(self, verdict: WantedVerdict) -> None:
         try:
-            commit = await self._store.write_verdict(wanted.job, wanted.key, wanted.commit)
+            commit = await self.store.write_verdict(verdict.job, verdict.key, verdict.commit)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
-            log.warning("%s: the verdict could not be written: %s", wanted.change, error or type(error).__name__)
+            log.warning("%s: the verdict could not be written: %s", verdict.change, error or type(error).__name__)
             return  # the engine requests it again
-        self._queue.put(VerdictKnown(wanted.change, commit, wanted.abort))
+        self.queue.put(VerdictKnown(verdict.change, commit, verdict.abort))
 
     def _with_credentials(self, node: str, task: NodeCommand) -> NodeCommand:
         """Give each rank that is to be started credentials with which it can act only as itself."""
@@ -95,4 +87,4 @@ class DecisionSender:
 
     async def _send(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(nats.errors.Error):  # not connected: the receiver asks again
-            await self._client.publish(subject, data)
+            await self.client.publish(subject, data)

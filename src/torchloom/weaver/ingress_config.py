@@ -34,19 +34,19 @@ def ensure_token(settings: Settings) -> str:
 
 def read_token(settings: Settings) -> str:
     """The token, if it was created; else BadState."""
-    given = Path(settings.ingress_token).expanduser() if settings.ingress_token else None
-    path = given or StateFolder(settings.state_folder).ingress_token
+    own = Path(settings.ingress_token).expanduser() if settings.ingress_token else None
+    path = own or StateFolder(settings.state_folder).ingress_token
     try:
         token = path.read_text().strip()
     except FileNotFoundError:
-        hint = "mend TORCHLOOM_INGRESS_TOKEN" if given else "the weaver makes it: run this where `loom up` runs"
+        hint = "mend TORCHLOOM_INGRESS_TOKEN" if own else "the weaver makes it: run this where `loom up` runs"
         raise BadState(f"there is no file {path}", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadState(f"cannot read the token in {path}: {error}") from error
     if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
         raise BadState(
             f"{path} holds no token: it takes {LEAST_TOKEN} printable characters or more",
-            hint="write one there" if given else f"remove {path}; the next `loom up` creates another one",
+            hint="write one there" if own else f"remove {path}; the next `loom up` creates another one",
         )
     return token
 

@@ -17,13 +17,11 @@ from nats.aio.client import Client
 from torchloom.bus.authority import ensure_authority
 from torchloom.bus.connection import Address, close_quietly, connect, find, find_system, is_denied
 from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.weaver_client import ask_for_plane
 from torchloom.errors import AlreadyUp, TorchLoomError, Unreachable
-from torchloom.protocol.codec import decode_answer, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.queries import QueryCluster
-from torchloom.protocol.subjects import LOOK, Role
-from torchloom.protocol.views import ClusterView
+from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
 from torchloom.weaver.connection_advisories import ConnectionAdvisories
 from torchloom.weaver.gc_tuning import short_collections
@@ -141,13 +139,8 @@ def rank_minter(settings: Settings) -> Callable[[RankId], str] | None:
 
 async def _refuse_second(client: Client) -> None:
     """Two weavers would take turns fencing each other; a second one starts only with --takeover."""
-    try:
-        reply = await client.request(LOOK.template, encode(QueryCluster(limit=0)), timeout=0.5)
-        answer = decode_answer(reply.data)
-    except (nats.errors.Error, ValueError):
-        return
-    if isinstance(answer, ClusterView):
-        plane = answer.plane
+    plane = await ask_for_plane(client, timeout=0.5)
+    if plane is not None:
         raise AlreadyUp(
             f"a weaver runs already: {plane.weaver}, term {plane.term}",
             hint="`loom status` shows it; `loom weaver --takeover` replaces it",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 import nats.errors
@@ -24,15 +25,13 @@ from torchloom.views.wording.phrases import render
 from torchloom.weaver.health import Clock, Health
 
 
+@dataclass(eq=False)
 class QueryHandler:
-    def __init__(
-        self, client: Client, cluster: ClusterState, health: Health, plane: Callable[[], PlaneView], clock: Clock
-    ) -> None:
-        self._client = client
-        self._cluster = cluster
-        self._health = health
-        self._plane = plane
-        self._clock = clock
+    client: Client
+    cluster: ClusterState
+    health: Health
+    plane: Callable[[], PlaneView]
+    clock: Clock
 
     async def on_look(self, message: Msg) -> None:
         try:
@@ -47,7 +46,7 @@ class QueryHandler:
         await self.answer(message.reply, ClockView(now=time.time()))
 
     async def not_understood(self, message: Msg, what: str, error: msgspec.MsgspecError) -> None:
-        self._health.refuse(phrase("not_accepted", what=what, why=str(error)))
+        self.health.refuse(phrase("not_accepted", what=what, why=str(error)))
         await self.answer(message.reply, No(why=phrase("not_understood", why=str(error)), hint=phrase("loom_newer")))
 
     async def answer(self, reply: str, answer: Answer) -> None:
@@ -58,20 +57,20 @@ class QueryHandler:
             answer = replace(answer, text=render(answer.text))
         if reply:
             with contextlib.suppress(nats.errors.Error):  # not connected: the client asks again
-                await self._client.publish(reply, fitting(answer, self._client.max_payload))
+                await self.client.publish(reply, fitting(answer, self.client.max_payload))
 
     def _view(self, look: Look) -> Answer:
         match look:
             case QueryCluster():
-                return picture(self._cluster, self._plane(), look)
+                return picture(self.cluster, self.plane(), look)
             case QueryCurves():
-                return curves(self._cluster, look)
+                return curves(self.cluster, look)
             case QueryKnobs():
-                return knobs(self._cluster, look)
+                return knobs(self.cluster, look)
             case QueryCheckpoints():
-                return checkpoints(self._cluster, look)
+                return checkpoints(self.cluster, look)
             case QueryRuns():
-                return runs(self._cluster, look, self._clock())
+                return runs(self.cluster, look, self.clock())
 
 
 def fitting(answer: Answer, most: int) -> bytes:

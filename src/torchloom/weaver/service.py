@@ -75,7 +75,7 @@ class Weaver:
         self.curves = CurveStore(store, cluster.runtime, cluster.settings, clock)
         self.inbox = Inbox(client, self.health, self.queue.put_from_inbox)
         self.queries = QueryHandler(client, cluster, self.health, self.plane, clock)
-        self.sender = DecisionSender(client, store, cluster, self.queue, self.health, self.queries)
+        self.sender = DecisionSender(client, store, self.queue, self.queries)
         self.ticker = Ticker(self.engine, self.queue, client, advisories, clock)
         self._enqueue = self.queue.offer
         self._subjects: dict[str, RankId | None] = {}

@@ -31,18 +31,18 @@ def install(environ: Mapping[str, str] = os.environ) -> None:
 
 def _hook(managers: ModuleType) -> None:
     with contextlib.suppress(Exception):  # a torchft without a Manager
-        made = managers.Manager.__init__
-        if getattr(made, "meets", False):
+        original = managers.Manager.__init__
+        if getattr(original, "serves_store", False):
             return
 
-        @functools.wraps(made)
+        @functools.wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             if not kwargs.get("store_addr"):
                 with contextlib.suppress(Exception):
                     serve(managers.TCPStore, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-            made(self, *args, **kwargs)
+            original(self, *args, **kwargs)
 
-        init.meets = True  # type: ignore[attr-defined]
+        init.serves_store = True  # type: ignore[attr-defined]
         managers.Manager.__init__ = init
 
 
