@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from benchmarks.plane import die_tidily
 from benchmarks.report import finish, quantile, table
 from benchmarks.traces import BENIGN, FAULTS, LIFE, RANKS, Step, Trace, record, stretched
-from torchloom.core.detect.hang import RankProgress, Verdict
+from torchloom.core.detect.hang import HangDiagnosis, RankProgress
 from torchloom.core.detect.hang_tracker import HangTracker
 from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.straggler import StragglerDetector
@@ -164,7 +164,7 @@ def play(trace: Trace) -> list[tuple[int, str, int]]:
     """(beat, kind, rank) of all that is found to begin; rank -1: nobody was singled out."""
     detectors = [RankDetectors(SETTINGS) for _ in range(RANKS)]
     case, race, found = HangTracker(), StragglerDetector[int](), list[tuple[int, str, int]]()
-    hanging: Verdict | None = None
+    hanging: HangDiagnosis | None = None
     for now, said in trace.beats():
         beat = int(now)
         for rank, (sense, one) in enumerate(zip(detectors, said, strict=True)):
