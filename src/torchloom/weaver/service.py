@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom import __version__
+from torchloom.bus.message_batches import Batch, MessageBatches
 from torchloom.bus.tasks import end_all
 from torchloom.core.decision import Decision, WantedVerdict
 from torchloom.core.engine import Engine
@@ -108,8 +109,7 @@ class Weaver:
         self.witness = ProcessExitProbe(cluster, self._send)
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._subjects: dict[str, RankId | None] = {}
-        self._beats: list[Msg] = []
-        """That came and were not heard yet."""
+        self._beats = MessageBatches(client, self._hear_beats)
         self._held_since = self.began
         """When this loop last let others have their turn."""
         self._look_due = asyncio.Event()
@@ -233,7 +233,7 @@ class Weaver:
 
     async def _listen(self) -> None:
         heard = (
-            (BEAT, self._on_beat), (REPLY, self._on_reply), (NODE, self._on_node),
+            (BEAT, self._beats.on_message), (REPLY, self._on_reply), (NODE, self._on_node),
             (QUORUM, self._on_lighthouse), (ASK, self._on_ask),
             (LOOK, self.looks.on_look), (CLOCK, self.looks.on_clock),
         )  # fmt: skip
@@ -245,35 +245,25 @@ class Weaver:
         if self.ear is not None:
             await self.ear.listen(self.on_link)
 
-    async def _on_beat(self, message: Msg) -> None:
-        self._beats.append(message)
-        if len(self._beats) == 1:
-            asyncio.get_running_loop().call_soon(self._hear_beats)
-
-    def _hear_beats(self) -> None:
+    def _hear_beats(self, beats: Batch) -> None:
         """Of all that came in one go: there are ten thousand a second, and each must cost little."""
-        now, hear, subjects, beats = self.clock(), self.engine.hear, self._subjects, iter(self._beats)
-        try:
-            for message in beats:
-                try:
-                    beat = decode_beat(message.data)
-                    rank = subjects[message.subject]
-                except KeyError:
-                    rank = self._rank_of(message.subject)
-                except msgspec.MsgspecError as error:
-                    self.health.refuse(phrase("not_accepted", what="beat", why=str(error)))
-                    continue
-                if rank is None:
-                    self.health.refuse(phrase("subject_of_no_rank", what="beat"))
-                elif (event := hear(rank, beat, now)) is not None:
-                    if is_incarnation(beat.incarnation):
-                        self._enqueue(Waiting(event))
-                    else:
-                        self.health.refuse(phrase("not_accepted", what="beat", why=NO_INCARNATION))
-        finally:
-            self._beats = list(beats)  # none, unless one of them was the end of this
-            if self._beats:
-                asyncio.get_running_loop().call_soon(self._hear_beats)
+        now, hear, subjects = self.clock(), self.engine.hear, self._subjects
+        for subject, data in beats:
+            try:
+                beat = decode_beat(data)
+                rank = subjects[subject]
+            except KeyError:
+                rank = self._rank_of(subject)
+            except msgspec.MsgspecError as error:
+                self.health.refuse(phrase("not_accepted", what="beat", why=str(error)))
+                continue
+            if rank is None:
+                self.health.refuse(phrase("subject_of_no_rank", what="beat"))
+            elif (event := hear(rank, beat, now)) is not None:
+                if is_incarnation(beat.incarnation):
+                    self._enqueue(Waiting(event))
+                else:
+                    self.health.refuse(phrase("not_accepted", what="beat", why=NO_INCARNATION))
 
     async def _on_reply(self, message: Msg) -> None:
         try:
