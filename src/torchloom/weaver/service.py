@@ -17,6 +17,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom import __version__
+from torchloom.bus.message_batches import Batch, MessageBatches
 from torchloom.bus.tasks import end_all
 from torchloom.core.decision import Decision
 from torchloom.core.engine import Engine
@@ -79,8 +80,7 @@ class Weaver:
         self.ticker = Ticker(self.engine, self.queue, client, advisories, clock)
         self._enqueue = self.queue.offer
         self._subjects: dict[str, RankId | None] = {}
-        self._beats: list[Msg] = []
-        """Beats that arrived and that the engine has not taken in yet."""
+        self._beats = MessageBatches(client, self._hear_beats)
         self._held_since = self.began
         """When this loop last let others have their turn."""
         self._snapshot_at = self.began
@@ -156,7 +156,7 @@ class Weaver:
 
     async def _listen(self) -> None:
         handlers = (
-            (BEAT, self._on_beat), (REPLY, self._on_reply), (NODE, self._on_node),
+            (BEAT, self._beats.on_message), (REPLY, self._on_reply), (NODE, self._on_node),
             (QUORUM, self._on_lighthouse), (ASK, self._on_ask),
             (LOOK, self.queries.on_look), (CLOCK, self.queries.on_clock),
             (REPORT, self.inbox.on_bell), (FACT, self.inbox.on_bell),
@@ -167,35 +167,25 @@ class Weaver:
         if self.advisories is not None:
             await self.advisories.listen(self.on_link)
 
-    async def _on_beat(self, message: Msg) -> None:
-        self._beats.append(message)
-        if len(self._beats) == 1:
-            asyncio.get_running_loop().call_soon(self._hear_beats)
-
-    def _hear_beats(self) -> None:
+    def _hear_beats(self, beats: Batch) -> None:
         """Of all that came in one go: there are ten thousand a second, and each must cost little."""
-        now, hear, subjects, beats = self.clock(), self.engine.hear, self._subjects, iter(self._beats)
-        try:
-            for message in beats:
-                try:
-                    beat = decode_beat(message.data)
-                    rank = subjects[message.subject]
-                except KeyError:
-                    rank = self._rank_of(message.subject)
-                except msgspec.MsgspecError as error:
-                    self.health.refuse(phrase("not_accepted", what="beat", why=str(error)))
-                    continue
-                if rank is None:
-                    self.health.refuse(phrase("subject_of_no_rank", what="beat"))
-                elif (event := hear(rank, beat, now)) is not None:
-                    if is_incarnation(beat.incarnation):
-                        self._enqueue(Waiting(event))
-                    else:
-                        self.health.refuse(phrase("not_accepted", what="beat", why=NO_INCARNATION))
-        finally:
-            self._beats = list(beats)  # none, unless one of them was the end of this
-            if self._beats:
-                asyncio.get_running_loop().call_soon(self._hear_beats)
+        now, hear, subjects = self.clock(), self.engine.hear, self._subjects
+        for subject, data in beats:
+            try:
+                beat = decode_beat(data)
+                rank = subjects[subject]
+            except KeyError:
+                rank = self._rank_of(subject)
+            except msgspec.MsgspecError as error:
+                self.health.refuse(phrase("not_accepted", what="beat", why=str(error)))
+                continue
+            if rank is None:
+                self.health.refuse(phrase("subject_of_no_rank", what="beat"))
+            elif (event := hear(rank, beat, now)) is not None:
+                if is_incarnation(beat.incarnation):
+                    self._enqueue(Waiting(event))
+                else:
+                    self.health.refuse(phrase("not_accepted", what="beat", why=NO_INCARNATION))
 
     def _rank_of(self, subject: str) -> RankId | None:
         """The rank that a subject names; remembered, since every beat asks."""

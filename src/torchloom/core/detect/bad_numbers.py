@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
 
 from torchloom.core.detect.finding import Finding
 from torchloom.protocol.job import EventKind
@@ -133,20 +132,21 @@ class SpikeDetector:
         """The latest values as bits, 1 above; negative: the finding is told, and counts back to its end."""
 
     def learn(self) -> None:
-        """From the values that were put aside."""
-        self._keep(self.aside)
-        self.aside.clear()
-        self._bound()
+        """From the values that were put aside, once they are enough for a lesson."""
+        if len(self._kept) + len(self.aside) >= self._enough:
+            self._keep(self.aside)
+            self._bound()
 
     def examine(self, name: str, value: float, step: int) -> Finding | None:
-        if self.aside:
-            self.learn()
+        self._keep(self.aside)
         finding = self._judge(name, value, step)
         self._bound()
         return finding
 
-    def _keep(self, values: Sequence[float]) -> None:
-        self._kept += array("d", values)
+    def _keep(self, values: list[float]) -> None:
+        """Move values to those that are kept."""
+        self._kept.fromlist(values)
+        values.clear()
         if len(self._kept) >= self._enough:
             self._learn()
 
@@ -158,7 +158,7 @@ class SpikeDetector:
             return self._while_high(name, value, step)
         self._above = (self._above << 1 | (value >= self._high)) & _LATEST
         if value < self._high:
-            self._keep((value,))
+            self._keep([value])
             return None
         if value < self._huge and self._above.bit_count() < CONFIRMED:
             return None
@@ -168,8 +168,7 @@ class SpikeDetector:
         """The value was infinite or NaN: as far above as can be, but it needs to be so more than once."""
         if self._above < 0:
             return None
-        if self.aside:
-            self.learn()
+        self._keep(self.aside)
         self._above = (self._above << 1 | 1) & _LATEST
         self._bound()
         if self._above.bit_count() < CONFIRMED:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 CLOSED = (math.inf, -math.inf)
@@ -15,17 +14,11 @@ class Block(NamedTuple):
 
     at: tuple[float, ...]
     """When they were heard."""
-    steps: tuple[int, ...]
-    """How many it made."""
     p50: tuple[float, ...]
     p99: tuple[float, ...]
-    rate: tuple[float | None, ...]
-    """Samples in a second."""
     rss_mb: tuple[float, ...]
-    free_mb: tuple[float | None, ...]
     device_mb: tuple[float | None, ...]
-    device_free_mb: tuple[float | None, ...]
-
-
-def known(column: Sequence[float | None]) -> list[float]:
-    return [value for value in column if value is not None]
+    rate: float | None
+    """Samples in a second. This and the following are those of the last beat."""
+    free_mb: float | None
+    device_free_mb: float | None

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torchloom.core.detect.beat_block import CLOSED, Block, known
+from torchloom.core.detect.beat_block import CLOSED, Block
 from torchloom.core.detect.finding import Finding
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Beat
@@ -169,9 +169,8 @@ class ProcessMemory(MemoryLeakDetector):
         super().__init__(PROCESS, settings)
 
     def learn(self, block: Block) -> None:
-        free = block.free_mb[-1]
-        if free is not None:
-            self.keep(block.at, block.rss_mb, free)
+        if block.free_mb is not None:
+            self.keep(block.at, block.rss_mb, block.free_mb)
 
     def hear(self, beat: Beat, now: float) -> Finding | None:
         return None if beat.free_mb is None else self.examine(now, beat.rss_mb, beat.free_mb)
@@ -186,9 +185,11 @@ class DeviceMemory(MemoryLeakDetector):
         super().__init__(DEVICE, settings)
 
     def learn(self, block: Block) -> None:
-        mb, free = known(block.device_mb), block.device_free_mb[-1]
-        if free is not None and len(mb) == len(block.at):
-            self.keep(block.at, mb, free)
+        if block.device_free_mb is None:
+            return
+        mb = [mb for mb in block.device_mb if mb is not None]
+        if len(mb) == len(block.at):
+            self.keep(block.at, mb, block.device_free_mb)
 
     def hear(self, beat: Beat, now: float) -> Finding | None:
         mb, free = beat.device_mb, beat.device_free_mb

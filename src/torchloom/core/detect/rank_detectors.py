@@ -31,14 +31,15 @@ from torchloom.settings import Settings
 BLOCK = 16
 """Ordinary beats that are learnt from together: so much later, in beats, their statistics follow."""
 _TRAINING = ("", DATA)
-_Row = tuple[float, int, float, float, float | None, float, float | None, float | None, float | None]
-"""What is put aside of one beat: a value for each column of Block."""
+_Row = tuple[float, float, float, float, float | None]
+"""What is put aside of one beat: a value for each column of Block. The rest of a block is taken from its last beat."""
 _Limits = tuple[float, float, float, float, float, float, float, float, str, int, int]
 
 
 class RankDetectors:
     __slots__ = (
-        "_aside", "_device", "_finite", "_gradient", "_hunger", "_limits", "_loss", "_memory", "_own", "_registered",
+        "_aside", "_device", "_finite", "_gradient", "_hunger", "_last", "_limits", "_loss", "_memory", "_own",
+        "_registered",
         "_throughput", "_well", "pace",
     )  # fmt: skip
 
@@ -57,6 +58,8 @@ class RankDetectors:
         self._registered = tuple(detector(settings) for detector in registered)
         self._own: deque[float] = deque(maxlen=kept(settings))
         self._aside: list[_Row] = []
+        self._last: Beat
+        """The last of them."""
         self._limits = self._limit()
 
     @property
@@ -100,10 +103,8 @@ class RankDetectors:
         ):
             return self._examine(beat, times, now)
         aside = self._aside
-        aside.append((
-            now, times.count, p50, times.p99, beat.samples_per_second,
-            process, beat.free_mb, device, beat.device_free_mb,
-        ))  # fmt: skip
+        aside.append((now, p50, times.p99, process, device))
+        self._last = beat
         jumped = grown = None
         if loss is not None:
             if loss < self._loss.limit:
@@ -149,10 +150,14 @@ class RankDetectors:
         """From the beats that were put aside."""
         if not self._aside:
             return
-        block = Block(*zip(*self._aside, strict=True))
+        at, p50, p99, process, device = zip(*self._aside, strict=True)
+        last = self._last
+        block = Block(at, p50, p99, process, device, last.samples_per_second, last.free_mb, last.device_free_mb)
         self._aside.clear()
-        for learner in (self.pace, self._throughput, self._memory, self._device):
-            learner.learn(block)
+        self.pace.learn(block)
+        self._throughput.learn(block)
+        self._memory.learn(block)
+        self._device.learn(block)
         for detector in self._registered:
             detector.learn(block, self._loss.aside)
         self._loss.learn()

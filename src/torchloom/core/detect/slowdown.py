@@ -62,7 +62,7 @@ class SlowdownDetector:
         for p50 in block.p50:
             normal *= HIGHER if p50 > normal else LOWER
         self._normal = normal
-        self._smooth(block.rate[-1], block.p50[-1])
+        self._smooth(block.rate, block.p50[-1])
 
     def hear(self, beat: Beat, times: StepTimes) -> Finding | None:
         p50 = times.p50

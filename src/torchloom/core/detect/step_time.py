@@ -50,7 +50,7 @@ class StepTimeBaseline:
     def __init__(self, settings: Settings) -> None:
         self._short = SHORT * settings.hang_floor_seconds
         self.steps = 0
-        """Finished in this life, as far as they were heard of."""
+        """Finished in this life, at least: of a beat in a block, one is counted."""
         self.p99 = 0.0
         """Of its recent steps, in seconds."""
         self.longest = 0.0
@@ -82,8 +82,7 @@ class StepTimeBaseline:
         """How long it may stay at one step before something is wrong, in seconds."""
         if not self.started:
             return settings.first_step_seconds
-        remembered = max((seconds for _, seconds, _ in self._pauses.values()), default=0.0)
-        return max(settings.hang_floor_seconds, settings.hang_factor * self.p99, MARGIN * remembered)
+        return max(settings.hang_floor_seconds, settings.hang_factor * self.p99, MARGIN * self._longest_pause())
 
     def excuse(self) -> None:
         """It was paused, stopped by hand or busy with something else: learn nothing from how long that took."""
@@ -95,13 +94,18 @@ class StepTimeBaseline:
         return -math.inf if self._excused else self._notable
 
     def learn(self, block: Block) -> None:
-        self.steps += sum(block.steps)
-        for begin in range(0, len(block.p99), STRIDE):
-            stride = block.p99[begin : begin + STRIDE]
-            self._beats += len(stride)
-            self._slowest = max(self._slowest, *stride)
-            if self._beats >= self._full:
-                self._end_stride(block.at[-1])
+        p99, beats = block.p99, len(block.p99)
+        self.steps += beats
+        slowest = [max(p99[begin : begin + STRIDE]) for begin in range(0, beats, STRIDE)]
+        slowest[0] = max(slowest[0], self._slowest)
+        self._beats += beats
+        rest = beats % STRIDE
+        self._slowest = slowest.pop() if rest else 0.0
+        if slowest:
+            self._p99s.fromlist(slowest)
+            self._full = self._beats - rest + STRIDE
+            if self._beats < SINGLY or self._beats >= self._lesson:
+                self._learn(block.at[-1])
 
     def hear(self, times: StepTimes, now: float) -> None:
         """The steps since it was last heard."""
@@ -125,17 +129,20 @@ class StepTimeBaseline:
         singly = self._beats < SINGLY
         self._full = self._beats + (1 if singly else STRIDE)
         if singly or self._beats >= self._lesson:
-            self._lesson = self._beats + LEARN_EVERY
             self._learn(now)
 
     def _learn(self, now: float) -> None:
+        self._lesson = self._beats + LEARN_EVERY
         del self._p99s[:-KEPT]
         ordered = sorted(self._p99s)
         self.p99 = ordered[int(UPPER * (len(ordered) - 1))]
         if self._pauses:
             self._pauses = {size: pause for size, pause in self._pauses.items() if pause[2] > now}
-        known = max((seconds for _, seconds, _ in self._pauses.values()), default=0.0)
-        self._notable = max(NOTABLE * self.p99, known / 2, self._short)
+        self._notable = max(NOTABLE * self.p99, self._longest_pause() / 2, self._short)
+
+    def _longest_pause(self) -> float:
+        """Of those that are still remembered."""
+        return max([seconds for _, seconds, _ in self._pauses.values()]) if self._pauses else 0.0
 
     def _remember(self, seconds: float, now: float) -> None:
         if not self._beats:
