@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.core.chaos import Chaos
+from tests.core.incidents.test_hangs import TIMES, Training
+from tests.core.incidents.test_responses import Saving, find, rule
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site
-from tests.core.test_hanging import TIMES, Training
-from tests.core.test_responding import Saving, find, rule
 from torchloom.core.decide import decide
 from torchloom.core.detect.finding import Finding
 from torchloom.core.events import Heard, Tick

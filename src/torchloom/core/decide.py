@@ -84,7 +84,7 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
     match event:
         case Heard(rank=rank, beat=beat, found=found):
             life = lifecycle.heard(cluster, rank, beat, now)
-            return together((life, findings.found(cluster, rank, found, now)))
+            return together((life, findings.handle_findings(cluster, rank, found, now)))
         case LinkClosed(rank=rank, incarnation=incarnation, reason=reason):
             return lifecycle.link_closed(cluster, rank, incarnation, reason)
         case LinkOpened(rank=rank, incarnation=incarnation):
@@ -148,7 +148,7 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
         case JobDue(job=job, hang=hang):
             return hangs.look_at_job(cluster, job, hang, now)
         case Found(rank=rank, found=found):
-            return findings.found(cluster, rank, found, now)
+            return findings.handle_findings(cluster, rank, found, now)
         case Replied(reply=reply):
             return _replied(cluster, reply)
         case VerdictKnown(change=change, commit=commit, abort=abort):

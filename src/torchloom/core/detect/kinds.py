@@ -90,7 +90,7 @@ _ROWS = (
         phrases={
             "peers_died": "{ranks:ranks} died",
             "no_step_for": "{ranks:ranks} made no step for {lasted:time}; at most {most:time} is expected",
-            "others_go_on": "the other ranks go on",
+            "others_go_on": "the other ranks continue",
             "all_at_one_step": "all ranks stand at the same place, step {step:,}: no rank stands out",
             "behind_in_steps": "{ranks:ranks} finished step {first:,}, others step {last:,}",
             "behind_in_collectives": (

@@ -50,7 +50,7 @@ class StepTimeBaseline:
     def __init__(self, settings: Settings) -> None:
         self._short = SHORT * settings.hang_floor_seconds
         self.steps = 0
-        """Finished in this life, as far as they were heard of."""
+        """Finished in this life, as far as beats reported them."""
         self.p99 = 0.0
         """Of its recent steps, in seconds."""
         self.longest = 0.0
@@ -75,7 +75,7 @@ class StepTimeBaseline:
 
     @property
     def pause(self) -> float:
-        """The longest this rank is known to have stood still and gone on by itself."""
+        """The longest pause from which this rank has resumed by itself."""
         return max(self.p99, self.longest)
 
     def limit(self, settings: Settings) -> float:
@@ -134,15 +134,15 @@ class StepTimeBaseline:
         self.p99 = ordered[int(UPPER * (len(ordered) - 1))]
         if self._pauses:
             self._pauses = {size: pause for size, pause in self._pauses.items() if pause[2] > now}
-        known = max((seconds for _, seconds, _ in self._pauses.values()), default=0.0)
-        self._notable = max(NOTABLE * self.p99, known / 2, self._short)
+        remembered = max((seconds for _, seconds, _ in self._pauses.values()), default=0.0)
+        self._notable = max(NOTABLE * self.p99, remembered / 2, self._short)
 
     def _remember(self, seconds: float, now: float) -> None:
         if not self._beats:
             self._began = now
             return  # the first steps are no measure
         size = math.frexp(seconds)[1]
-        before = [at for known, (at, _, _) in self._pauses.items() if known >= size - 1]
+        before = [at for other, (at, _, _) in self._pauses.items() if other >= size - 1]
         quiet = now - max(before, default=self._began)
         until = now + max(HOUR, 2 * quiet)
         _, most, longer = self._pauses.get(size, (now, 0.0, until))

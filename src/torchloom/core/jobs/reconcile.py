@@ -12,7 +12,7 @@ from torchloom.core.decision import NOTHING, Decision, together
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.detect.kinds import HANGS
 from torchloom.core.incidents.hangs import look_at_run
-from torchloom.core.incidents.responses import go_on
+from torchloom.core.incidents.responses import continue_response
 from torchloom.core.jobs import node_checks
 from torchloom.core.jobs.agent_liveness import (
     as_ranks_say,
@@ -204,7 +204,7 @@ def _watch(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: flo
         return seen
     if run.response is not None:
         over = look_at_run(cluster, run, None, now) if hang is None and run.response.kind in HANGS else NOTHING
-        return together([seen, over or go_on(cluster, run, now)])
+        return together([seen, over or continue_response(cluster, run, now)])
     return together([seen, look_at_run(cluster, run, hang, now)])
 
 
