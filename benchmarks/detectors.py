@@ -13,10 +13,12 @@ and with all cores busy (traces.py). Into each job one thing is put, at a place 
     loss_spike  the loss is 2 to 10 times as high (and 12 of its spreads)  4 beats, that rank
     memory      grows so that the machine is full in 100 to 500 s          80 beats, that rank
     starved     60 to 95 % of each step is waiting for data                16 beats, all ranks
+    plateau     the loss stays where it is, with up to 3 % of noise        3,900 beats, all ranks
 
 or something harmless: an evaluation of 5 to 120 s, announced or not, garbage collections of up to 1.6 s, stray losses,
-a one-time growth of memory, nothing at all. The first step is always slow. Smaller faults are not counted as such:
-the thresholds are 1.5 (straggler, slowdown) and 50 % (starved), and right at them it is a matter of luck.
+a one-time growth of memory, a loss that falls by only 2 to 10 % in a thousand beats, nothing at all. The first step is
+always slow. Smaller faults are not counted as such: the thresholds are 1.5 (straggler, slowdown) and 50 % (starved),
+and right at them it is a matter of luck.
 
 A finding of another kind, of another rank, or before the fault is false; except that a straggler and starvation slow
 all ranks down, and that an unannounced evaluation may be taken for a hang, but only the first two times and only to be
@@ -46,7 +48,10 @@ from torchloom.protocol.ids import RankId
 from torchloom.protocol.rank import Beat, Hello, StepTimes
 from torchloom.settings import Settings
 
-BOUND = {"hang": 6, "straggler": 16, "slowdown": 16, "not_finite": 1, "loss_spike": 4, "memory": 80, "starved": 16}
+BOUND = {
+    "hang": 6, "straggler": 16, "slowdown": 16, "not_finite": 1, "loss_spike": 4, "memory": 80, "starved": 16,
+    "plateau": 3900,
+}  # fmt: skip
 """Beats after the fault began within which it must be found."""
 NEW_HABIT = 2
 """Times that an unannounced evaluation may be told of."""

@@ -10,6 +10,7 @@ data-parallel training: a step lasts as long as its slowest rank needs.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import statistics
@@ -21,19 +22,26 @@ from dataclasses import dataclass, field
 from benchmarks.plane import child
 from torchloom.protocol.rank import Beat, StepTimes
 
+Step = tuple[float, float]
+"""(seconds for the batch, seconds for the work on it)"""
 LIFE = "0" * 24
 STRETCH = 10
 RANKS = 4
 BEFORE = 60
 """Beats before anything is put in, at least."""
 AFTER = 90
-"""Beats after it."""
+"""Beats after it, …"""
+LONG_AFTER = 4000
+"""… and after what takes long to be seen in the loss."""
+LONG = ("plateau", "slow fall")
+LONG_STEP: Step = (0.02, 0.18)
+"""All steps of such jobs: few, and alike, because only their losses matter."""
 LIMIT_MB = 64_000.0
-Step = tuple[float, float]
-"""(seconds for the batch, seconds for the work on it)"""
 TYPICAL = 0.01
-FAULTS = ("hang", "straggler", "slowdown", "not_finite", "loss_spike", "memory", "starved")
-BENIGN = ("nothing", "announced evaluation", "evaluation", "collections", "stray losses", "larger cache")
+FAULTS = ("hang", "straggler", "slowdown", "not_finite", "loss_spike", "memory", "starved", "plateau")
+BENIGN = (
+    "nothing", "announced evaluation", "evaluation", "collections", "stray losses", "larger cache", "slow fall",
+)  # fmt: skip
 
 
 # ── recording ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,13 +113,16 @@ class Trace:
                 self.size = between(100.0, 500.0)  # seconds until the machine is full
             case "starved":
                 self.size = between(0.6, 0.95)
+            case "plateau" | "slow fall":
+                self.noise = between(0.005, 0.03)
+                self.size = between(0.02, 0.1)  # how far the loss falls in a thousand beats
             case "announced evaluation" | "evaluation":
                 self.seconds = between(5.0, 120.0)
 
     @property
     def expected(self) -> set[tuple[str, int]]:
         """(kind, rank) that must be found."""
-        if self.kind in ("slowdown", "starved"):
+        if self.kind in ("slowdown", "starved", "plateau"):
             return {(self.kind, rank) for rank in range(RANKS)}
         return {(self.kind, self.rank)} if self.kind in FAULTS else set()
 
@@ -129,7 +140,7 @@ class Trace:
         drawn: list[Step] = []
         """What the ranks need for the step that is under way."""
         next_pause = self.at
-        for now in range(1, self.at + AFTER + int(self.seconds)):
+        for now in range(1, self.at + (LONG_AFTER if self.kind in LONG else AFTER) + int(self.seconds)):
             while until <= now:
                 if drawn:
                     for rank, parts in enumerate(drawn):
@@ -152,6 +163,8 @@ class Trace:
                 of_rank.clear()
 
     def _steps(self) -> Iterator[Step]:
+        if self.kind in LONG:
+            yield from itertools.repeat(LONG_STEP)
         while True:
             begin = self.chance.randrange(max(1, len(self.record) - STRETCH))
             yield from self.record[begin : begin + STRETCH]
@@ -168,11 +181,17 @@ class Trace:
             return [(data, own * self.size if rank in slow else own) for rank, (data, own) in enumerate(ranks)]
         return ranks
 
+    def _level(self, now: int) -> float:
+        """The loss without its noise."""
+        if self.kind == "slow fall":
+            return 2.0 * float((1.0 - self.size) ** (now / 1000))
+        return 2.0 * 0.999 ** (min(now, self.at) if self.kind == "plateau" else now)
+
     def _beat(
         self, rank: int, now: int, step: int, durations: list[tuple[float, Step]], idle_seconds: float, stands: bool
     ) -> Beat:
         here, since = rank == self.rank, now - self.at
-        loss = 2.0 * 0.999**now * self.chance.lognormvariate(0.0, self.noise)
+        loss = self._level(now) * self.chance.lognormvariate(0.0, self.noise)
         memory = 20_000.0 + self.chance.gauss(0.0, 40.0)
         not_finite: tuple[str, ...] = ()
         if since >= 0 and here:

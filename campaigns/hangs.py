@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from tests.core.chaos import Chaos
-from tests.core.detect.test_senses import test_ten_minutes_of_noise_end_no_rank as noise
+from tests.core.detect.test_rank_detectors import test_ten_minutes_of_noise_end_no_rank as noise
 from tests.flow.faults import Run, Up
 from tests.flow.scripts import trained
 from tests.flow.troubled import LEARNT, TROUBLED, Told, blames
@@ -213,7 +213,7 @@ class Storm:
 
     def _nothing_else(self, blow: Blow) -> None:
         """No incident beside the one that was awaited, but for what follows from a busy machine; and one attempt."""
-        mild = {"slowdown", "overdue", "straggler"} if blow.kind in {"slow", "burn", "grow"} else {"slowdown"}
+        mild = {"slowdown", "plateau"} | ({"overdue", "straggler"} if blow.kind in {"slow", "burn", "grow"} else set())
         for incident in self.told.incidents():
             if incident.id not in self.known and incident.kind not in mild and not self._goes_on(incident):
                 self.problems.append(f"{blow}: also {incident.id} {incident.what}: {incident.evidence}")

@@ -9,9 +9,9 @@ import msgspec
 from msgspec.structs import replace
 
 from tests.core.changes.made import A, B, a_job, a_set, a_steer, request, stand
+from tests.core.incidents.test_hangs import Training
 from tests.core.loom import HI, Loom, life
 from tests.core.site import JOB
-from tests.core.test_hanging import Training
 from torchloom.core.decide import HANDLERS, decide
 from torchloom.core.engine import Engine
 from torchloom.core.events import BeatReceived, Event, JobDue, LinkClosed, RanksSilent, RequestReceived, RunDue

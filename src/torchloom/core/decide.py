@@ -93,7 +93,7 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
     match event:
         case BeatReceived(rank=rank, beat=beat, findings=detected):
             life = lifecycle.handle_beat(cluster, rank, beat, now)
-            return merge_decisions((life, findings.found(cluster, rank, detected, now)))
+            return merge_decisions((life, findings.handle_findings(cluster, rank, detected, now)))
         case LinkClosed(rank=rank, incarnation=incarnation, reason=reason):
             return lifecycle.handle_link_closed(cluster, rank, incarnation, reason)
         case LinkOpened(rank=rank, incarnation=incarnation):
@@ -122,7 +122,7 @@ def _decide(cluster: ClusterState, event: Event, now: float) -> Decision:
         case JobDue(job=job, hang=hang):
             return hangs.look_at_job(cluster, job, hang, now)
         case FindingsMade(rank=rank, findings=detected):
-            return findings.found(cluster, rank, detected, now)
+            return findings.handle_findings(cluster, rank, detected, now)
         case ReplyReceived(reply=reply):
             operation = cluster.runtime.operations.find(reply.id)
             return NOTHING if operation is None else REPLIES[type(reply)](cluster, operation)

@@ -41,43 +41,43 @@ def rule(event: str, text: str) -> Rule:
     for response in do:
         _known("response", response, RESPONSES)
     _in_order(f"{event}={text}", do)
-    given: dict[str, object] = {"on": event, "do": do}
+    fields: dict[str, object] = {"on": event, "do": do}
     if at:
         if event not in HANGS:
             raise BadInput(f"{event}={text}: it is acted on at once", hint=f"a time is for {', '.join(HANGS)}")
-        given["after"] = _number(f"the time in {text!r}", after.strip().removesuffix("s"))
+        fields["after"] = _number(f"the time in {text!r}", after.strip().removesuffix("s"))
     for part in more:
         name, _, value = part.partition("=")
         if name == "skip" and not value:
-            given["skip"] = True
+            fields["skip"] = True
         elif name in {"limit", "back"}:
             number = _number(f"{name} in {text!r}", value)
             if number != int(number):
                 raise BadInput(f"{name} in {text!r} must be a whole number")
-            given[name] = int(number)
+            fields[name] = int(number)
         else:
             raise BadInput(f"{part!r} is not known in a rule", hint=f"write {FORM}")
     if event == "crash" and not set(do) <= {"report", "restart"}:
         raise BadInput(f"{event}={text}: its ranks are gone", hint="crash=restart, or crash=report: do not start again")
-    if event == "crash" and "limit" in given:
+    if event == "crash" and "limit" in fields:
         raise BadInput(f"{event}={text}: the budget of restarts is the limit", hint="--max-restarts N")
-    if "rollback" not in do and {"back", "skip"}.intersection(given):
+    if "rollback" not in do and {"back", "skip"}.intersection(fields):
         raise BadInput(f"{event}={text}: back and skip are about a rollback", hint=f"{event}=rollback,back=2")
     try:
-        return msgspec.convert(given, Rule)
+        return msgspec.convert(fields, Rule)
     except msgspec.ValidationError as error:
         raise BadInput(f"{event}={text}: {error}", hint=f"write {FORM}") from None
 
 
 def rules(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """One for each event: which of two was meant, nobody can tell."""
-    found: dict[str, tuple[str, Rule]] = {}
+    """One for each event: it would not be clear which of two is meant."""
+    by_event: dict[str, tuple[str, Rule]] = {}
     for text in texts:
         rule = parse_rule(text)
-        if rule.on in found:
-            raise BadInput(f"two rules for {rule.on}: {found[rule.on][0]} and {text}", hint="leave one of them out")
-        found[rule.on] = text, rule
-    return tuple(rule for _, rule in found.values())
+        if rule.on in by_event:
+            raise BadInput(f"two rules for {rule.on}: {by_event[rule.on][0]} and {text}", hint="leave one of them out")
+        by_event[rule.on] = text, rule
+    return tuple(rule for _, rule in by_event.values())
 
 
 def written(rule: Rule) -> str:

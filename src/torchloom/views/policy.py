@@ -80,10 +80,10 @@ def lines(rows: list[PolicyRow], task: Task | None, screen: Screen) -> list[str]
         ]
         for row in rows
     ]
-    found = table(columns, cells, screen)
+    shown = table(columns, cells, screen)
     if task is not None and task.dry_run:
-        found.append(screen.paint("a dry run: what would be done is only told in the incident", "yellow"))
-    return found
+        shown.append(screen.paint("a dry run: what would be done is only told in the incident", "yellow"))
+    return shown
 
 
 def _responses(row: PolicyRow) -> str:

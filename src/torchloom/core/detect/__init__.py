@@ -1,5 +1,6 @@
-"""What is wrong with a job, seen in what its ranks say: pure, the time is passed in.
+"""Detectors of trouble in a job, from what its ranks report. Pure: the time is passed in.
 
-Each module knows one kind of trouble. `detectors` holds what is learnt of one life of a rank from its beats; `hang` and
-`straggler` compare the ranks of a job. What they find is a Finding: a condition that has begun, or is over.
+`kinds` has a row for each kind of trouble; each detector has a module with its formula. `rank_detectors` runs those
+that learn from the beats of one rank. `hang` and `straggler` compare the ranks of a job.
+A `Finding` is a condition that has begun or is over.
 """

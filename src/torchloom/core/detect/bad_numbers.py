@@ -27,16 +27,16 @@ LEARN_EVERY = 8
 LEARN_LATER = 32
 """Values, from then on."""
 LEAST = 12
-"""Values before anything is said."""
+"""Values before anything is reported."""
 CONFIRMED = 3
 _LATEST = 0b1111
-"""Of so many values, one bit each."""
+"""The latest four values, one bit each."""
 HUGE = 6.0
 """One value this many times as far away needs no second."""
 STAYS = 120
 """Values after which a new level is accepted."""
 LOSS_SECONDS = 0.02
-"""A rank keeps the loss of a step if it has kept none for so long."""
+"""A rank keeps the loss of a step if it has kept none for this long."""
 CLEAN = 5
 """Finite beats after which a number is well again."""
 LOSS_SHARE = 0.05
@@ -66,14 +66,14 @@ class NonFiniteDetector:
         return bool(self._names)
 
     def hear(self, beat: Beat, well: Beat | None) -> Finding | None:
-        """`well`: the last beat that told a loss."""
+        """`well`: the last beat with a loss."""
         bad = tuple(name for name in beat.not_finite if not is_gradient(name))
         if bad:
             self._clean = 0
-            # A metric may be undefined for long and harmlessly; a loss that follows it is told anew.
-            told = self._names and ("loss" in self._names or "loss" not in bad)
-            self._names = bad if "loss" in bad or not told else self._names
-            return None if told else _not_finite(bad, beat, well)
+            # A metric may be undefined for long and harmlessly; a loss that follows it is reported as well.
+            reported = self._names and ("loss" in self._names or "loss" not in bad)
+            self._names = bad if "loss" in bad or not reported else self._names
+            return None if reported else _not_finite(bad, beat, well)
         if self._names and beat.times is not None:
             self._clean += 1
             if self._clean >= CLEAN:
@@ -84,7 +84,7 @@ class NonFiniteDetector:
 
 
 def _lag(beat: Beat) -> int:
-    """Steps for which a loss may be older than the beat that tells it: where they are short, not each is kept."""
+    """Steps for which a loss may be older than its beat: where steps are short, not every loss is kept."""
     p50 = beat.times.p50 if beat.times is not None else 0.0
     return int(LOSS_SECONDS / p50) if p50 > 0 else 0
 
@@ -129,7 +129,7 @@ class SpikeDetector:
         self._median = self._peak = 0.0
         self._high = self._huge = self._calm = float("inf")
         self._above = 0
-        """The latest values as bits, 1 above; negative: the finding is told, and counts back to its end."""
+        """The latest values as bits, 1 above; negative: the finding is reported, and counts back to its end."""
 
     def learn(self) -> None:
         """From the values that were put aside, once they are enough for a lesson."""

@@ -18,6 +18,7 @@ class Block(NamedTuple):
     p99: tuple[float, ...]
     rss_mb: tuple[float, ...]
     device_mb: tuple[float | None, ...]
+    loss: tuple[float | None, ...]
     rate: float | None
     """Samples in a second. This and the following are those of the last beat."""
     free_mb: float | None

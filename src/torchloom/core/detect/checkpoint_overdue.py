@@ -28,7 +28,7 @@ class CheckpointIntervalDetector:
         self.overdue = False
 
     def saved(self, now: float) -> None:
-        """One was written, which ends a wait that was told."""
+        """A checkpoint was written: it is no longer overdue."""
         self._at.append(now)
         self.overdue = False
 

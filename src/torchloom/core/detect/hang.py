@@ -29,8 +29,8 @@ AHEAD = 1
 BEHIND = 64
 """Steps by which the ranks of a synchronous job can differ: those between two synchronisations."""
 PAUSES = 3.0
-"""Nothing is done before so many times the longest pause that a rank has come back from."""
-Kind = Literal["frozen", "held", "hang"]
+"""Nothing is done before this many times the longest pause that a rank has come back from."""
+HangKind = Literal["frozen", "held", "hang"]
 
 
 class RankProgress(NamedTuple):
@@ -51,18 +51,19 @@ class RankProgress(NamedTuple):
     started: bool = True
     """It has made its first steps: StepTimeBaseline.started."""
     pause: float = 0.0
-    """The longest it is known to have stood still and gone on: StepTimeBaseline.pause."""
+    """The longest pause from which it has resumed: StepTimeBaseline.pause."""
     usual: float = 0.0
     """How long its slow steps take: StepTimeBaseline.p99."""
 
     @property
     def aside(self) -> bool:
-        """It says that it does something other than training."""
+        """It says that it does something other than training. Waiting for data is part of training: a loader that never
+        returns another batch is a hang."""
         return self.phase not in ("", DATA)
 
 
 class HangDiagnosis(NamedTuple):
-    kind: Kind
+    kind: HangKind
     culprits: tuple[int, ...]
     """Empty: nobody can be singled out."""
     waiting: tuple[int, ...]
@@ -75,7 +76,7 @@ class HangDiagnosis(NamedTuple):
     seconds: float
     """How long it has lasted."""
     lone: bool = False
-    """Others go on: either they do not need these ranks, or news of these are under way. See HangTracker."""
+    """Others continue: either they do not need these ranks, or news of these are under way. See HangTracker."""
 
 
 def diagnose(ranks: Sequence[RankProgress], settings: Settings) -> HangDiagnosis | None:
@@ -124,7 +125,7 @@ def _unexplained(alive: list[RankProgress], late: list[RankProgress]) -> list[Ra
 def _explains(other: RankProgress, late: RankProgress) -> bool:
     """Whether a rank that may take its time could be what a late one waits for."""
     if not other.started:
-        return math.isfinite(other.limit)  # of whom nothing is known, nothing is expected
+        return math.isfinite(other.limit)  # nothing is expected of a rank whose steps are unknown
     ahead = other.step - late.step
     return ahead <= AHEAD and (other.aside or ahead >= -BEHIND)
 

@@ -1,8 +1,8 @@
 """Hangs of one job over time: what a single look cannot know.
 
 Ranks are heard one after the other, a beat apart. When a long pause ends, the first rank to be heard has moved while
-the others still seem to stand where they were; so a hang of some ranks while others go on must be seen for a while. And
-a rank that comes back, out of a phase, a pause or a stop, has made no step meanwhile and is not to blame for that.
+the others still seem to stand where they were. So a hang of some ranks while others continue must be seen for a while.
+A rank that comes back out of a phase, a pause or a stop has made no step meanwhile and is not to blame for that.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class HangTracker:
 
         A caller that goes through many ranks in slices finds out about both on its way.
         """
-        found = diagnose(ranks, settings) if suspect else None
+        diagnosis = diagnose(ranks, settings) if suspect else None
         if len(self._back) > len(ranks):
             here = {progress.rank for progress in ranks}
             self._back = {rank: at for rank, at in self._back.items() if rank in here}
-        if found is None or not found.lone:
+        if diagnosis is None or not diagnosis.lone:
             self._lone = ()
-            return found
-        if found.culprits != self._lone:
-            self._lone, self._since = found.culprits, now
-        return found if now - self._since >= NEWS * beat else None
+            return diagnosis
+        if diagnosis.culprits != self._lone:
+            self._lone, self._since = diagnosis.culprits, now
+        return diagnosis if now - self._since >= NEWS * beat else None
 
     def fair(self, progress: RankProgress, now: float) -> RankProgress:
         """Without the time in which it was not expected to make a step."""

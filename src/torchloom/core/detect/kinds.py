@@ -7,12 +7,13 @@ compared with a limit (`rank_detectors`), or by agents and people. docs/decision
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from torchloom.core.detect.beat_block import Block
 from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.plateau import PlateauDetector
 from torchloom.protocol.job import EventKind, Response, Rule
 from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings
@@ -25,8 +26,8 @@ class Detector(Protocol):
     def due(self) -> bool:
         """It has a finding: the next beat must be examined. Asked after each block, so it must be cheap."""
 
-    def learn(self, block: Block, losses: Sequence[float]) -> None:
-        """Take in ordinary beats, and the losses since the last block that were no spikes."""
+    def learn(self, block: Block) -> None:
+        """Take in ordinary beats."""
 
     def hear(self, beat: Beat, times: StepTimes, now: float) -> Finding | None:
         """Take in a beat that is examined."""
@@ -182,6 +183,21 @@ _ROWS = (
             "usual_level": "median {median:.4g}; above {high:.4g} is a jump",
             "value_stays": "{name} stays at its new level, {value:.4g}",
             "value_is_back": "{name} is back at {value:.4g}",
+        },
+    ),
+    Kind(
+        name="plateau",
+        explanation="the loss has stopped improving",
+        how="Over the latest half of the losses that a rank has reported, the loss neither falls nor rises by more "
+        "than its noise, and a fall by one percent would have shown. A noisy loss therefore needs a longer run before "
+        "it can be called flat, and the first 2,048 beats are never judged. The incident closes when the loss clearly "
+        "improves.",
+        scope="job",
+        detector=PlateauDetector,
+        phrases={
+            "loss_flat": "loss has stopped improving: about {level:.4g} in the latest {count:,} beats",
+            "loss_parts": "{older:.4g} in the older half of them, {newer:.4g} in the newer, give or take {error:.2g}",
+            "loss_improves": "loss improves again: {value:.4g}",
         },
     ),
     Kind(

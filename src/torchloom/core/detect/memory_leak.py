@@ -1,4 +1,4 @@
-"""Memory that creeps up until the machine is full, told before it is.
+"""Memory that creeps up until the machine is full, reported before it is.
 
 The latest samples are cut into four parts. Memory creeps if every part lies above the one before by about as much: a
 one-time growth is a step, filling caches levels off, and neither does. Then
@@ -48,7 +48,7 @@ DEVICE = phrase("memory_of_device")
 
 
 class Growth(NamedTuple):
-    """A steady growth: so much more in so many seconds."""
+    """A steady growth: `mb` more in `over` seconds."""
 
     mb: float
     over: float
@@ -76,7 +76,7 @@ class MemoryLeakDetector:
         self._wait = 0
         """Samples until the next look."""
         self._calm = -1
-        """Looks without creeping since it was told; -1: it was not."""
+        """Looks without creeping since it was reported; -1: it was not."""
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -115,16 +115,16 @@ class MemoryLeakDetector:
         return self._judge(mb, max(0.0, free_mb))
 
     def _judge(self, mb: float, free_mb: float) -> Finding | None:
-        told = self._calm >= 0
+        reported = self._calm >= 0
         for count in WINDOWS:
             growth = self._growth(count, mb + free_mb)
             if growth is None:
                 continue
             left = growth.left(free_mb)
-            if left < (2 * self._horizon if told else min(self._horizon, FORESIGHT * growth.window)):
+            if left < (2 * self._horizon if reported else min(self._horizon, FORESIGHT * growth.window)):
                 self._calm = 0
-                return None if told else self._found(growth, mb, mb + free_mb, left)
-        if told:
+                return None if reported else self._found(growth, mb, mb + free_mb, left)
+        if reported:
             self._calm += 1
             if self._calm >= OVER:
                 self._calm = -1

@@ -31,7 +31,7 @@ from torchloom.settings import Settings
 BLOCK = 16
 """Ordinary beats that are learnt from together: so much later, in beats, their statistics follow."""
 _TRAINING = ("", DATA)
-_Row = tuple[float, float, float, float, float | None]
+_Row = tuple[float, float, float, float, float | None, float | None]
 """What is put aside of one beat: a value for each column of Block. The rest of a block is taken from its last beat."""
 _Limits = tuple[float, float, float, float, float, float, float, float, str, int, int]
 
@@ -103,7 +103,7 @@ class RankDetectors:
         ):
             return self._examine(beat, times, now)
         aside = self._aside
-        aside.append((now, p50, times.p99, process, device))
+        aside.append((now, p50, times.p99, process, device, loss))
         self._last = beat
         jumped = grown = None
         if loss is not None:
@@ -150,16 +150,16 @@ class RankDetectors:
         """From the beats that were put aside."""
         if not self._aside:
             return
-        at, p50, p99, process, device = zip(*self._aside, strict=True)
+        at, p50, p99, process, device, loss = zip(*self._aside, strict=True)
         last = self._last
-        block = Block(at, p50, p99, process, device, last.samples_per_second, last.free_mb, last.device_free_mb)
+        block = Block(at, p50, p99, process, device, loss, last.samples_per_second, last.free_mb, last.device_free_mb)
         self._aside.clear()
         self.pace.learn(block)
         self._throughput.learn(block)
         self._memory.learn(block)
         self._device.learn(block)
         for detector in self._registered:
-            detector.learn(block, self._loss.aside)
+            detector.learn(block)
         self._loss.learn()
         self._gradient.learn()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MOST = 12
-"""Spans that are told; of more, how many ranks there are in all."""
+"""Spans that are listed; of more, how many ranks there are in all."""
 
 
 def spans(numbers: Iterable[int]) -> tuple[tuple[int, int] | int, ...]:
@@ -14,10 +14,10 @@ def spans(numbers: Iterable[int]) -> tuple[tuple[int, int] | int, ...]:
     After the first dozen spans stands the number of all ranks instead of the others.
     """
     ordered = sorted(set(numbers))
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for number in ordered:
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
+        if pairs and number == pairs[-1][1] + 1:
+            pairs[-1] = (pairs[-1][0], number)
         else:
-            found.append((number, number))
-    return (*found[:MOST], len(ordered)) if len(found) > MOST else tuple(found)
+            pairs.append((number, number))
+    return (*pairs[:MOST], len(ordered)) if len(pairs) > MOST else tuple(pairs)

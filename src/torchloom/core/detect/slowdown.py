@@ -46,7 +46,7 @@ class SlowdownDetector:
         self._learning: list[float] = []
         self._batch = self._normal_batch = 0.0
         """Samples in a step, smoothed over examined beats and the last of each block; and when the normal was learnt.
-        0: not known."""
+        0: not has_batch."""
         self.change = 0
         """The number of the change of values in force when the normal was learnt."""
         self._slow = self._well = self._fast = 0
@@ -123,7 +123,7 @@ class SlowdownDetector:
             return self._anew("", step)  # the batch has grown: a longer step is no slower one
         self.slow, self._well = True, 0
         what = phrase("steps_slower", seconds=p50, times=p50 / self._normal, normal=self._normal)
-        known = self._batch and math.isfinite(self._batch)
-        sample = p50 / self._batch * 1000 if known else None
-        evidence = phrase("beats_slow_by_sample" if known else "beats_slow", sample_ms=sample)
+        has_batch = self._batch and math.isfinite(self._batch)
+        sample = p50 / self._batch * 1000 if has_batch else None
+        evidence = phrase("beats_slow_by_sample" if has_batch else "beats_slow", sample_ms=sample)
         return Finding("slowdown", what, (evidence,), step=step)

@@ -62,53 +62,53 @@ class Group(NamedTuple):
     """It looks like waiting for other ranks."""
 
 
-def group(stacks: Mapping[int, str]) -> tuple[Group, ...]:
-    """Those with the same stack of the main thread together; the largest group first."""
+def group_stacks(stacks: Mapping[int, str]) -> tuple[Group, ...]:
+    """Those with the same stack of the main thread together; the largest group_stacks first."""
     alike: dict[tuple[Frame, ...], list[int]] = {}
     for rank, text in stacks.items():
         alike.setdefault(_main_stack(text), []).append(rank)
     groups = [Group(tuple(sorted(members)), frames, _waits(frames)) for frames, members in alike.items()]
-    return tuple(sorted(groups, key=lambda found: (-len(found.ranks), found.ranks)))
+    return tuple(sorted(groups, key=lambda group: (-len(group.ranks), group.ranks)))
 
 
-def story(groups: Iterable[Group], culprits: Iterable[int] = ()) -> tuple[Phrase, ...]:
+def describe_groups(groups: Iterable[Group], culprits: Iterable[int] = ()) -> tuple[Phrase, ...]:
     """A few lines that tell where all are, and who is the odd one out."""
-    told = list(groups)
-    odd = _odd(told, set(culprits))
-    told.sort(key=lambda found: found in odd)  # the last line is what is to be read
-    if len(told) > MOST_LINES:
-        left_out = sum(len(found.ranks) for found in told[MOST_LINES - 1 : -1])
-        told = [*told[: MOST_LINES - 1], told[-1]]
-        lines = (_line(found, found in odd) for found in told)
+    shown = list(groups)
+    odd = _odd(shown, set(culprits))
+    shown.sort(key=lambda group: group in odd)  # the last line is what is to be read
+    if len(shown) > MOST_LINES:
+        left_out = sum(len(group.ranks) for group in shown[MOST_LINES - 1 : -1])
+        shown = [*shown[: MOST_LINES - 1], shown[-1]]
+        lines = (_line(group, group in odd) for group in shown)
         return (*lines, phrase("more_ranks_elsewhere", count=left_out))
-    return tuple(_line(found, found in odd) for found in told)
+    return tuple(_line(group, group in odd) for group in shown)
 
 
 def _odd(groups: list[Group], culprits: set[int]) -> list[Group]:
     if len(groups) < 2:
         return []
-    if blamed := [found for found in groups if culprits.intersection(found.ranks)]:
+    if blamed := [group for group in groups if culprits.intersection(group.ranks)]:
         return blamed if len(blamed) < len(groups) else []
-    readable = [found for found in groups if found.frames]
-    if any(found.waits for found in readable):
-        return [found for found in readable if not found.waits]
+    readable = [group for group in groups if group.frames]
+    if any(group.waits for group in readable):
+        return [group for group in readable if not group.waits]
     most = len(groups[0].ranks)
     rest = groups[1:]
-    return [found for found in rest if found.frames] if most > sum(len(found.ranks) for found in rest) else []
+    return [group for group in rest if group.frames] if most > sum(len(group.ranks) for group in rest) else []
 
 
-def _line(found: Group, odd: bool) -> Phrase:
-    return phrase("odd_one_out", line=_where(found)) if odd else _where(found)
+def _line(group: Group, odd: bool) -> Phrase:
+    return phrase("odd_one_out", line=_where(group)) if odd else _where(group)
 
 
-def _where(found: Group) -> Phrase:
-    who, one = spans(found.ranks), len(found.ranks) == 1
-    if not found.frames:
+def _where(group: Group) -> Phrase:
+    who, one = spans(group.ranks), len(group.ranks) == 1
+    if not group.frames:
         return phrase("stack_unread", ranks=who)
-    inner = _telling(found.frames)
-    called = next((frame for frame in found.frames if not _library(frame)), inner)
+    inner = _telling(group.frames)
+    called = next((frame for frame in group.frames if not _library(frame)), inner)
     frame, caller = str(inner), str(called) if called != inner else ""
-    if found.waits:
+    if group.waits:
         return phrase("rank_waits_in" if one else "ranks_wait_in", ranks=who, frame=frame, caller=caller)
     return phrase("rank_is_in" if one else "ranks_are_in", ranks=who, frame=frame, caller=caller)
 
@@ -154,8 +154,8 @@ def _main_stack(text: str) -> tuple[Frame, ...]:
 def _frame(line: str) -> Frame | None:
     if len(line) > 1000:
         return None
-    if found := _FAULTHANDLER.match(line):
-        return Frame(found[3].strip(), found[1], int(found[2][:9]))
-    if found := _PY_SPY.match(line):
-        return Frame(found[1], found[2], int((found[3] or "0")[:9]))
+    if match := _FAULTHANDLER.match(line):
+        return Frame(match[3].strip(), match[1], int(match[2][:9]))
+    if match := _PY_SPY.match(line):
+        return Frame(match[1], match[2], int((match[3] or "0")[:9]))
     return None

@@ -75,7 +75,7 @@ class StepTimeBaseline:
 
     @property
     def pause(self) -> float:
-        """The longest this rank is known to have stood still and gone on by itself."""
+        """The longest pause from which this rank has resumed by itself."""
         return max(self.p99, self.longest)
 
     def limit(self, settings: Settings) -> float:
@@ -149,7 +149,7 @@ class StepTimeBaseline:
             self._began = now
             return  # the first steps are no measure
         size = math.frexp(seconds)[1]
-        before = [at for known, (at, _, _) in self._pauses.items() if known >= size - 1]
+        before = [at for other, (at, _, _) in self._pauses.items() if other >= size - 1]
         quiet = now - max(before, default=self._began)
         until = now + max(HOUR, 2 * quiet)
         _, most, longer = self._pauses.get(size, (now, 0.0, until))

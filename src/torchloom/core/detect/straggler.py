@@ -11,8 +11,8 @@ two values, so that every rank looks slow for a while. Hence a rank is a straggl
 
 Means and errors are those of logarithms: what is slow is slow by a factor, and one odd beat moves them little. Three
 quarters, so that a burst of something else, which not all ranks feel, makes no straggler. The error is why the slow one
-of quiet ranks is told after a few beats, and of noisy ones after more. With two ranks the other one is the measure. In
-jobs of more than 767 ranks, a sample of at least 256 of them stands for the peers of each.
+of quiet ranks is reported after a few beats, and of noisy ones after more. With two ranks the other one is the measure.
+In jobs of more than 767 ranks, a sample of at least 256 of them stands for the peers of each.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StragglerDetector(Generic[Who]):
         few = latest - most + 1  # where most of the latest beats were slow, one of the last few was
         self.slow &= own.keys()
         looks, self._looks = self._looks, {}
-        found: list[tuple[Who, Finding]] = []
+        findings: list[tuple[Who, Finding]] = []
         for rank, times in runners.items():
             if max(islice(reversed(times), few)) < bound and not (self.slow and rank in self.slow):
                 continue  # as mostly
@@ -80,13 +80,13 @@ class StragglerDetector(Generic[Who]):
             if rank in self.slow:
                 if score < noticeable:
                     self.slow.discard(rank)
-                    found.append((rank, Finding("straggler", phrase("as_fast_as_peers", times=score), over=True)))
+                    findings.append((rank, Finding("straggler", phrase("as_fast_as_peers", times=score), over=True)))
             elif ordered[-most] >= bound and score >= factor and peers.exceeded(rank, times, factor):
                 self._looks[rank] = looks.get(rank, 0) + 1
                 if self._looks[rank] >= SURE:
                     self.slow.add(rank)
-                    found.append((rank, _slow(score, middle, usual, len(runners))))
-        return tuple(found)
+                    findings.append((rank, _slow(score, middle, usual, len(runners))))
+        return tuple(findings)
 
 
 class _Past(NamedTuple):

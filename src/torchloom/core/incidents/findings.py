@@ -20,7 +20,7 @@ from torchloom.protocol.phrase import phrase
 REPORT_ONLY = phrase("not_our_job")
 
 
-def found(cluster: ClusterState, rank: RankId, findings: Iterable[Finding], now: float) -> Decision:
+def handle_findings(cluster: ClusterState, rank: RankId, findings: Iterable[Finding], now: float) -> Decision:
     """What the beats of a rank have shown."""
     return merge_decisions(
         _over(cluster, rank, finding) if finding.over else _began(cluster, rank, finding, now) for finding in findings
@@ -28,9 +28,9 @@ def found(cluster: ClusterState, rank: RankId, findings: Iterable[Finding], now:
 
 
 def _began(cluster: ClusterState, rank: RankId, finding: Finding, now: float) -> Decision:
-    known = _known(cluster, rank, finding)
-    if known is not None:
-        return _also(known, rank, finding)
+    incident = _find_open(cluster, rank, finding)
+    if incident is not None:
+        return _also(incident, rank, finding)
     run = cluster.runs.of(rank.replica_id)
     rule = rule_for(run.task if run is not None else None, finding.kind)
     asked = rule.do != ("report",)
@@ -53,21 +53,21 @@ def _began(cluster: ClusterState, rank: RankId, finding: Finding, now: float) ->
 
 
 def _over(cluster: ClusterState, rank: RankId, finding: Finding) -> Decision:
-    known = _known(cluster, rank, finding)
-    if known is None:
+    incident = _find_open(cluster, rank, finding)
+    if incident is None:
         return NOTHING
-    return Decision((IncidentAmended(id=known.id, outcome=finding.what, closed=True),))
+    return Decision((IncidentAmended(id=incident.id, outcome=finding.what, closed=True),))
 
 
-def _also(known: Incident, rank: RankId, finding: Finding) -> Decision:
+def _also(incident: Incident, rank: RankId, finding: Finding) -> Decision:
     """Another rank of the job has the same trouble."""
-    if KINDS[finding.kind].scope != "job" or rank.rank in known.culprits:
+    if KINDS[finding.kind].scope != "job" or rank.rank in incident.culprits:
         return NOTHING
     evidence = phrase("of_rank", rank=rank.rank, what=finding.what)
-    return Decision((IncidentAmended(id=known.id, evidence=(evidence,), culprits=(rank.rank,)),))
+    return Decision((IncidentAmended(id=incident.id, evidence=(evidence,), culprits=(rank.rank,)),))
 
 
-def _known(cluster: ClusterState, rank: RankId, finding: Finding) -> Incident | None:
+def _find_open(cluster: ClusterState, rank: RankId, finding: Finding) -> Incident | None:
     about = _about(rank, finding)
     return next((i for i in cluster.incidents.open_of(rank.job) if i.about == about), None)
 

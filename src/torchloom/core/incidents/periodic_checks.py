@@ -1,6 +1,6 @@
-"""What the watch makes of what it has seen, job by job. The engine asks before it has anything decided.
+"""Periodic checks of all ranks, job by job. The engine runs them before it decides.
 
-Learning changes what is learnt, so it is no part of `decide`: what comes out of it is put into the events that are.
+Detectors change when they are asked, so they are no part of `decide`: their findings are put into events that are.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def hang_of_run(cluster: ClusterState, job: str, now: float) -> HangDiagnosis | 
     if run is None or run.phase is not RunPhase.RUNNING:
         return None
     if run.task.torchft is not None:
-        found = _hang_of_replica(cluster, run, now)
+        diagnosis = _hang_of_replica(cluster, run, now)
     else:
         case = cluster.runtime.hang_tracker(job, ((job, run.attempt),))
-        found = case.look(_stands(cluster, run, now), cluster.settings, now, cluster.beat_seconds())
-    for number in found.culprits if found is not None and found.kind == "frozen" else ():
+        diagnosis = case.look(_list_progress(cluster, run, now), cluster.settings, now, cluster.beat_seconds())
+    for number in diagnosis.culprits if diagnosis is not None and diagnosis.kind == "frozen" else ():
         rank_runtime = cluster.runtime.ranks.get(run.rank(number))
         if rank_runtime is not None:
             rank_runtime.detectors.excuse()  # what somebody stopped is no measure of its steps
-    return found
+    return diagnosis
 
 
 def _hang_of_replica(cluster: ClusterState, run: Run, now: float) -> HangDiagnosis | None:
@@ -56,37 +56,37 @@ def _hang_of_replica(cluster: ClusterState, run: Run, now: float) -> HangDiagnos
     ranks = [
         progress._replace(rank=progress.rank + place * MAX_REPLICA)
         for place, other in enumerate(group)
-        for progress in _stands(cluster, other, now)
+        for progress in _list_progress(cluster, other, now)
     ]
     case = cluster.runtime.hang_tracker(run.name, tuple((other.name, other.attempt) for other in group))
-    found = case.look(ranks, cluster.settings, now, cluster.beat_seconds())
-    if found is None:
+    diagnosis = case.look(ranks, cluster.settings, now, cluster.beat_seconds())
+    if diagnosis is None:
         return None
     base = group.index(run) * MAX_REPLICA
-    mine = tuple(number - base for number in found.culprits if base <= number < base + MAX_REPLICA)
+    mine = tuple(number - base for number in diagnosis.culprits if base <= number < base + MAX_REPLICA)
     if not mine:
         return None
-    why = [phrase("replica_makes_no_step", replica=run.replica_id.replica, lasted=found.seconds)]
-    if others := len({number // MAX_REPLICA for number in found.waiting}):
+    why = [phrase("replica_makes_no_step", replica=run.replica_id.replica, lasted=diagnosis.seconds)]
+    if others := len({number // MAX_REPLICA for number in diagnosis.waiting}):
         why.append(phrase("replica_waits_for_it" if others == 1 else "replicas_wait_for_it", count=others))
-    return found._replace(culprits=mine, waiting=(), why=tuple(why))
+    return diagnosis._replace(culprits=mine, waiting=(), why=tuple(why))
 
 
-def _stands(cluster: ClusterState, run: Run, now: float) -> list[RankProgress]:
+def _list_progress(cluster: ClusterState, run: Run, now: float) -> list[RankProgress]:
     return [
         progress
         for node, status in _statuses(cluster, run)
-        if (progress := _seen(cluster, run, status, cluster.runtime.node_speaks(node, now))) is not None
+        if (progress := _combine_reports(cluster, run, status, cluster.runtime.node_speaks(node, now))) is not None
     ]
 
 
 def look_around(cluster: ClusterState, now: float) -> Iterator[tuple[Event, ...]]:
     """Once in a while, at every rank: silence, ranks slower than their peers, late checkpoints, hangs of others' jobs.
 
-    Each step looks at SLICE ranks at most and says what it has found. Anything may happen between two steps.
+    Each step looks at SLICE ranks at most and yields its findings as events. Anything may happen between two steps.
     """
     everyone = chain.from_iterable(tuple(cluster.ranks.ids_of(job)) for job in cluster.ranks.job_names())
-    job: _SideBySide | None = None
+    job: _JobPass | None = None
     while ranks := tuple(islice(everyone, SLICE)):
         events: list[Event] = []
         silent = cluster.runtime.silent(ranks, now, cluster.beat_seconds())
@@ -95,14 +95,14 @@ def look_around(cluster: ClusterState, now: float) -> Iterator[tuple[Event, ...]
         for rank in ranks:
             if job is None or job.name != rank.job:
                 events += job.conclude() if job is not None else ()
-                job = _SideBySide(cluster, rank.job, now)
+                job = _JobPass(cluster, rank.job, now)
             job.add(rank)
         yield tuple(events)
     if job is not None:
         yield tuple(job.conclude())
 
 
-class _SideBySide:
+class _JobPass:
     """The ranks of one job, as one pass finds them."""
 
     def __init__(self, cluster: ClusterState, name: str, now: float) -> None:
@@ -110,16 +110,16 @@ class _SideBySide:
         self._cluster = cluster
         self._now = now
         self._runs = cluster.runs.of_job(name)
-        self._case = cluster.runtime.hang_tracker(name) if not self._runs and self._goes_on() else None
+        self._case = cluster.runtime.hang_tracker(name) if not self._runs and self._is_running() else None
         """Of its hangs. Those of runs are looked at when an agent speaks, and by time (`hang_of_run`)."""
         self._live: dict[RankId, RankRuntime] = {}
         self._stands: list[RankProgress] = []
         self._suspect = False
         """One of them may be too long at its step."""
         self._away = False
-        """Nothing is heard of one, for whom the others may well wait."""
+        """One of them is silent, and the others may well wait for it."""
 
-    def _goes_on(self) -> bool:
+    def _is_running(self) -> bool:
         job = self._cluster.jobs.get(self.name)
         return job is not None and job.phase is JobPhase.RUNNING
 
@@ -134,13 +134,13 @@ class _SideBySide:
         self._live[rank] = rank_runtime
         if self._case is not None and not rank_runtime.beat.paused:
             settings = self._cluster.settings
-            progress = self._case.fair(_told(rank, rank_runtime, settings), self._now)
+            progress = self._case.fair(_read_progress(rank, rank_runtime, settings), self._now)
             self._stands.append(progress)
             self._suspect = self._suspect or is_suspect(progress, settings)
 
     def conclude(self) -> Iterator[Event]:
         cluster, now, live = self._cluster, self._now, self._live
-        if not self._goes_on():
+        if not self._is_running():
             return
         own = {rank: rank_runtime.detectors.own for rank, rank_runtime in live.items()}
         for rank, finding in cluster.runtime.straggler_detector(self.name).look(own, cluster.settings):
@@ -152,12 +152,12 @@ class _SideBySide:
             yield FindingsMade(min(live), (late,))
         if self._case is not None:
             one = len({rank.replica for rank in live}) == 1  # ranks of several replicas have the same numbers
-            found = self._case.judge(self._stands, cluster.settings, now, cluster.beat_seconds(), self._suspect)
-            yield JobDue(self.name, found if one and not self._away else None)
+            diagnosis = self._case.judge(self._stands, cluster.settings, now, cluster.beat_seconds(), self._suspect)
+            yield JobDue(self.name, diagnosis if one and not self._away else None)
 
 
 def _away(cluster: ClusterState, rank_runtime: RankRuntime, now: float) -> bool:
-    """Whether nothing is heard of a rank that should be there. It is missed, and told, soon enough."""
+    """Whether a rank that should be there is silent. It is soon reported as lost."""
     return not rank_runtime.over and (rank_runtime.missing or now - rank_runtime.heard > NEWS * cluster.beat_seconds())
 
 
@@ -169,12 +169,12 @@ def _statuses(cluster: ClusterState, run: Run) -> Iterator[tuple[str, RankStatus
                 yield from ((node, rank) for rank in status.ranks if rank.state == "running")
 
 
-def _seen(cluster: ClusterState, run: Run, status: RankStatus, speaks: bool) -> RankProgress | None:
+def _combine_reports(cluster: ClusterState, run: Run, status: RankStatus, speaks: bool) -> RankProgress | None:
     """By its agent, which may have fallen silent since, and in its own beats."""
     rank = run.rank(status.rank)
     rank_runtime = cluster.runtime.ranks.get(rank)
     if rank_runtime is None or rank_runtime.beat is None or rank_runtime.incarnation != status.incarnation:
-        # Nothing is known of its steps; but whoever it is can be stopped.
+        # Its steps are unknown, but its process can still be stopped.
         return RankProgress(
             rank=status.rank,
             step=status.step,
@@ -185,35 +185,30 @@ def _seen(cluster: ClusterState, run: Run, status: RankStatus, speaks: bool) -> 
         )
     if rank_runtime.beat.paused:
         return None
-    known = cluster.ranks.get(rank)
-    return _told(rank, rank_runtime, cluster.settings)._replace(
+    member = cluster.ranks.get(rank)
+    return _read_progress(rank, rank_runtime, cluster.settings)._replace(
         step=max(rank_runtime.beat.step, status.step),
         idle_seconds=status.idle_seconds if status.step >= rank_runtime.beat.step else rank_runtime.beat.idle_seconds,
         frozen=status.frozen,
         held=status.held,
         computes=status.computes,
-        # Where its agent sees it, what it said last may be long over: one that holds its interpreter says nothing new.
-        phase=_phase(status.phase if status.step else status.phase or rank_runtime.beat.phase),
+        # Where its agent sees it, its last beat may be outdated: a rank whose interpreter is held sends none.
+        phase=status.phase if status.step else status.phase or rank_runtime.beat.phase,
         # Presumed, because it is silent; but an agent that speaks sees it run.
-        dead=known is not None and known.presence is Presence.DEAD and not speaks,
+        dead=member is not None and member.presence is Presence.DEAD and not speaks,
     )
 
 
-def _told(rank: RankId, rank_runtime: RankRuntime, settings: Settings) -> RankProgress:
+def _read_progress(rank: RankId, rank_runtime: RankRuntime, settings: Settings) -> RankProgress:
     assert rank_runtime.beat is not None
     return RankProgress(
         rank=rank.rank,
         step=rank_runtime.beat.step,
         idle_seconds=rank_runtime.beat.idle_seconds,
-        phase=_phase(rank_runtime.beat.phase),
+        phase=rank_runtime.beat.phase,
         collectives=rank_runtime.beat.collectives,
         limit=rank_runtime.detectors.pace.limit(settings),
         started=rank_runtime.detectors.pace.started,
         pause=rank_runtime.detectors.pace.pause,
         usual=rank_runtime.detectors.pace.p99,
     )
-
-
-def _phase(name: str) -> str:
-    """Waiting for data is part of training: a loader that never gives another batch is a hang."""
-    return "" if name == "data" else name

@@ -1,8 +1,8 @@
-"""What is done when something is wrong: a table, per job changed by its own rules.
+"""The response to each kind of trouble: the defaults of the registry, changed by the rules of a job.
 
-What may be only a suspicion is reported and nothing more, unless the job's owner says otherwise. What stops a training
-for good (a crash, a rank that is frozen or hangs, a device that failed) leads to a restart from the newest checkpoint
-that verifies. The stacks of all ranks are taken of everyone that hangs, whatever the policy.
+By default what may be a false alarm is only reported. What stops a training permanently (a crash, a rank that is frozen
+or hangs, a device that failed) leads to a restart from the newest valid checkpoint. When ranks hang, the stacks of all
+ranks are captured under any policy.
 """
 
 from __future__ import annotations

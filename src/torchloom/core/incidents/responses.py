@@ -1,6 +1,6 @@
 """Carrying out what a policy says about an incident, one response after the other.
 
-Most are done in the moment they are decided. A checkpoint takes its time: what follows waits for it, but not for ever.
+Most are done in the moment they are decided. A checkpoint takes its time: what follows waits for it, but not forever.
 The last one may end the attempt (restart, evict, rollback); nothing of a response outlives the attempt it began in.
 """
 
@@ -15,7 +15,6 @@ from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.kinds import HANGS, KINDS
 from torchloom.core.incidents.circuit_breaker import braked
 from torchloom.core.incidents.policy import ENDING, planned, rule_for
-from torchloom.core.incidents.rollback_target import rollback
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
@@ -23,7 +22,7 @@ from torchloom.core.state.incidents import Incident
 from torchloom.core.state.runs import Run
 from torchloom.protocol.incident_records import IncidentAmended, ResponseBegan, ResponseWent
 from torchloom.protocol.job import EventKind, Response, Rule
-from torchloom.protocol.node import Inspect
+from torchloom.protocol.node import Inspect, Rollback
 from torchloom.protocol.operator import Steer
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import DeviceMarkedFailed, Record
@@ -54,9 +53,9 @@ def respond(cluster: ClusterState, run: Run, trouble: Trouble, now: float) -> De
     if not do or run.response is not None:
         return NOTHING
     if why := _why_not(cluster, run, rule, now):
-        return _only_said(cluster, trouble, phrase("policy_held_back", why=why, policy=planned(*rule.do)))
+        return _note_once(cluster, trouble, phrase("policy_held_back", why=why, policy=planned(*rule.do)))
     steps = (trouble.step if trouble.since is None else trouble.since, trouble.step)
-    back = rollback(cluster, run, rule, steps, trouble.incident) if "rollback" in do else None
+    back = _find_rollback(cluster, run, rule, steps, trouble.incident) if "rollback" in do else None
     began = ResponseBegan(
         job=run.name,
         incident=trouble.incident,
@@ -72,6 +71,22 @@ def respond(cluster: ClusterState, run: Run, trouble: Trouble, now: float) -> De
     return merge_decisions([first, _next(cluster, run, began, now, now)])
 
 
+def _find_rollback(cluster: ClusterState, run: Run, rule: Rule, steps: tuple[int, int], incident: str) -> Rollback:
+    """Back to before the first of the steps that may have gone wrong; it is known which was the last."""
+    first, last = steps
+    kept = cluster.checkpoints.of(run.replica_id.job)
+    saved = [save.step for save in kept.saved if save.at >= run.submitted]
+    resumed = [note.resume_step for note in run.notes if note.resume_step is not None]
+    return Rollback(
+        before=first,
+        back=rule.back,
+        skip=(first, last) if rule.skip else None,
+        incident=incident,
+        folder=kept.folder,
+        saved=any(step < first for step in (*saved, *resumed)),
+    )
+
+
 def _why_not(cluster: ClusterState, run: Run, rule: Rule, now: float) -> Prose:
     if run.task.dry_run:
         return phrase("policy_dry_run")
@@ -82,21 +97,21 @@ def _why_not(cluster: ClusterState, run: Run, rule: Rule, now: float) -> Prose:
     return braked(cluster, now)
 
 
-def _only_said(cluster: ClusterState, trouble: Trouble, decision: Prose) -> Decision:
+def _note_once(cluster: ClusterState, trouble: Trouble, decision: Prose) -> Decision:
     """Once, not each time it is looked at."""
-    known = cluster.incidents.get(trouble.incident)
-    if known is not None and known.decision == decision:
+    incident = cluster.incidents.get(trouble.incident)
+    if incident is not None and incident.decision == decision:
         return NOTHING
     amended = IncidentAmended(id=trouble.incident, decision=decision, reason=trouble.reason)
     return Decision((amended,))
 
 
-def go_on(cluster: ClusterState, run: Run, now: float) -> Decision:
+def continue_response(cluster: ClusterState, run: Run, now: float) -> Decision:
     """What is left of a response that is under way."""
     if run.response is None:
         return NOTHING
-    known = cluster.incidents.get(run.response.incident)
-    if known is None or known.closed is not None:  # it went away while a checkpoint was waited for
+    incident = cluster.incidents.get(run.response.incident)
+    if incident is None or incident.closed is not None:  # it went away while a checkpoint was waited for
         return Decision((ResponseWent(job=run.name),))
     return _next(cluster, run, run.response, run.responding, now)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from torchloom.core.detect.stack_groups import group, story
+from torchloom.core.detect.stack_groups import describe_groups, group_stacks
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import Incident
 from torchloom.protocol.facts import Inspected, RankStacks
@@ -14,24 +14,24 @@ from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import Beat
 
 MOST = 4
-"""Ranks of which more is told than where they were."""
+"""Ranks of which more is shown than where they were."""
 
 
-def of_agent(said: Inspected, incident: Incident) -> tuple[Prose, ...]:
+def of_agent(report: Inspected, incident: Incident) -> tuple[Prose, ...]:
     """What an agent has seen of its ranks and of its machine."""
-    texts = {rank.rank: rank.text for rank in said.ranks if rank.text}
+    texts = {rank.rank: rank.text for rank in report.ranks if rank.text}
     culprits = culprits_of(incident)
-    lines = [*story(group(texts), culprits), *_how(said.ranks)]
-    told = [rank for rank in said.ranks if rank.said and (rank.rank in culprits or not culprits)][:MOST]
-    last = [phrase("last_of_stderr", rank=rank.rank, lines=rank.said.splitlines()) for rank in told]
-    host = [phrase("of_node", node=said.node, text=said.host)] if said.host else []
-    return phrase("stacks_on_node", node=said.node, lines=lines), *last, *host
+    lines = [*describe_groups(group_stacks(texts), culprits), *_how(report.ranks)]
+    quoted = [rank for rank in report.ranks if rank.said and (rank.rank in culprits or not culprits)][:MOST]
+    last = [phrase("last_of_stderr", rank=rank.rank, lines=rank.said.splitlines()) for rank in quoted]
+    host = [phrase("of_node", node=report.node, text=report.host)] if report.host else []
+    return phrase("stacks_on_node", node=report.node, lines=lines), *last, *host
 
 
 def of_ranks(texts: Mapping[RankId, str], incident: Incident) -> Phrase:
     """What ranks have shown themselves."""
     by_number = {rank.rank: text for rank, text in texts.items() if text}
-    return phrase("stacks_of_ranks", lines=story(group(by_number), culprits_of(incident)))
+    return phrase("stacks_of_ranks", lines=describe_groups(group_stacks(by_number), culprits_of(incident)))
 
 
 def last_heard(cluster: ClusterState, of: ReplicaId, culprits: Collection[int], now: float) -> tuple[Prose, ...]:

@@ -13,7 +13,7 @@ from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.detect.kinds import HANGS
 from torchloom.core.incident_ids import close_incident
 from torchloom.core.incidents.hangs import look_at_run
-from torchloom.core.incidents.responses import go_on
+from torchloom.core.incidents.responses import continue_response
 from torchloom.core.jobs import node_checks
 from torchloom.core.jobs.agent_liveness import (
     explain_lost_node,
@@ -207,7 +207,7 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
         return seen
     if run.response is not None:
         over = look_at_run(cluster, run, None, now) if hang is None and run.response.kind in HANGS else NOTHING
-        return merge_decisions([seen, over or go_on(cluster, run, now)])
+        return merge_decisions([seen, over or continue_response(cluster, run, now)])
     return merge_decisions([seen, look_at_run(cluster, run, hang, now)])
 
 

@@ -10,7 +10,7 @@ from tests.core.loom import Loom, life
 from tests.core.site import JOB, Site, incidents
 from torchloom.core.decision import Decision
 from torchloom.core.detect.rank_spans import spans
-from torchloom.core.detect.stack_groups import group, story
+from torchloom.core.detect.stack_groups import describe_groups, group_stacks
 from torchloom.core.events import BeatReceived, FactReceived, LinkOpened, ReportReceived, Tick
 from torchloom.core.incidents.policy import planned
 from torchloom.core.state.runs import Run
@@ -214,7 +214,7 @@ def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> Non
     site.loom.happen(FactReceived(said))
     evidence = list(site.loom.cluster.incidents[incident].evidence)
     lines = [
-        *story(group({0: WAITS, 1: SLEEPS}), culprits=(1,)),
+        *describe_groups(group_stacks({0: WAITS, 1: SLEEPS}), culprits=(1,)),
         phrase("stacks_from_outside", rank=1, state="stopped"),
     ]
     assert evidence.count(phrase("stacks_on_node", node="n1", lines=lines)) == 1
@@ -475,7 +475,7 @@ def test_stacks_of_a_replica_are_kept_with_the_incident_of_its_job() -> None:
     (incident,) = site.loom.cluster.incidents
     ranks = (RankStacks(rank=0, how="py-spy", text=SLEEPS, state="stopped"),)
     site.loom.happen(FactReceived(Inspected(job=f"{JOB}:1", node="n1", incident=incident, ranks=ranks)))
-    lines = [*story(group({0: SLEEPS})), phrase("stacks_from_outside", rank=0, state="stopped")]
+    lines = [*describe_groups(group_stacks({0: SLEEPS})), phrase("stacks_from_outside", rank=0, state="stopped")]
     assert phrase("stacks_on_node", node="n1", lines=lines) in site.loom.cluster.incidents[incident].evidence
 
 

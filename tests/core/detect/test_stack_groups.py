@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchloom.core.detect.rank_spans import spans
-from torchloom.core.detect.stack_groups import group, story
+from torchloom.core.detect.stack_groups import describe_groups, group_stacks
 from torchloom.protocol.codec import encode
 from torchloom.protocol.phrase import phrase
 from torchloom.views.wording.phrases import render_all
@@ -46,7 +46,7 @@ Thread 4720 (idle): "torchloom"
 
 
 def test_ranks_at_the_same_place_stand_together_and_the_other_one_is_named() -> None:
-    groups = group({**dict.fromkeys(range(7), WAITING), 7: COMPUTING})
+    groups = group_stacks({**dict.fromkeys(range(7), WAITING), 7: COMPUTING})
     assert [(found.ranks, found.waits) for found in groups] == [((0, 1, 2, 3, 4, 5, 6), True), ((7,), False)]
     waits = phrase(
         "ranks_wait_in",
@@ -55,7 +55,7 @@ def test_ranks_at_the_same_place_stand_together_and_the_other_one_is_named() -> 
         caller="main (train.py:40)",
     )
     odd = phrase("rank_is_in", ranks=spans([7]), frame="forward (model.py:88)", caller="")
-    assert story(groups) == (waits, phrase("odd_one_out", line=odd))
+    assert describe_groups(groups) == (waits, phrase("odd_one_out", line=odd))
 
 
 def test_what_measures_the_waiting_is_not_named() -> None:
@@ -63,38 +63,38 @@ def test_what_measures_the_waiting_is_not_named() -> None:
     first = '  File "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"'
     measured = WAITING.replace(first, ours + first)
     assert measured != WAITING
-    assert group({0: measured, 1: WAITING}) == group({0: WAITING, 1: WAITING})
+    assert group_stacks({0: measured, 1: WAITING}) == group_stacks({0: WAITING, 1: WAITING})
 
 
 def test_what_py_spy_writes_is_read_too() -> None:
-    (found,) = group({3: PY_SPY})
+    (found,) = group_stacks({3: PY_SPY})
     assert [str(frame) for frame in found.frames[:2]] == ["linear (functional.py:125)", "forward (model.py:88)"]
     where = phrase("rank_is_in", ranks=spans([3]), frame="linear (functional.py:125)", caller="forward (model.py:88)")
-    assert story([found]) == (where,)
+    assert describe_groups([found]) == (where,)
 
 
 def test_the_thread_that_is_called_main_is_read_wherever_it_stands() -> None:
     turned = PY_SPY[PY_SPY.index("Thread 4720") :] + PY_SPY[PY_SPY.index("Thread 4711") : PY_SPY.index("Thread 4720")]
-    assert group({0: PY_SPY, 1: turned})[0].ranks == (0, 1)
+    assert group_stacks({0: PY_SPY, 1: turned})[0].ranks == (0, 1)
     autograd = PY_SPY + 'Thread 4733 (idle): "pt_autograd_0"\n    backward (function.py:307)\n'
-    assert group({0: PY_SPY, 1: autograd})[0].ranks == (0, 1)
+    assert group_stacks({0: PY_SPY, 1: autograd})[0].ranks == (0, 1)
 
 
 def test_without_names_it_is_the_one_that_was_not_started_by_another() -> None:
     main, other = COMPUTING, WAITING[: WAITING.index("Current thread")]
-    assert group({0: main + other, 1: other + main})[0].ranks == (0, 1)
+    assert group_stacks({0: main + other, 1: other + main})[0].ranks == (0, 1)
 
 
 def test_the_culprits_that_are_known_are_the_odd_ones() -> None:
-    groups = group({0: WAITING, 1: WAITING, 2: COMPUTING, 3: ""})
-    odd = [line for line in story(groups, culprits=(3,)) if line.code == "odd_one_out"]
+    groups = group_stacks({0: WAITING, 1: WAITING, 2: COMPUTING, 3: ""})
+    odd = [line for line in describe_groups(groups, culprits=(3,)) if line.code == "odd_one_out"]
     assert odd == [phrase("odd_one_out", line=phrase("stack_unread", ranks=spans([3])))]
 
 
 def test_without_anyone_waiting_the_few_are_odd_among_the_many() -> None:
     other = COMPUTING.replace("line 88", "line 77")
-    assert story(group({0: COMPUTING, 1: COMPUTING, 2: COMPUTING, 3: other}))[-1].code == "odd_one_out"
-    assert not any(line.code == "odd_one_out" for line in story(group({0: COMPUTING, 1: other})))
+    assert describe_groups(group_stacks({0: COMPUTING, 1: COMPUTING, 2: COMPUTING, 3: other}))[-1].code == "odd_one_out"
+    assert not any(line.code == "odd_one_out" for line in describe_groups(group_stacks({0: COMPUTING, 1: other})))
 
 
 def test_what_is_told_is_bounded_however_much_there_is() -> None:
@@ -102,7 +102,7 @@ def test_what_is_told_is_bounded_however_much_there_is() -> None:
         rank: f'Thread 0x1 (most recent call first):\n  File "{"x" * 900}{rank}.py", line {rank} in {"f" * 50}\n'
         for rank in range(0, 4000, 2)
     }
-    lines = story(group(many), culprits=range(0, 4000, 3))
+    lines = describe_groups(group_stacks(many), culprits=range(0, 4000, 3))
     assert len("\n".join(render_all(lines)).encode()) <= 6000
     assert len(encode(lines)) <= 8000
     assert lines[-1].code == "more_ranks_elsewhere"
@@ -118,6 +118,6 @@ pieces = st.sampled_from(
     st.sets(st.integers()),
 )
 def test_garbage_does_no_harm(stacks: dict[int, str], culprits: set[int]) -> None:
-    groups = group(stacks)
+    groups = group_stacks(stacks)
     assert sorted(rank for found in groups for rank in found.ranks) == sorted(stacks)
-    assert len("\n".join(render_all(story(groups, culprits))).encode()) <= 6000
+    assert len("\n".join(render_all(describe_groups(groups, culprits))).encode()) <= 6000
