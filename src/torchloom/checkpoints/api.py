@@ -37,7 +37,7 @@ from torchloom.checkpoints.store import commit, search
 from torchloom.checkpoints.store.locks import WriterLock, reading
 from torchloom.checkpoints.store.manifest import Manifest, folder_name
 from torchloom.checkpoints.store.retention import Keep, prune
-from torchloom.checkpoints.store.search import Found
+from torchloom.checkpoints.store.search import ValidCheckpoint
 from torchloom.checkpoints.store.verification import Signature, signature
 from torchloom.errors import AlreadyUp, BadInput, BadState, Damaged, NoValidCheckpoint
 from torchloom.protocol.rank import Resumed, Saved, SaveFailed
@@ -250,10 +250,10 @@ class Checkpoints:
 
     # ── finding and loading ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def latest(self) -> Found:
+    def latest(self) -> ValidCheckpoint:
         """The newest valid checkpoint, and why newer ones were rejected; NoValidCheckpoint if there is none."""
-        found, rejected = search.latest(self.folder, self.pattern)
-        return replace(found, rejected=rejected)
+        checkpoint, rejected = search.latest(self.folder, self.pattern)
+        return replace(checkpoint, rejected=rejected)
 
     def load(self, step: int | None = None, strict: bool = True) -> Loaded:
         """What was saved, as data: at `step`, else in the newest valid checkpoint. No code in it is run.
@@ -263,9 +263,9 @@ class Checkpoints:
         while True:
             before = self._names()
             try:
-                found = self._find(step)
-                with reading(found.path):
-                    return load.load(found, strict)
+                checkpoint = self._find(step)
+                with reading(checkpoint.path):
+                    return load.load(checkpoint, strict)
             except (Damaged, NoValidCheckpoint):
                 if step is not None or self._names() == before:
                     raise  # otherwise one was deleted or written in between: search again
@@ -280,40 +280,40 @@ class Checkpoints:
         coordinator = self._current_coordinator()
         with all_or_none(coordinator):
             stateful_objects.check_names(state)
-        found = coordinator.broadcast_from_zero(lambda: self._begin(step))
+        checkpoint = coordinator.broadcast_from_zero(lambda: self._begin(step))
         self._claimed = True
         self._know(state)
-        if found is None:
+        if checkpoint is None:
             return 0
-        with reading(found.path):
-            own = load.resume(found, state, strict, coordinator)
-        self._last = found.step
-        self._saved = found.step
+        with reading(checkpoint.path):
+            own = load.resume(checkpoint, state, strict, coordinator)
+        self._last = checkpoint.step
+        self._saved = checkpoint.step
         threadlet = threadlet_bridge.current_threadlet()
         if threadlet is not None:
-            threadlet.load_state_dict(own.get("torchloom") or {"step": found.step, "knobs": {}, "taken": {}})
-        self._report(Resumed, step=found.step, path=str(found.path), rejected=dict(found.rejected))
+            threadlet.load_state_dict(own.get("torchloom") or {"step": checkpoint.step, "knobs": {}, "taken": {}})
+        self._report(Resumed, step=checkpoint.step, path=str(checkpoint.path), rejected=dict(checkpoint.rejected))
         restore(own.get("rng", {}))
-        logger.info("torchLoom: resumed from %s", found.path)
-        return found.step
+        logger.info("torchLoom: resumed from %s", checkpoint.path)
+        return checkpoint.step
 
-    def _begin(self, step: int | None) -> Found | None:
+    def _begin(self, step: int | None) -> ValidCheckpoint | None:
         """Lock the folder and find the checkpoint to resume from."""
         self._lock_folder()
         if step is None and not search.candidates(self.folder, self.pattern):
             return None
-        found = self._find(step)
-        for name, why in found.rejected.items():
+        checkpoint = self._find(step)
+        for name, why in checkpoint.rejected.items():
             logger.warning("torchLoom: %s is passed over: %s", name, why)
         if step is not None:
             for name in commit.set_aside(self.folder, newer_than=step):
                 logger.warning("torchLoom: %s is set aside: training goes back to step %d", name, step)
-        return found
+        return checkpoint
 
     def _names(self) -> set[str]:
         return {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
 
-    def _find(self, step: int | None) -> Found:
+    def _find(self, step: int | None) -> ValidCheckpoint:
         if step is None:
             return self.latest()
         return search.at_step(self.folder, _step(step), self.pattern)
@@ -331,8 +331,8 @@ class Checkpoints:
         return pruned.deleted
 
     def _is_trusted(self, path: Path) -> bool:
-        known = self._trusted.get(path)
-        return known is not None and known == signature(path)
+        trusted = self._trusted.get(path)
+        return trusted is not None and trusted == signature(path)
 
     def _claim(self) -> None:
         """Lock the folder for this job. Its first rank does so; if that fails, it raises on all ranks."""

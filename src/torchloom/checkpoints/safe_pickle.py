@@ -30,8 +30,8 @@ _ALLOWED: Final = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        known = (module, name) in _ALLOWED
-        if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+        is_allowed = (module, name) in _ALLOWED
+        if is_allowed or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it contains a {module}.{name}, which no checkpoint does")
 

@@ -142,19 +142,19 @@ class ShardedLoad:
     def give_own(self, where: str) -> None:
         """Load this rank's own parts first, because they may fail. If one rank fails, the others undo it."""
         own = self._own["own"]
-        given = {name: self._state[name] for name in own if stateful_objects.is_live(self._state[name])}
-        before = copy.deepcopy(stateful_objects.gather(given))
-        done = False
+        live_parts = {name: self._state[name] for name in own if stateful_objects.is_live(self._state[name])}
+        before = copy.deepcopy(stateful_objects.gather(live_parts))
+        succeeded = False
         try:
             with all_or_none(self._coordinator):
-                if len(given) < len(own) and not isinstance(self._state, MutableMapping):
-                    name = min(own.keys() - given.keys())
+                if len(live_parts) < len(own) and not isinstance(self._state, MutableMapping):
+                    name = min(own.keys() - live_parts.keys())
                     raise BadState(f"{name} is a plain value and the state cannot be written to", hint="pass a dict")
-                stateful_objects.give(given, own, False, where)
-                done = True
+                stateful_objects.give(live_parts, own, False, where)
+                succeeded = True
         except BaseException:
-            if done:
-                stateful_objects.give(given, before, False, where)
+            if succeeded:
+                stateful_objects.give(live_parts, before, False, where)
             raise
 
     def give(self, strict: bool) -> dict[str, Any]:
@@ -165,13 +165,12 @@ class ShardedLoad:
             plain = {name: value for name, value in own.items() if not stateful_objects.is_live(self._state[name])}
             for name, value in plain.items():
                 self._state[name] = stateful_objects.filled(self._state[name], value)
-        models = [part for part in self._shared.values() if isinstance(part, torch.nn.Module)]
         for name, part in self._shared.items():
             if isinstance(part, torch.nn.Module):
                 set_model_state_dict(part, self._live[name], options=StateDictOptions(strict=strict))
             elif isinstance(part, torch.optim.Optimizer):
                 options = StateDictOptions(strict=False)  # a parameter may have no state; the rest was checked
-                set_optimizer_state_dict(model_of(name, part, models), part, self._live[name], options=options)
+                set_optimizer_state_dict(model_of(name, part, self._shared), part, self._live[name], options=options)
             elif isinstance(self._state, MutableMapping):
                 self._state[name] = self._live[name]
         return {"rng": self._own["rng"], "torchloom": self._own["torchloom"]}

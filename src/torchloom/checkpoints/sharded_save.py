@@ -82,49 +82,48 @@ def _check_keys(value: Any, place: str) -> None:
 
 def shared_state(shared: Mapping[str, Any]) -> dict[str, Any]:
     """The state of modules and optimizers by parameter names, which do not depend on the number of ranks."""
-    models = [part for part in shared.values() if isinstance(part, torch.nn.Module)]
-    found: dict[str, Any] = {}
+    states: dict[str, Any] = {}
     for name, part in shared.items():
         if isinstance(part, torch.nn.Module):
-            found[name] = get_model_state_dict(part)
+            states[name] = get_model_state_dict(part)
         elif isinstance(part, torch.optim.Optimizer):
-            found[name] = get_optimizer_state_dict(model_of(name, part, models), part)
+            states[name] = get_optimizer_state_dict(model_of(name, part, shared), part)
         else:
-            found[name] = part
-    return found
+            states[name] = part
+    return states
 
 
 def state_to_save(shared: Mapping[str, Any]) -> dict[str, Any]:
     """The same, without creating the state of an optimizer that has none yet."""
     fresh = {name: p for name, p in shared.items() if isinstance(p, torch.optim.Optimizer) and not p.state}
     try:
-        found = shared_state(shared)
+        states = shared_state(shared)
     finally:
         for optimizer in fresh.values():
             optimizer.state.clear()
     for name in fresh:
-        found[name]["state"] = {}
-    return found
+        states[name]["state"] = {}
+    return states
 
 
 def buffers_of(shared: Mapping[str, Any], state: Mapping[str, Any]) -> set[str]:
     """The names of the buffers of modules, identified by their memory, whatever wraps the module."""
-    found = set()
+    names = set()
     for name, part in shared.items():
         if isinstance(part, torch.nn.Module):
             places = {buffer.untyped_storage().data_ptr() for buffer in part.buffers() if type(buffer) is torch.Tensor}
             for key, value in state[name].items():
                 if type(value) is torch.Tensor and value.untyped_storage().data_ptr() in places:
-                    found.add(f"{name}.{key}")
-    return found
+                    names.add(f"{name}.{key}")
+    return names
 
 
-def model_of(name: str, optimizer: torch.optim.Optimizer, models: list[torch.nn.Module]) -> torch.nn.Module:
+def model_of(name: str, optimizer: torch.optim.Optimizer, shared: Mapping[str, Any]) -> torch.nn.Module:
     """The module whose parameters this optimizer updates."""
     ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for model in models:
-        if ids <= {id(parameter) for parameter in model.parameters()}:
-            return model
+    for part in shared.values():
+        if isinstance(part, torch.nn.Module) and ids <= {id(parameter) for parameter in part.parameters()}:
+            return part
     raise BadInput(
         f"no module in the state has all parameters of {name}",
         hint="several ranks save an optimizer by its parameters' names: hand in the module, not its state_dict",
@@ -148,13 +147,14 @@ class _Planner(DefaultSavePlanner):  # type: ignore[misc]
     def create_global_plan(self, all_plans: list[Any]) -> Any:
         """Assign tensors that several ranks have to one of them each; the first rank writes the rest."""
         first, *others = all_plans
-        kept = {
+        firsts = {
             item.index for item in first.items if item.type == WriteItemType.BYTE_IO or item.index.fqn in self._buffers
         }
-        without = [
-            dataclasses.replace(plan, items=[item for item in plan.items if item.index not in kept]) for plan in others
+        rest = [
+            dataclasses.replace(plan, items=[item for item in plan.items if item.index not in firsts])
+            for plan in others
         ]
-        return super().create_global_plan([first, *without])
+        return super().create_global_plan([first, *rest])
 
     def copy_out(self, plan: Any, copier: StagingBuffers) -> int:
         """Copy what this rank writes; returns its size."""

@@ -48,17 +48,21 @@ def unwrap(value: Any) -> Any:
     return value
 
 
-def check_parts(found: Iterable[str], wanted: Iterable[str], strict: bool, where: str) -> tuple[list[str], list[str]]:
+def check_parts(saved: Iterable[str], needed: Iterable[str], strict: bool, where: str) -> tuple[list[str], list[str]]:
     """Check that a checkpoint has exactly the parts to load; if not strict, return the missing and the extra ones."""
-    found, wanted = set(found), set(wanted)
-    missing, extra = sorted(wanted - found), sorted(found - wanted)
+    saved, needed = set(saved), set(needed)
+    missing, extra = sorted(needed - saved), sorted(saved - needed)
     if strict and (missing or extra):
         differences = [f"it has no {', '.join(missing)}"] if missing else []
         differences += [f"nothing was given for {', '.join(extra)}"] if extra else []
         raise BadState(f"{where}: {'; '.join(differences)}", hint="strict=False takes what there is")
-    if wanted and not found & wanted:
-        raise BadState(f"{where} has none of {', '.join(sorted(wanted))}", hint="nothing was loaded")
+    if needed and not saved & needed:
+        raise _misfit(f"{where} has none of {', '.join(sorted(needed))}")
     return missing, extra
+
+
+def _misfit(problem: str) -> BadState:
+    return BadState(problem, hint="nothing was loaded")
 
 
 def check_fit(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where: str) -> None:
@@ -82,7 +86,7 @@ def give(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where
             back()
         if isinstance(error, BadState):
             raise
-        raise BadState(f"{where}: {name} does not take what was saved: {error}", hint="nothing was loaded") from error
+        raise _misfit(f"{where}: {name} does not take what was saved: {error}") from error
 
 
 def _give_one(state: Mapping[str, Any], name: str, saved: Any, strict: bool, undo: list[Callable[[], None]]) -> None:
@@ -131,20 +135,17 @@ def _check_fit(name: str, part: Any, saved: Any, strict: bool, where: str) -> No
         groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
         shape = [len(group["params"]) for group in part.param_groups]
         if not isinstance(groups, list) or [len(group["params"]) for group in groups] != shape:
-            raise BadState(f"{where}: {name} was saved with other parameter groups", hint="nothing was loaded")
+            raise _misfit(f"{where}: {name} was saved with other parameter groups")
         mine, theirs = (set().union(*map(dict.keys, each)) - _ADDED for each in (part.param_groups, groups))
         if strict and mine - theirs and theirs - mine:
-            raise BadState(
-                f"{where}: {name} was another kind of optimizer: it has no {min(mine - theirs)}",
-                hint="nothing was loaded",
-            )
+            raise _misfit(f"{where}: {name} was another kind of optimizer: it has no {min(mine - theirs)}")
     elif isinstance(part, torch.Tensor) and (not isinstance(saved, torch.Tensor) or saved.shape != part.shape):
-        raise BadState(f"{where}: {name} was saved with another shape", hint="nothing was loaded")
+        raise _misfit(f"{where}: {name} was saved with another shape")
 
 
 def _check_module(name: str, own: Mapping[str, Any], saved: Any, strict: bool, where: str) -> None:
     if not isinstance(saved, Mapping):
-        raise BadState(f"{where}: {name} was saved as something else than a module", hint="nothing was loaded")
+        raise _misfit(f"{where}: {name} was saved as something else than a module")
     if strict and own.keys() != saved.keys():
         missing, extra = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
         differences = f"{(missing or extra)[0]} is {'missing' if missing else 'not in this model'}"
@@ -154,10 +155,8 @@ def _check_module(name: str, own: Mapping[str, Any], saved: Any, strict: bool, w
     for key in own:
         mine, theirs = own[key], saved.get(key)
         if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and mine.shape != theirs.shape:
-            raise BadState(
-                f"{where}: {name}.{key} has shape {tuple(theirs.shape)} there and {tuple(mine.shape)} here",
-                hint="nothing was loaded",
-            )
+            shapes = f"{tuple(theirs.shape)} there and {tuple(mine.shape)} here"
+            raise _misfit(f"{where}: {name}.{key} has shape {shapes}")
 
 
 def is_sharded(state: Mapping[str, Any]) -> bool:

@@ -222,7 +222,7 @@ class Threadlet:
             return
         try:
             with contextlib.suppress(Exception):
-                self._link.liveness.say_leaving()
+                self._link.liveness.phases.leave()
                 threadlet_bridge.wait_for_checkpoints(FINISH_SECONDS)
         finally:  # also after a Ctrl-C during the wait
             link, self._link, self._meter = self._link, None, None
@@ -282,17 +282,17 @@ def attach(
     """Attach this process as a rank. Missing arguments are taken from the launcher's environment, or chosen here."""
     host = Host(socket.gethostname(), os.getpid(), sys.argv[0] if getattr(sys, "argv", None) else "")
     names = find_names(os.environ, host, job=job, replica=replica, rank=rank, world_size=world_size)
-    given = _check_devices(devices)
+    device_ids = _check_devices(devices)
     for warning in names.warnings:
         logger.warning("torchLoom: %s", warning)
     settings = settings or read_settings(os.environ)
     step_counter.retire()
-    known = process_hooks.live.get(names.rank)
-    if isinstance(known, Threadlet):
-        if not known._own(given):
+    existing = process_hooks.live.get(names.rank)
+    if isinstance(existing, Threadlet):
+        if not existing._own(device_ids):
             logger.warning("torchLoom: %s is attached already; this is the same threadlet", names.rank)
-        return known
-    threadlet = start_threadlet(names, settings, given)
+        return existing
+    threadlet = start_threadlet(names, settings, device_ids)
     if threadlet._link is not None:
         threadlet_bridge.register_threadlet(threadlet)
         _announce(names)
@@ -363,10 +363,10 @@ def _check_devices(devices: Iterable[str] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(devices, str):
         raise BadInput(f"devices={devices!r} is one text", hint="pass a list of device ids")
-    found = tuple(check_name("device", device) for device in devices)
-    if len(found) > MAX_DEVICES:
-        raise BadInput(f"{len(found)} devices are more than one rank can have ({MAX_DEVICES})")
-    return found
+    ids = tuple(check_name("device", device) for device in devices)
+    if len(ids) > MAX_DEVICES:
+        raise BadInput(f"{len(ids)} devices are more than one rank can have ({MAX_DEVICES})")
+    return ids
 
 
 def _is_bystander(names: Names) -> bool:

@@ -164,7 +164,7 @@ def test_verifying_tells_which_one_of_how_many(tmp_path: Path) -> None:
     (tmp_path / "step-2" / "state.pt").unlink()
     told: list[tuple[int, int, int, int]] = []
     take_inventory(
-        tmp_path, NOW, verify=True, watch=lambda e, number, of, done: told.append((e.step, number, of, done))
+        tmp_path, NOW, verify=True, on_verify=lambda e, number, of, done: told.append((e.step, number, of, done))
     )
     assert told == [(3, 1, 2, 0), (1, 2, 2, 20_000)]
 
@@ -177,7 +177,7 @@ def test_one_that_is_deleted_meanwhile_is_left_out(tmp_path: Path) -> None:
         if entry.step == 2:
             (tmp_path / "step-2").rename(tmp_path / ".deleting-step-2-0123abcd")
 
-    assert states(take_inventory(tmp_path, NOW, verify=True, watch=delete)) == {1: "valid"}
+    assert states(take_inventory(tmp_path, NOW, verify=True, on_verify=delete)) == {1: "valid"}
 
 
 def test_ten_thousand_checkpoints_are_listed_at_once(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 from torchloom.knobs import BadValue
 from torchloom.protocol.knob_values import Action
 from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Verdict
-from torchloom.threadlet.changes.handover import Handover
-from torchloom.threadlet.changes.participant import JOURNAL, NEVER, Participant
+from torchloom.threadlet.changes.participant import JOURNAL, NEVER, Handover, Participant
 
 LIFE = "1" * 24
 

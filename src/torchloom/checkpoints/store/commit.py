@@ -83,8 +83,8 @@ def set_aside(folder: Path, newer_than: int) -> list[str]:
     """Rename checkpoints after a step that training goes back to, so that they are not found; they are not deleted."""
     moved = []
     for entry in list(os.scandir(folder)):
-        named = FOLDER.fullmatch(entry.name)
-        if named and int(named[1]) > newer_than and entry.is_dir(follow_symlinks=False):
+        match = FOLDER.fullmatch(entry.name)
+        if match and int(match[1]) > newer_than and entry.is_dir(follow_symlinks=False):
             Path(entry.path).rename(_aside(Path(entry.path)))
             moved.append(entry.name)
     return sorted(moved)

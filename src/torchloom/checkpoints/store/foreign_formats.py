@@ -28,10 +28,10 @@ def step_of(path: Path) -> int | None:
     if path.name.startswith("."):
         return None
     if path.is_dir():
-        found = _LAST.search(path.name) if kind_of(path) else None
+        match = _LAST.search(path.name) if kind_of(path) else None
     else:
-        found = PATTERN.search(path.name[: -len(path.suffix)]) if path.suffix in SUFFIXES else None
-    return int(found[1]) if found else None
+        match = PATTERN.search(path.name[: -len(path.suffix)]) if path.suffix in SUFFIXES else None
+    return int(match[1]) if match else None
 
 
 def check(path: Path, quick: bool = False) -> str:
@@ -93,9 +93,9 @@ def _check_huggingface(path: Path) -> None:
         raise Damaged(path, "it has no weights")
     for index in path.glob("*.index.json"):
         try:
-            named = set(json.loads(index.read_text())["weight_map"].values())
+            names = set(json.loads(index.read_text())["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(path, f"{index.name} is damaged") from error
-        missing = sorted(name for name in named if not (path / str(name)).exists())
+        missing = sorted(name for name in names if not (path / str(name)).exists())
         if missing:
             raise Damaged(path, f"{missing[0]} is missing" + (f" and {len(missing) - 1} more" if missing[1:] else ""))

@@ -70,16 +70,16 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         return next((entry for entry in self.finished if entry.whole), None)
 
 
-RuntimeState = Callable[[Entry, int, int, int], None]
+OnVerify = Callable[[Entry, int, int, int], None]
 """Called before each one is verified: its name, its position, the total number, and the bytes read so far."""
 
 
 def take_inventory(
-    folder: Path, now: float, pattern: str | None = None, verify: bool = False, watch: RuntimeState = lambda *_: None
+    folder: Path, now: float, pattern: str | None = None, verify: bool = False, on_verify: OnVerify = lambda *_: None
 ) -> Inventory:
     """List a folder. Raises BadState if it cannot be read."""
-    seen = [(candidate, entry) for candidate in candidates(folder, pattern) if (entry := look(candidate))]
-    entries = list(_verified(seen, watch)) if verify else [entry for _, entry in seen]
+    listing = [(candidate, entry) for candidate in candidates(folder, pattern) if (entry := look(candidate))]
+    entries = list(_verified(listing, on_verify)) if verify else [entry for _, entry in listing]
     entries += [*drafts(folder, now), *put_aside(folder, pattern)]
     entries.sort(key=lambda e: e.step, reverse=True)  # stable: where a step has several, the order of a resume
     return Inventory(folder=text(str(folder)), entries=tuple(entries), verified=verify)
@@ -136,15 +136,15 @@ def look(candidate: Candidate) -> Entry | None:
 def drafts(folder: Path, now: float) -> Iterator[Entry]:
     """Checkpoints being written, or left incomplete when their process ended."""
     for name in _names(folder):
-        found = HIDDEN.fullmatch(name)
-        if found is None or found[1] != "saving":
+        match = HIDDEN.fullmatch(name)
+        if match is None or match[1] != "saving":
             continue
         size, changed = weigh(folder / name)
         if not changed:
             continue  # it has become a checkpoint, or is gone
-        gone = now - changed > ABANDONED_SECONDS
-        step = int(found[2].removeprefix("step-"))
-        status: Status = "abandoned" if gone else "writing"
+        is_abandoned = now - changed > ABANDONED_SECONDS
+        step = int(match[2].removeprefix("step-"))
+        status: Status = "abandoned" if is_abandoned else "writing"
         yield Entry(name=name, step=step, kind="torchloom", size=size, created=changed, status=status)
 
 
@@ -172,15 +172,15 @@ def weigh(path: Path | str) -> tuple[int, float]:
     return sum(part[0] for part in parts), max([changed, *(part[1] for part in parts)])
 
 
-def _verified(seen: list[tuple[Candidate, Entry]], watch: RuntimeState) -> Iterator[Entry]:
+def _verified(listing: list[tuple[Candidate, Entry]], on_verify: OnVerify) -> Iterator[Entry]:
     number, done = 0, 0
-    total = sum(entry.whole for _, entry in seen)
-    for candidate, entry in seen:
+    total = sum(entry.whole for _, entry in listing)
+    for candidate, entry in listing:
         if not entry.whole:
             yield entry
             continue
         number += 1
-        watch(entry, number, total, done)
+        on_verify(entry, number, total, done)
         try:
             with reading(candidate.path):  # otherwise retention could delete it meanwhile
                 candidate.check()

@@ -109,8 +109,8 @@ def read(folder: Path) -> Manifest:
 
 def _check_claims(folder: Path, manifest: Manifest) -> None:
     """Check that no entry leads out of the folder or contradicts itself."""
-    named = FOLDER.fullmatch(folder.name)
-    if named is not None and int(named[1]) != manifest.step:
+    match = FOLDER.fullmatch(folder.name)
+    if match is not None and int(match[1]) != manifest.step:
         raise Damaged(folder, f"its manifest is that of step {manifest.step}")
     if not manifest.files:
         raise Damaged(folder, "its manifest names no files")

@@ -23,7 +23,7 @@ import msgspec
 
 from torchloom.checkpoints.store.commit import sync_folder, write_durably
 from torchloom.checkpoints.store.locks import WriterLock, pruning
-from torchloom.checkpoints.store.search import ASIDE, Candidate, Found, candidates
+from torchloom.checkpoints.store.search import ASIDE, Candidate, ValidCheckpoint, candidates
 from torchloom.errors import Damaged, NoValidCheckpoint, TorchLoomError
 
 NOTE: Final = "rollback.json"
@@ -44,7 +44,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RolledBack:
-    found: Found | None
+    found: ValidCheckpoint | None
     """The checkpoint to continue from; None: from the start."""
     rejected: dict[str, str] = field(default_factory=dict)
     """Checkpoints before the step that are not valid, and why."""
@@ -74,23 +74,23 @@ def roll_back(
     """
     ours = any(candidate.ours for candidate in candidates(folder, pattern))
     with _here, _alone(folder, job) if ours else contextlib.nullcontext():
-        known = candidates(folder, pattern)
+        all_candidates = candidates(folder, pattern)
         note = next((note for _, note in notes(folder) if note.of == of), None)
         if note is None:
-            note = _choose(folder, known, Note(of=of, before=before), back, saved)
-        chosen = next((candidate for candidate in known if candidate.path.name == note.chosen), None)
+            note = _choose(folder, all_candidates, Note(of=of, before=before), back, saved)
+        chosen = next((candidate for candidate in all_candidates if candidate.path.name == note.chosen), None)
         if note.chosen and chosen is None:
             raise NothingBefore(folder, before)
-        found = chosen.check() if chosen is not None else None
-        newer = [c for c in known if c.step > (-1 if chosen is None else chosen.step)]
+        checkpoint = chosen.check() if chosen is not None else None
+        newer = [c for c in all_candidates if c.step > (-1 if chosen is None else chosen.step)]
         aside = _put_aside(folder, newer, note) if newer else ()
-        return RolledBack(found, note.rejected, aside)
+        return RolledBack(checkpoint, note.rejected, aside)
 
 
-def _choose(folder: Path, known: list[Candidate], note: Note, back: int, saved: bool) -> Note:
+def _choose(folder: Path, all_candidates: list[Candidate], note: Note, back: int, saved: bool) -> Note:
     rejected: dict[str, str] = {}
     chosen, left = "", back
-    for candidate in known:
+    for candidate in all_candidates:
         if candidate.step < note.before and left:
             try:
                 chosen, left = candidate.check().path.name, left - 1
@@ -115,9 +115,9 @@ def _alone(folder: Path, job: str) -> Iterator[None]:
 
 
 def _put_aside(folder: Path, newer: list[Candidate], note: Note) -> tuple[str, ...]:
-    place = next((path for path, known in notes(folder) if known.of == note.of), None)
+    place = next((path for path, other in notes(folder) if other.of == note.of), None)
     if place is None:
-        numbers = [int(named[1]) for entry in os.scandir(folder) if (named := ASIDE.fullmatch(entry.name))]
+        numbers = [int(match[1]) for entry in os.scandir(folder) if (match := ASIDE.fullmatch(entry.name))]
         place = folder / f"rolled-back-{max(numbers, default=0) + 1}"
         place.mkdir()
         write_durably(place / NOTE, msgspec.json.encode(note))
@@ -136,11 +136,11 @@ def _put_aside(folder: Path, newer: list[Candidate], note: Note) -> tuple[str, .
 
 def notes(folder: Path) -> list[tuple[Path, Note]]:
     """The folders of checkpoints that were put aside, latest first, with their notes; those without are left out."""
-    found = []
+    numbered = []
     for entry in os.scandir(folder):
-        named = ASIDE.fullmatch(entry.name)
-        if named and entry.is_dir(follow_symlinks=False):
+        match = ASIDE.fullmatch(entry.name)
+        if match and entry.is_dir(follow_symlinks=False):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 note = msgspec.json.decode((Path(entry.path) / NOTE).read_bytes(), type=Note)
-                found.append((int(named[1]), Path(entry.path), note))
-    return [(path, note) for _, path, note in sorted(found, key=lambda one: -one[0])]
+                numbered.append((int(match[1]), Path(entry.path), note))
+    return [(path, note) for _, path, note in sorted(numbered, key=lambda one: -one[0])]

@@ -18,7 +18,7 @@ ASIDE = re.compile(r"rolled-back-(\d{1,9})")
 
 
 @dataclass(frozen=True)
-class Found:
+class ValidCheckpoint:
     """A valid checkpoint."""
 
     step: int
@@ -44,13 +44,13 @@ class Candidate:
         if self.path.is_symlink() and (self.ours or not leads_inside(self.path)):
             raise Damaged(self.path, "it is a link; a checkpoint is what lies in its folder")
 
-    def check(self) -> Found:
+    def check(self) -> ValidCheckpoint:
         """Verify every byte of it; raises Damaged."""
         self.check_link()
         if self.ours:
             before = signature(self.path)
-            return Found(self.step, self.path, "torchloom", verify(self.path), before)
-        return Found(self.step, self.path, foreign_formats.check(self.path))
+            return ValidCheckpoint(self.step, self.path, "torchloom", verify(self.path), before)
+        return ValidCheckpoint(self.step, self.path, foreign_formats.check(self.path))
 
 
 def leads_inside(link: Path) -> bool:
@@ -60,19 +60,19 @@ def leads_inside(link: Path) -> bool:
 
 def candidates(folder: Path, pattern: str | None = None) -> list[Candidate]:
     """Everything that looks like a checkpoint, newest first. The number in the name decides, not the clock."""
-    wanted = _compile(pattern)
+    expression = _compile(pattern)
     try:
         entries = list(os.scandir(folder))
     except FileNotFoundError:
         raise BadState(f"the folder {folder} does not exist", hint="is the path right?") from None
     except OSError as error:
         raise BadState(f"the folder {folder} cannot be read: {error.strerror}") from error
-    found = sorted(_looks(entries, wanted), key=lambda c: (c.step, c.ours, c.path.name), reverse=True)
-    ours = [candidate for candidate in found if candidate.ours]
-    return ours if ours and wanted is None else found  # files beside torchLoom's checkpoints are not checkpoints
+    matches = sorted(_looks(entries, expression), key=lambda c: (c.step, c.ours, c.path.name), reverse=True)
+    ours = [candidate for candidate in matches if candidate.ours]
+    return ours if ours and expression is None else matches  # files beside torchLoom's checkpoints are not checkpoints
 
 
-def _looks(entries: list[os.DirEntry[str]], wanted: re.Pattern[str] | None) -> Iterator[Candidate]:
+def _looks(entries: list[os.DirEntry[str]], expression: re.Pattern[str] | None) -> Iterator[Candidate]:
     for entry in entries:
         path = Path(entry.path)
         ours = FOLDER.fullmatch(entry.name)
@@ -80,8 +80,8 @@ def _looks(entries: list[os.DirEntry[str]], wanted: re.Pattern[str] | None) -> I
             continue
         if ours and entry.is_dir():
             yield Candidate(int(ours[1]), path, ours=True)
-        elif wanted is not None:
-            match = wanted.fullmatch(entry.name)
+        elif expression is not None:
+            match = expression.fullmatch(entry.name)
             if match:
                 yield Candidate(int(match[1]), path, ours=False)
         elif (step := foreign_formats.step_of(path)) is not None:
@@ -98,7 +98,7 @@ def _compile(pattern: str | None) -> re.Pattern[str] | None:
     return re.compile(re.escape(before) + r"(\d{1,18})" + re.escape(after))
 
 
-def latest(folder: Path, pattern: str | None = None) -> tuple[Found, dict[str, str]]:
+def latest(folder: Path, pattern: str | None = None) -> tuple[ValidCheckpoint, dict[str, str]]:
     """The newest valid checkpoint, and why each newer one was rejected. Raises NoValidCheckpoint if there is none."""
     rejected: dict[str, str] = {}
     for candidate in candidates(folder, pattern):
@@ -109,11 +109,11 @@ def latest(folder: Path, pattern: str | None = None) -> tuple[Found, dict[str, s
     raise NoValidCheckpoint(folder, rejected)
 
 
-def at_step(folder: Path, step: int, pattern: str | None = None) -> Found:
+def at_step(folder: Path, step: int, pattern: str | None = None) -> ValidCheckpoint:
     """The checkpoint of one step. Raises Damaged if it is not valid, BadState if there is none."""
-    known = candidates(folder, pattern)
-    for candidate in known:
+    all_candidates = candidates(folder, pattern)
+    for candidate in all_candidates:
         if candidate.step == step:
             return candidate.check()
-    steps = ", ".join(str(candidate.step) for candidate in known[:5])
+    steps = ", ".join(str(candidate.step) for candidate in all_candidates[:5])
     raise BadState(f"there is no checkpoint of step {step} in {folder}", hint=f"there are {steps}" if steps else "")

@@ -23,13 +23,13 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 def signature(folder: Path) -> Signature:
     """Changes when a file is modified, but not when a disk loses a bit."""
-    found = []
+    files = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError):  # deleted in the meantime
                 stat = entry.stat(follow_symlinks=False)
-                found.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(sorted(found))
+                files.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(sorted(files))
 
 
 def verify(folder: Path) -> Manifest:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchloom.integrations.torchft.manager_internals import logger, private_attribute, replace, warn_once
 from torchloom.protocol.rank import Healed
-from torchloom.threadlet.changes.handover import decode_handover, encode_handover
+from torchloom.threadlet.changes.participant import decode_handover, encode_handover
 from torchloom.threadlet.changes.step_boundary import StepBoundary
 
 KEY = "torchloom"

@@ -15,12 +15,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from torchloom.knobs import BadValue
 from torchloom.protocol.knob_values import Value
+from torchloom.protocol.message import Part
 from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Verdict
-from torchloom.threadlet.changes.handover import Handover, Ramp
 
 NEVER = sys.maxsize
 JOURNAL = 256
@@ -33,6 +34,35 @@ class Pending:
 
     change: ChangeSpec
     verdict: bool | None = None
+
+
+class Ramp(Part, frozen=True):
+    """A change that takes effect over several steps."""
+
+    change: ChangeSpec
+    before: dict[str, Value]
+
+
+class Handover(Part, frozen=True):
+    """What a rank hands over to a peer that heals from it under torchft, so that both have the same knob values.
+
+    It travels with the parameters that torchft transfers, not through the weaver, so that values and parameters are of
+    the same step.
+    """
+
+    source: str
+    """The replica that hands over."""
+    knobs: dict[str, Value]
+    newest: int
+    """The number of the newest change of values."""
+    taken: dict[str, int]
+    """Every change taken, with its step."""
+    given: dict[str, ChangeSpec]
+    """The change that gave each knob its value."""
+    ramps: tuple[Ramp, ...]
+
+    def has(self, change: ChangeSpec) -> bool:
+        return self.taken.get(change.id) == change.step
 
 
 @dataclass
@@ -158,8 +188,8 @@ class Participant:
 
     def _lacks(self, change: ChangeSpec) -> bool:
         """Whether a knob would have another value here if this change had not been missed."""
-        kept = any((g.id, g.step) == (change.withdraws, change.step) for g in list(self.given.values()))
-        return kept or any(self._would_give(change, name) for name in change.values)
+        stays = any((g.id, g.step) == (change.withdraws, change.step) for g in list(self.given.values()))
+        return stays or any(self._would_give(change, name) for name in change.values)
 
     def _would_give(self, change: ChangeSpec, name: str) -> bool:
         giver = self.given.get(name)
@@ -226,6 +256,15 @@ class Participant:
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
         self._update_due_step()
+
+
+def encode_handover(handover: Handover) -> bytes:
+    return msgspec.json.encode(handover)
+
+
+def decode_handover(data: bytes) -> Handover:
+    """Raises msgspec.MsgspecError for what another version wrote, if it cannot be decoded."""
+    return msgspec.json.decode(data, type=Handover)
 
 
 def _place(change: ChangeSpec) -> tuple[int, int]:

@@ -19,9 +19,8 @@ from torchloom.knobs import BadValue, check, ramp
 from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Reply, StepReport, Verdict
 from torchloom.settings import Settings
-from torchloom.threadlet.changes.handover import Handover
 from torchloom.threadlet.changes.knob import INTERVAL, Knob, interval_knob
-from torchloom.threadlet.changes.participant import Participant
+from torchloom.threadlet.changes.participant import Handover, Participant
 from torchloom.threadlet.metrics.meter import Meter
 
 logger = logging.getLogger("torchloom")

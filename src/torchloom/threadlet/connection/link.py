@@ -163,7 +163,7 @@ class Link:
         finally:
             self.up = False
             self._tried = True
-            self.liveness.say_leaving()  # it does not tick any more
+            self.liveness.phases.leave()  # it does not tick any more
             self.state.reader.close()
             self._gone.set()
             self._started.set()

@@ -70,10 +70,6 @@ class LivenessPageWriter:
         if page is not None and about["generation"] == OLDEST:
             page.marks[COLLECTING] = moment == "start"
 
-    def say_leaving(self) -> None:
-        """The process is ending: it may save and clean up for as long as it needs."""
-        self.phases.leave()
-
     def end(self) -> None:
         """Stop writing; the page stays readable as it is."""
         self.phases.leave()

@@ -57,13 +57,13 @@ class StepTimeRing:
         """The last step that has any; 0 if none ever had."""
 
     def add(self, step: int, seconds: float) -> None:
-        known, before = self._slots[step & _MASK]
-        self._slots[step & _MASK] = (step, before + seconds if known == step else seconds)
+        owner, before = self._slots[step & _MASK]
+        self._slots[step & _MASK] = (step, before + seconds if owner == step else seconds)
         self.latest = step
 
     def of(self, step: int) -> float:
-        known, seconds = self._slots[step & _MASK]
-        return seconds if known == step else 0.0
+        owner, seconds = self._slots[step & _MASK]
+        return seconds if owner == step else 0.0
 
     def less(self, seconds: list[float], first: int) -> list[float]:
         """Durations of the steps from `first` on, without this."""
@@ -253,9 +253,9 @@ class Meter:
         since = self.waits_from
         if since is None:
             return None
-        known = durations[max(0, since + 1 - first) :]
+        measured = durations[max(0, since + 1 - first) :]
         first = max(first, since + 1)
-        return _median(self.loading.less(self.waiting.less(known, first), first))
+        return _median(self.loading.less(self.waiting.less(measured, first), first))
 
     def _data(self, first: int, last: int) -> float | None:
         """The median time a step waited for data, if any step ever did."""

@@ -64,5 +64,6 @@ class Phases:
             self.tell()
 
     def leave(self) -> None:
+        """The process is ending: it may save and clean up for as long as it needs."""
         self._left = True
         self.tell()

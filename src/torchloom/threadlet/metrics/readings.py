@@ -22,7 +22,7 @@ from torchloom.threadlet.metrics.meter import LOSS
 _PLAIN = (float, int, bool)
 Judged = tuple[str, Any, float | None, str]
 """(name, the value as given, its number if it has one, why not)"""
-Found = list[Judged] | tuple[int, int] | None
+Result = list[Judged] | tuple[int, int] | None
 """A result of the thread: values as numbers, or the steps at which the loss stopped being finite."""
 
 
@@ -104,10 +104,10 @@ class Reader:
 
     def __init__(self) -> None:
         self.readings = Readings()
-        self._orders: SimpleQueue[tuple[Callable[[], Found], asyncio.AbstractEventLoop, asyncio.Future[Found]] | None]
+        self._orders: SimpleQueue[tuple[Callable[[], Result], asyncio.AbstractEventLoop, asyncio.Future[Result]] | None]
         self._orders = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._awaited: asyncio.Future[Found] | None = None
+        self._awaited: asyncio.Future[Result] | None = None
 
     async def refresh(self, values: Mapping[str, Any], seconds: float, losses: Sequence[tuple[int, Any]] = ()) -> None:
         """Read new values. What takes longer than `seconds` is left for a later beat."""
@@ -126,7 +126,7 @@ class Reader:
         if slow:
             await self._read(partial(judge, slow), seconds)
 
-    async def _read(self, work: Callable[[], Found], seconds: float) -> None:
+    async def _read(self, work: Callable[[], Result], seconds: float) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._read_on, name="torchloom-reader", daemon=True)
             self._thread.start()
@@ -142,11 +142,11 @@ class Reader:
         await asyncio.wait([self._awaited], timeout=seconds)
         if not self._awaited.done():
             return False
-        found = self._awaited.result()
-        if isinstance(found, list):
-            self.readings.learn(found)
+        result = self._awaited.result()
+        if isinstance(result, list):
+            self.readings.learn(result)
         else:
-            self.readings.bad_steps = found
+            self.readings.bad_steps = result
         self._awaited = None
         return True
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from threading import RLock, get_ident
 from typing import Any
 
@@ -53,13 +54,13 @@ def _follow(meter: Meter) -> None:
         _followed[meter.thread] = meter
     loaders = sys.modules.get("torch.utils.data.dataloader")
     if loaders is not None:
-        _once("loader", lambda: _time(loaders._BaseDataLoaderIter, "__next__", _loading))
+        _once("loader", lambda: _time(loaders._BaseDataLoaderIter, "__next__", attrgetter("loading")))
     if not _has_peers(meter):
         meter.waits_from = None
         return
     torch = sys.modules["torch"]
-    _once("work", lambda: _time(torch._C._distributed_c10d.Work, "wait", _waiting))
-    _once("buffers", lambda: _time(torch.distributed, "_broadcast_coalesced", _waiting))
+    _once("work", lambda: _time(torch._C._distributed_c10d.Work, "wait", attrgetter("waiting")))
+    _once("buffers", lambda: _time(torch.distributed, "_broadcast_coalesced", attrgetter("waiting")))
     _once("backward", lambda: _watch_backward(torch))
     if meter.waits_from is None:
         meter.waits_from = meter.count + 1  # the current step may have waited before
@@ -107,14 +108,6 @@ def _once(what: str, replace: Callable[[], Callable[[], None]]) -> None:
             _replaced[what] = replace()
         except Exception:  # noqa: BLE001  another version of torch: this wait is not measured
             return
-
-
-def _waiting(meter: Meter) -> StepTimeRing:
-    return meter.waiting
-
-
-def _loading(meter: Meter) -> StepTimeRing:
-    return meter.loading
 
 
 def _time(owner: Any, name: str, kind: Callable[[Meter], StepTimeRing]) -> Callable[[], None]:
@@ -210,15 +203,15 @@ def _watch_backward(torch: Any) -> Callable[[], None]:
 
 def _nodes(result: Any, tensor: type) -> Iterator[Any]:
     """The nodes at which backward may enter the graph of a result: a tensor, or containers of tensors."""
-    seen, found = [result], 0
-    for thing in seen:
-        if isinstance(thing, tensor):
-            node = getattr(thing, "grad_fn", None)
+    values, count = [result], 0
+    for value in values:
+        if isinstance(value, tensor):
+            node = getattr(value, "grad_fn", None)
             if node is not None:
                 yield node
-                found += 1
-        elif len(seen) < _OUTPUTS:
-            inner = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else ()
-            seen.extend(list(inner)[:_OUTPUTS])
-        if found >= _OUTPUTS:
+                count += 1
+        elif len(values) < _OUTPUTS:
+            inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+            values.extend(list(inner)[:_OUTPUTS])
+        if count >= _OUTPUTS:
             return

@@ -49,19 +49,19 @@ def visible_devices(uuids: Sequence[str], visible: str | None) -> tuple[str, ...
     """
     if visible is None:
         return tuple(uuids)
-    seen: list[str] = []
+    devices: list[str] = []
     for entry in (part.strip() for part in visible.split(",")):
         if entry.startswith("MIG-"):  # a slice of a GPU is a device of its own; NVML lists only whole ones
-            seen.append(sanitised(entry))
+            devices.append(sanitised(entry))
             continue
         if entry.isdecimal():
             matching = [uuids[int(entry)]] if int(entry) < len(uuids) else []
         else:  # a uuid may be abbreviated as long as it is unambiguous
-            matching = [known for known in uuids if entry and known.startswith(entry)]
-        if len(matching) != 1 or matching[0] in seen:
+            matching = [full for full in uuids if entry and full.startswith(entry)]
+        if len(matching) != 1 or matching[0] in devices:
             break
-        seen.append(matching[0])
-    return tuple(seen)
+        devices.append(matching[0])
+    return tuple(devices)
 
 
 def own_devices(visible: Sequence[str], local_rank: int | None) -> tuple[str, ...]:

@@ -61,37 +61,37 @@ def find_names(
     def number(name: str, least: int, most: int) -> int | None:
         return _number(environ, name, least, most, warnings)
 
-    found_rank = number("SLURM_PROCID" if slurm else "RANK", 0, MAX_RANK)
-    numbered = found_rank is not None
-    rank_number = _whole("rank", rank, 0) if rank is not None else found_rank or 0
+    env_rank = number("SLURM_PROCID" if slurm else "RANK", 0, MAX_RANK)
+    numbered = env_rank is not None
+    rank_number = _whole("rank", rank, 0) if rank is not None else env_rank or 0
     if world_size is not None:
         world = _whole("world_size", world_size, 1)
     else:
-        found_world = number("SLURM_NTASKS" if slurm else "WORLD_SIZE", 1, MAX_RANK) if numbered else None
-        world = found_world or min(rank_number + 1, MAX_RANK)
+        env_world = number("SLURM_NTASKS" if slurm else "WORLD_SIZE", 1, MAX_RANK) if numbered else None
+        world = env_world or min(rank_number + 1, MAX_RANK)
     local_rank = number("SLURM_LOCALID" if slurm else "LOCAL_RANK", 0, MAX_RANK)
 
-    found_job = _from_environ(environ, "TORCHLOOM_JOB", warnings)
-    found_replica = _from_environ(environ, "TORCHLOOM_REPLICA", warnings)
-    job_name = check_name("job", job) if job is not None else found_job or script_name(host.argv0)
+    env_job = _from_environ(environ, "TORCHLOOM_JOB", warnings)
+    env_replica = _from_environ(environ, "TORCHLOOM_REPLICA", warnings)
+    job_name = check_name("job", job) if job is not None else env_job or script_name(host.argv0)
     if replica is not None:
         replica_name = check_name("replica", replica)
     else:
         shared = numbered or rank is not None
-        replica_name = found_replica or _replica(environ, job_name, launcher, host, shared=shared)
-    asked = RankId(job_name, replica_name, rank_number)
-    if launcher == LAUNCHER and found_job and found_replica and found_rank is not None:
-        given = RankId(found_job, found_replica, found_rank)  # all that its credential lets it be
-        if asked != given:
-            warnings.append(f"`loom run` started this as {given}, so it is not {asked}")
-        asked = given
+        replica_name = env_replica or _replica(environ, job_name, launcher, host, shared=shared)
+    identity = RankId(job_name, replica_name, rank_number)
+    if launcher == LAUNCHER and env_job and env_replica and env_rank is not None:
+        assigned = RankId(env_job, env_replica, env_rank)  # all that its credential lets it be
+        if identity != assigned:
+            warnings.append(f"`loom run` started this as {assigned}, so it is not {identity}")
+        identity = assigned
     return Names(
-        rank=asked,
+        rank=identity,
         world_size=world,
         local_rank=local_rank,
         node=(environ.get("TORCHLOOM_NODE") if launcher == LAUNCHER else "") or host.name[:255],
         launcher=launcher,
-        chosen=(job is None and not found_job) or (replica is None and not found_replica),
+        chosen=(job is None and not env_job) or (replica is None and not env_replica),
         warnings=tuple(warnings),
     )
 
@@ -140,9 +140,9 @@ def _from_environ(environ: Mapping[str, str], name: str, warnings: list[str]) ->
     text = environ.get(name, "")
     if not text or NAME.fullmatch(text):
         return text
-    mended = sanitised(text)
-    warnings.append(f"{name}={text!r} is not a name; " + (f"using {mended!r}" if mended else "it is ignored"))
-    return mended
+    valid = sanitised(text)
+    warnings.append(f"{name}={text!r} is not a name; " + (f"using {valid!r}" if valid else "it is ignored"))
+    return valid
 
 
 def _number(environ: Mapping[str, str], name: str, least: int, most: int, warnings: list[str]) -> int | None:
