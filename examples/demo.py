@@ -238,10 +238,10 @@ async def show_run(stage: Stage) -> None:
         os.kill(ranks[-1].pid, signal.SIGKILL)
         launched = one(AttemptLaunched, (await hear(AttemptLaunched))[1])
         again, records = await hear(AttemptRunning)
-        known = 0
-        while known < RANKS:  # a rank without attach() joins at its first step
+        count = 0
+        while count < RANKS:  # a rank without attach() joins at its first step
             joined, news = await hear(RankJoined)
-            known += sum(isinstance(record, RankJoined) for record in news)
+            count += sum(isinstance(record, RankJoined) for record in news)
     if launched.resume_step is None:
         raise SystemExit("the job did not resume from a checkpoint")
     warm = one(AttemptRunning, records).warm
@@ -254,12 +254,12 @@ async def show_run(stage: Stage) -> None:
     async with listening(stage) as hear:
         frozen = time.perf_counter()
         os.kill(ranks[0].pid, signal.SIGSTOP)
-        known, _ = await hear(IncidentOpened)
+        notice, _ = await hear(IncidentOpened)
         again, _ = await hear(AttemptRunning)
-    print(f"torchLoom named the rank after {known - frozen:.2f} s; after {again - frozen:.2f} s all ranks ran again.")
+    print(f"torchLoom named the rank after {notice - frozen:.2f} s; after {again - frozen:.2f} s all ranks ran again.")
     loom("why", "digits")
-    if ended := job.wait():
-        raise SystemExit(f"the job ended with exit code {ended}")
+    if exit_code := job.wait():
+        raise SystemExit(f"the job ended with exit code {exit_code}")
 
 
 def main() -> None:
@@ -272,9 +272,9 @@ def main() -> None:
             asyncio.run(show(stage))
         finally:
             stage.clear()
-    left = [p.pid for p in psutil.Process().children(recursive=True)]
-    print(f"\nThe demo took {time.monotonic() - began:.0f} s and left {len(left)} processes running.")
-    if left:
+    children = [p.pid for p in psutil.Process().children(recursive=True)]
+    print(f"\nThe demo took {time.monotonic() - began:.0f} s and left {len(children)} processes running.")
+    if children:
         raise SystemExit(1)
 
 

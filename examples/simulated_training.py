@@ -98,8 +98,8 @@ if args.resume_from_checkpoint:
 for step in range(first + 1, args.epochs * args.steps + 1):
     began = time.monotonic()
     epoch = (step - 1) // args.steps + 1
-    inputs, wanted = batch(step)
-    loss = nn.functional.mse_loss(model(inputs), wanted)
+    inputs, targets = batch(step)
+    loss = nn.functional.mse_loss(model(inputs), targets)
     optimizer.zero_grad()
     loss.backward()
     average_gradients()

@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes with a gloo group of their own that do what they are told, one thing at a time.
+"""Real ranks for tests: processes with a gloo group of their own that carry out one call at a time.
 
 They are forked from a server that has imported torch once, so that a job of two begins in half a second and each test
 has ranks of its own, which it may kill.
@@ -108,7 +108,7 @@ class Job:
 
 @contextlib.contextmanager
 def job(size: int, plan: Plan) -> Iterator[Job]:
-    """A job of so many ranks; 0 is one process without torch.distributed."""
+    """A job of `size` ranks; 0 is one process without torch.distributed."""
     with tempfile.TemporaryDirectory() as meeting:
         ranks = Job(size, Path(meeting), plan)
         try:

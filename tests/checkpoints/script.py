@@ -25,7 +25,7 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], schedulers.LRScheduler]] 
 
 
 class Sampler:
-    """Shuffles anew each epoch, from chance of its own."""
+    """Shuffles again each epoch, with its own random numbers."""
 
     def __init__(self, size: int) -> None:
         self.generator = torch.Generator().manual_seed(5)
@@ -64,7 +64,7 @@ class Scaler:
 
 
 def train(folder: Path, schedule: str, dies_at: int, out: Path) -> None:
-    """A training script, from wherever it was; killed after `dies_at` steps, or told of at its end."""
+    """A training script that resumes; it is killed after `dies_at` steps, or writes its state at its end."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     random.seed(2)

@@ -120,7 +120,7 @@ def test_a_wish_is_fulfilled_at_once_where_the_objects_are_known(tmp_path: Path)
     with Checkpoints(tmp_path, every=100) as checkpoints:
         assert checkpoints.resume({"model": model}) == 0
         assert checkpoints.wanted(7) == str(tmp_path / "step-7")
-        assert checkpoints.save(7, {"model": model}) is None, "the wish has been faster"
+        assert checkpoints.save(7, {"model": model}) is None, "it was saved already, on request"
         checkpoints.wait()
         assert steps(tmp_path) == [7]
 
@@ -296,11 +296,11 @@ def test_closed_it_can_be_opened_again(tmp_path: Path) -> None:
     assert steps(tmp_path) == [1, 2]
 
 
-# ── what is told of it ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is reported ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Listener:
-    """A threadlet that remembers what it is told."""
+    """A threadlet that keeps the reports."""
 
     job, rank, incarnation = "mnist", 0, "1" * 24
 

@@ -1,4 +1,4 @@
-"""A checkpoint of so many ranks is loaded by as many others, sharded in another way, or by none."""
+"""A checkpoint is loaded by another number of ranks, by ranks that shard in another way, or by a single process."""
 
 from __future__ import annotations
 

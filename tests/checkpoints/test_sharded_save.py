@@ -1,4 +1,4 @@
-"""Many ranks make one checkpoint: each writes its part, and all go on from it as if nothing had happened."""
+"""Many ranks make one checkpoint: each writes its part, and all resume from it as if never interrupted."""
 
 from __future__ import annotations
 

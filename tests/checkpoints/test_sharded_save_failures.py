@@ -1,4 +1,4 @@
-"""One rank fails: all hear of it, nobody hangs, nothing half-made appears, and training goes on."""
+"""One rank fails: the save fails on all ranks, none hangs, nothing incomplete appears, and training continues."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_first_rank_that_is_killed_while_it_writes_leaves_no_checkpoint(tmp_pa
 
 
 def again(plan: Plan) -> None:
-    """The job is started anew: nothing of the failed save is left, and the next one works."""
+    """The job is restarted: nothing of the failed save is left, and the next one works."""
     with job(2, plan) as ranks:
         assert ranks.all(Training.resume) == [0, 0]
         assert visible(plan.folder) == []

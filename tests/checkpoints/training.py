@@ -239,7 +239,7 @@ class HalfWay:
 
 def wrap(model: torch.nn.Sequential, kind: Kind) -> torch.nn.Module:
     if kind == "ddp":
-        # Otherwise it sums gradients in another order from its second step on, whoever has resumed or not.
+        # Otherwise it sums gradients in another order from its second step on, also without a resume.
         return torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     if kind == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel

@@ -1,4 +1,4 @@
-"""Real processes that save, and what befalls them: killed at a system call, or told there that the disk is full.
+"""Real processes that save, and are killed at a system call, or get from it the error of a full disk.
 
 They are forked from one that has imported torch, so that a hundred of them take seconds. A victim attaches strace to
 itself when it comes to what is to be tried; strace counts the calls of each thread from there on.
@@ -40,7 +40,7 @@ def run(task: Callable[..., None], *args: object) -> int:
 
 
 def begin(task: Callable[..., None], *args: object) -> Any:
-    """In a process of its own, which goes on."""
+    """Start it in a process of its own, without waiting."""
     process = FORKS.Process(target=task, args=args)
     process.start()
     return process

@@ -36,7 +36,7 @@ def lively(settings: Settings) -> Settings:
 
 @pytest.fixture
 def server(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
-    """Threadlets of this process leave before their server goes on to the next test."""
+    """Threadlets of this process leave before their server is used by the next test."""
     yield server
     _end_threadlets()
 

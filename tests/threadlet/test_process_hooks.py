@@ -1,4 +1,4 @@
-"""A process that ends: its exit code, its output and its time are its own, whatever became of the control plane."""
+"""A process that ends: its exit code, its output and its time are its own, whatever happens to the control plane."""
 
 from __future__ import annotations
 

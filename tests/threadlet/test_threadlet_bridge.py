@@ -129,7 +129,7 @@ def test_an_interval_that_makes_no_sense_is_told_and_training_goes_on(
     assert ["cannot be offered" in text for text in warnings(caplog)] == [True]
 
 
-# ── who finds whom ──
+# ── registration ──
 
 
 async def test_a_live_threadlet_is_found_and_offers_what_was_kept_before_it_came(

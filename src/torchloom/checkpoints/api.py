@@ -220,7 +220,7 @@ class Checkpoints:
         self.saving = saving
         saving.end(why)
 
-    def _report(self, kind: type[threadlet_bridge.News], **fields: Any) -> None:
+    def _report(self, kind: type[threadlet_bridge.CheckpointNews], **fields: Any) -> None:
         """The first rank reports for all."""
         threadlet = threadlet_bridge.current_threadlet()
         if threadlet is not None and self._is_lead():

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torchloom.protocol.knob_values import Value
 from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 
-News = Saved | SaveFailed | Resumed
+CheckpointNews = Saved | SaveFailed | Resumed
 
 
 class ThreadletPort(Protocol):
@@ -29,7 +29,7 @@ class ThreadletPort(Protocol):
     def keep(self, checkpoints: CheckpointPort) -> None:
         """Offer these checkpoints to operators."""
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: CheckpointNews) -> None:
         """Report to the weaver. Never blocks, never raises."""
 
     def values(self) -> dict[str, Value]:

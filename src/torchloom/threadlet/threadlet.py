@@ -25,7 +25,6 @@ from torchloom.checkpoints import threadlet_bridge
 from torchloom.errors import BadInput, BadSetting
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.knob_values import Value
-from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 from torchloom.settings import Settings
 from torchloom.shared.incarnation import first_incarnation
 from torchloom.threadlet import process_hooks
@@ -65,11 +64,11 @@ class StepSource(Protocol):
 class Threadlet:
     """A training process's side of torchLoom. Make it with attach()."""
 
-    def __init__(self, names: Names, meter: Meter, boundary: StepBoundary, link: Link | None = None) -> None:
+    def __init__(self, names: Names, boundary: StepBoundary, link: Link | None = None) -> None:
         self.job, self.replica, self.rank = names.rank
         self.world_size = names.world_size
         self._names = names
-        self._meter = None if link is None else meter
+        self._meter = None if link is None else link.state.meter
         self._boundary = boundary
         self._participant = boundary.participant
         self._link = link
@@ -190,7 +189,7 @@ class Threadlet:
         except Exception as error:  # noqa: BLE001  training continues, and so do its checkpoints
             logger.warning("torchLoom: the checkpoints cannot be offered: %s", error)
 
-    def tell(self, news: Saved | SaveFailed | Resumed) -> None:
+    def tell(self, news: threadlet_bridge.CheckpointNews) -> None:
         """Report a checkpoint to the weaver: now, or when the link is back."""
         link = self._link
         if link is not None:
@@ -324,13 +323,13 @@ def start_threadlet(
     """A threadlet with its link started; without a link if it is off, in a child process, or cannot be started."""
     meter = Meter()
     incarnation = first_incarnation(os.environ.get("TORCHLOOM_INCARNATION", ""))
-    unlinked = Threadlet(names, meter, StepBoundary(incarnation, meter, settings))
+    unlinked = Threadlet(names, StepBoundary(incarnation, meter, settings))
     if settings.off or _is_bystander(names):
         return unlinked
     liveness = LivenessPageWriter(meter)
     try:
         link = Link(names, incarnation, meter, settings, devices, liveness)
-        threadlet = Threadlet(names, meter, link.boundary, link)
+        threadlet = Threadlet(names, link.boundary, link)
         threadlet._skipping = SkippedBatches.from_environ(os.environ)
         link.counted = counted
         if counted:

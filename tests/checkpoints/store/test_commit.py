@@ -1,4 +1,4 @@
-"""Killed at any system call of a save there is the old checkpoint or the new one, and the next writer cleans up."""
+"""A process killed at any system call of a save leaves the old checkpoint or the new one; the next writer cleans up."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ saving = checkpoints.save(3, state(3.0))
 saving.wait()
 assert not saving.error, saving
 assert value_of(checkpoints.load().state) == 3.0
-print("went on")
+print("continued")
 """
 
 
@@ -164,4 +164,4 @@ def test_a_full_disk_costs_one_checkpoint_and_what_fits_is_saved_again(tmp_path:
         pytest.skip(f"no small filesystem can be mounted here: {tried.stderr.strip()}")
     command = [*mounted, mount + ' && exec "$1" -c "$2" "$0"', str(tmp_path), sys.executable, FULL]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-    assert done.stdout == "went on\n", done.stderr
+    assert done.stdout == "continued\n", done.stderr

@@ -1,4 +1,4 @@
-"""One job writes into a folder. Who comes second hears who is there; the killed hold nothing, nor do their children."""
+"""One job writes into a folder. A second one learns which; a killed process holds no lock, nor do its children."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchloom.errors import AlreadyUp
 
 
 def hold(folder: Path, begun: Any, done: Any) -> None:
-    """A job that has saved, and goes on."""
+    """A job that has saved, and keeps running."""
     checkpoints = Checkpoints(folder)
     checkpoints.save(1, state(1.0))
     checkpoints.wait()
@@ -74,7 +74,7 @@ def test_the_second_job_hears_which_process_is_there(tmp_path: Path) -> None:
     with pytest.raises(AlreadyUp, match=rf"pid {first.pid} on "):
         second.save(2, state(2.0))
     assert not (tmp_path / "step-2").exists()
-    assert second.load().step == 1, "whoever only reads may"
+    assert second.load().step == 1, "reading needs no lock"
     done.set()
     first.join(60)
     assert first.exitcode == 5, "its forked child is a second job as well"

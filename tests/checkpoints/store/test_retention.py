@@ -29,7 +29,7 @@ HOUR = 3600.0
 
 
 def put(folder: Path, step: int, hours: float = 0.0, whole: bool = True) -> Path:
-    """A checkpoint of so many hours ago."""
+    """A checkpoint that is `hours` old."""
     path = folder / folder_name(step)
     path.mkdir()
     (path / "state.pt").write_bytes(bytes([step % 256]) * 50)

@@ -199,7 +199,7 @@ def test_a_file_cut_off_while_it_is_checked_ends_the_check_and_not_the_process(t
         file.truncate(256 * 1024 * 1024)
     (path / manifests.NAME).write_bytes(manifests.encode(Manifest(step=1, files=(describe(path / "state.pt"),))))
     done = subprocess.run([sys.executable, "-c", SHRINKING, str(path)], capture_output=True, text=True)
-    assert done.returncode == 0, "a mapped page that is gone kills whoever touches it"
+    assert done.returncode == 0, "a mapped page that is gone kills the process that reads it"
     assert "state.pt" in done.stdout
 
 

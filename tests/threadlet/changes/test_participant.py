@@ -188,7 +188,7 @@ def test_a_rank_that_was_cut_off_says_so_when_it_hears_that_the_others_took_it()
     assert not answer.ok
     rank.welcome((change, a_change(2, step=20, y=1.0)))
     assert take(rank, 20) == ["c2"]
-    assert rank.in_force == 0  # the one before is still missing, and beats go on saying so
+    assert rank.in_force == 0  # the one before is still missing, and beats keep reporting that
     rank.welcome((a_change(3, step=30, x=3.0),))
     assert take(rank, 30) == ["c3"]
     assert rank.in_force == 3  # its value would have been replaced by now
@@ -211,7 +211,7 @@ def test_what_was_missed_is_made_good_by_what_comes_after_it_whenever_that_is_he
     rank.welcome((a_change(3, step=30, x=3.0),))
     take(rank, 30)
     tell(rank, missed)
-    rank.welcome((a_change(1, step=10, x=1.0, y=1.0),))  # an earlier one, heard of late: y is not as it should be
+    rank.welcome((a_change(1, step=10, x=1.0, y=1.0),))  # an earlier one that arrives late: y lacks it
     take(rank, 31)
     assert rank.in_force == 1
     rank.welcome((a_change(4, step=40, y=4.0),))

@@ -1,4 +1,4 @@
-"""Two threads meet at a step boundary: the training, and what the link heard."""
+"""Two threads meet at a step boundary: the training thread, and the link thread with what it received."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Rank:
         self.values: dict[int, Any] = {}
         self._over = threading.Event()
         self._turn = threading.Lock()
-        """Whoever has it keeps the training from making its next step."""
+        """While it is held, the training makes no step."""
         self._thread = threading.Thread(target=self._train, daemon=True)
 
     def _train(self) -> None:
@@ -99,7 +99,7 @@ class Rank:
         assert not self._thread.is_alive()
 
     def promise(self, number: int = 1, by: int = 30, **about: Any) -> ChangeSpec:
-        """A change so many steps ahead, which it has promised to obey: no step is made meanwhile."""
+        """A change `by` steps ahead that the rank has promised to apply. No step is made meanwhile."""
         with self._turn:
             change = self.ahead(number, by, **about)
             assert self.propose(change).ok

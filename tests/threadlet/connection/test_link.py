@@ -62,7 +62,7 @@ async def test_beats_tell_steps_loss_and_metrics(weaver: PlayedWeaver, lively: S
         loom.step(loss=0.5, samples=8, accuracy=0.9, broken=float("nan"), text="no number")
     beat = await weaver.beat(lambda beat: beat.step == 3 and beat.loss is not None)
     assert (beat.loss, beat.metrics, beat.not_finite, beat.dropped) == (0.5, {"accuracy": 0.9}, ("broken",), 1)
-    assert sum(beat.times.count for beat in weaver.beats if beat.times) == 2  # some may have been told before
+    assert sum(beat.times.count for beat in weaver.beats if beat.times) == 2  # some may have been in an earlier beat
     assert beat.rss_mb > 1
 
 

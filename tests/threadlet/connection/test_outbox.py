@@ -1,4 +1,4 @@
-"""News of checkpoints: kept until stored, in order, each once, whatever becomes of the connection."""
+"""News of checkpoints: kept until stored, in order, each once, whatever happens to the connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved(step: int) -> Saved:
 
 
 async def said(outbox: Outbox, most: int = 1000, sure: bool = True) -> list[int]:
-    """The steps that are told when the server takes so many."""
+    """The steps that are reported when the server stores at most `most`."""
     steps: list[int] = []
 
     async def say(_number: int, news: News) -> bool:

@@ -1,4 +1,4 @@
-"""What a rank shows of itself to whoever watches on its machine, looked at from another process."""
+"""What a rank shows to the agent on its machine, read from another process."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_stacks_are_shown_on_wish(tmp_path: Path) -> None:
             seen(lambda wish=wish: page.marks[SHOWN] == wish, "the stacks")  # type: ignore[misc]
             text = stacks(page, empty=True)
             assert text.count(" in deep") == 1
-            assert "\0" not in text  # it is written from the beginning of what whoever reads has emptied
+            assert "\0" not in text  # after the reader has emptied the file, it is written from the beginning
 
 
 HOLDING = f"""{ATTACHED}

@@ -1,4 +1,4 @@
-"""`with loom.phase("eval")`: what is told, and what it does to the time of steps."""
+"""`with loom.phase("eval")`: what is reported, and what it does to the time of steps."""
 
 from __future__ import annotations
 

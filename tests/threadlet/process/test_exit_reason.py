@@ -1,4 +1,4 @@
-"""How an exception is told in a goodbye."""
+"""How a goodbye reports an exception."""
 
 from __future__ import annotations
 

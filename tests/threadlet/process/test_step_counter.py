@@ -212,7 +212,7 @@ async def trained(process: subprocess.Popen[str]) -> None:
 
 
 async def end(process: subprocess.Popen[str]) -> str:
-    """Lets it go on to its end; what it printed."""
+    """Let it run to its end; returns what it printed."""
     out, err = await asyncio.to_thread(process.communicate, "\n", 100)
     assert (process.returncode, err) == (0, ""), err
     return out

@@ -63,7 +63,6 @@ class Link:
         )
         self.up = False
         self._names = names
-        self._meter = meter
         self.liveness = liveness
         self._session: Session | None = None
         self._settings = settings
@@ -275,7 +274,7 @@ class Link:
             world_size=self._names.world_size,
             launcher=self._names.launcher,
             version=__version__,
-            step=self._meter.step_number,
+            step=self.state.meter.step_number,
             counted=self.counted,
             process=process_id(),
         )

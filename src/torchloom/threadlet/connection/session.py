@@ -312,8 +312,7 @@ class Session:
             return
         if command.incarnation == self._state.incarnation and command.term >= self._state.term:
             self._state.term = command.term
-            self._obey(command)
-            reply = self._steer(command)
+            reply = self._obey(command)
             if reply is not None:
                 await self.reply(reply)
             if isinstance(command, Order) and command.verb == "kill":
@@ -321,9 +320,17 @@ class Session:
                     await asyncio.wait_for(self._client.flush(), KILL_SECONDS)
                 self._state.orders.kill()
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: Command) -> Reply | None:
         state = self._state
         match command:
+            case QueryStep(id=id):
+                return self._boundary.standing(id, values=state.rank.rank == 0)
+            case Propose():
+                return self._boundary.propose(command)
+            case Verdict():
+                return self._boundary.hear(command)
+            case Order():
+                return state.orders.carry_out(command)
             case Welcome(beat_seconds=seconds, changes=changes):
                 state.welcomed = True
                 self._greeted.set()
@@ -351,17 +358,6 @@ class Session:
                     self._boundary.rename(state.incarnation)
                     state.outbox.unsay()
                     self._end(SessionEnd.RENAMED)
-
-    def _steer(self, command: Command) -> Reply | None:
-        match command:
-            case QueryStep(id=id):
-                return self._boundary.standing(id, values=self._state.rank.rank == 0)
-            case Propose():
-                return self._boundary.propose(command)
-            case Verdict():
-                return self._boundary.hear(command)
-            case Order():
-                return self._state.orders.carry_out(command)
         return None
 
     def _end(self, why: SessionEnd) -> None:

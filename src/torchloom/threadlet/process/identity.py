@@ -17,6 +17,8 @@ from torchloom.protocol.ids import MAX_RANK, NAME, RankId, check_name
 
 LAUNCHER = "loom"
 """The value of TORCHLOOM_LAUNCHER in a rank that torchLoom started."""
+_VARIABLES = {"slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")}
+"""Where launchers put rank, world size and local rank, unless as torchrun does."""
 _NOT_A_SCRIPT = frozenset({"", "-", "-c", "-m"})
 """What sys.argv[0] is when no file was started."""
 
@@ -56,20 +58,20 @@ def find_names(
 ) -> Names:
     warnings: list[str] = []
     launcher = _launcher(environ)
-    slurm = launcher == "slurm"
+    rank_variable, world_variable, local_variable = _VARIABLES.get(launcher, ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
 
     def number(name: str, least: int, most: int) -> int | None:
         return _number(environ, name, least, most, warnings)
 
-    env_rank = number("SLURM_PROCID" if slurm else "RANK", 0, MAX_RANK)
+    env_rank = number(rank_variable, 0, MAX_RANK)
     numbered = env_rank is not None
     rank_number = _whole("rank", rank, 0) if rank is not None else env_rank or 0
     if world_size is not None:
         world = _whole("world_size", world_size, 1)
     else:
-        env_world = number("SLURM_NTASKS" if slurm else "WORLD_SIZE", 1, MAX_RANK) if numbered else None
+        env_world = number(world_variable, 1, MAX_RANK) if numbered else None
         world = env_world or min(rank_number + 1, MAX_RANK)
-    local_rank = number("SLURM_LOCALID" if slurm else "LOCAL_RANK", 0, MAX_RANK)
+    local_rank = number(local_variable, 0, MAX_RANK)
 
     env_job = _from_environ(environ, "TORCHLOOM_JOB", warnings)
     env_replica = _from_environ(environ, "TORCHLOOM_REPLICA", warnings)
