@@ -355,7 +355,7 @@ class Checkpoints:
     def _current_coordinator(self) -> Coordinator:
         """The coordinator: of all ranks as soon as torch.distributed is initialised, else of this process."""
         old = self._coordinator
-        if old is None or (is_distributed() and getattr(old, "world", None) is not dist.group.WORLD):
+        if old is None or (is_distributed() and old.world is not dist.group.WORLD):
             self._coordinator = find_coordinator()
         assert self._coordinator is not None
         return self._coordinator

@@ -11,7 +11,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -22,42 +22,35 @@ TALK_SECONDS = 600.0
 """Longest wait for a rank to take part in a save; then the save fails and training continues."""
 
 
-class Coordinator(Protocol):
-    rank: int
-    size: int
+class Coordinator:
+    """Of a single process."""
+
+    rank = 0
+    size = 1
+    world: Any = None
+    """The process group of the training."""
+    group: Any = None
+    """The process group of its own."""
 
     def next_id(self) -> str:
         """An id that is the same on all ranks and never used again."""
-
-    def broadcast_from_zero(self, work: Callable[[], Answer]) -> Answer:
-        """Run `work` on the first rank; returns its result on all ranks, or raises its error."""
-
-    def gather(self, mine: Any) -> list[Any]:
-        """The values of all ranks, on every rank."""
-
-    def scatter(self, mine: Any, share: Callable[[list[Any]], list[Any]]) -> Any:
-        """The first rank gets the values of all ranks and computes a share for each; returns this rank's share."""
-
-
-class LocalCoordinator:
-    rank = 0
-    size = 1
-
-    def next_id(self) -> str:
         return secrets.token_hex(4)
 
     def broadcast_from_zero(self, work: Callable[[], Answer]) -> Answer:
+        """Run `work` on the first rank; returns its result on all ranks, or raises its error."""
         return work()
 
     def gather(self, mine: Any) -> list[Any]:
+        """The values of all ranks, on every rank."""
         return [mine]
 
     def scatter(self, mine: Any, share: Callable[[list[Any]], list[Any]]) -> Any:
+        """The first rank gets the values of all ranks and computes a share for each; returns this rank's share."""
         return share([mine])[0]
 
 
-class GlooCoordinator:
-    """Uses a gloo group of its own, separate from the training's collectives."""
+class GlooCoordinator(Coordinator):
+    """Of all ranks. Uses a gloo group of its own, separate from the training's collectives."""
 
     def __init__(self) -> None:
         self.world = dist.group.WORLD
@@ -102,7 +95,7 @@ def is_distributed() -> bool:
 
 def find_coordinator() -> Coordinator:
     """A coordinator of all ranks, if torch.distributed is initialised. Every rank must call it at the same point."""
-    return GlooCoordinator() if is_distributed() else LocalCoordinator()
+    return GlooCoordinator() if is_distributed() else Coordinator()
 
 
 def _attempt(work: Callable[[], Any]) -> tuple[bool, Any]:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
 
 from torchloom.checkpoints import safe_pickle, single_file, stateful_objects
-from torchloom.checkpoints.coordination import Coordinator, GlooCoordinator, all_or_none
+from torchloom.checkpoints.coordination import Coordinator, all_or_none
 from torchloom.checkpoints.sharded_save import METADATA, model_of, own_file, shared_state
 from torchloom.checkpoints.store.manifest import Manifest
 from torchloom.errors import BadState, Damaged
@@ -177,7 +177,7 @@ class ShardedLoad:
 
 
 def _read(path: Path, reader: _Reader, live: dict[str, Any], planner: _Planner, coordinator: Coordinator) -> None:
-    group = coordinator.group if isinstance(coordinator, GlooCoordinator) else None
+    group = coordinator.group
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that there is only one process

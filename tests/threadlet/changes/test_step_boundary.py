@@ -32,7 +32,7 @@ from torchloom.shared.incarnation import new_incarnation
 from torchloom.shared.liveness_page import PAUSED
 from torchloom.threadlet.changes.knob import make_knob
 from torchloom.threadlet.changes.orders import Orders
-from torchloom.threadlet.changes.step_boundary import StepBoundary
+from torchloom.threadlet.changes.step_boundary import Port, StepBoundary
 from torchloom.threadlet.metrics.meter import Meter
 from torchloom.threadlet.threadlet import attach
 
@@ -40,7 +40,7 @@ LIFE = "1" * 24
 SETTINGS = Settings(verdict_seconds=60.0, pause_orphan_seconds=0.2)
 
 
-class PlayedPort:
+class PlayedPort(Port):
     """Stands for the link: keeps the replies, and does for the rest what a test wants."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class PlayedPort:
         self.on_resolve: Callable[[ChangeSpec], object] = lambda _: None
 
     @property
-    def up(self) -> bool:
+    def up(self) -> bool:  # type: ignore[override]
         return self.is_up()
 
     def reply(self, reply: Reply) -> None:
@@ -57,8 +57,6 @@ class PlayedPort:
 
     def resolve(self, change: ChangeSpec) -> None:
         self.on_resolve(change)
-
-    def announce_knobs(self) -> None: ...
 
 
 class Rank:

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.knobs import BadValue, check, ramp
@@ -30,12 +30,11 @@ ASK_AGAIN = 0.25
 """Seconds between two attempts to do so: the link may have been lost."""
 
 
-class Port(Protocol):
-    """How the training thread reaches the server. No method blocks or raises."""
+class Port:
+    """How the training thread reaches the server. No method blocks or raises; without a link they do nothing."""
 
-    @property
-    def up(self) -> bool:
-        """Whether there is a connection."""
+    up = False
+    """There is a connection."""
 
     def reply(self, reply: Reply) -> None: ...
     def resolve(self, change: ChangeSpec) -> None:
@@ -43,16 +42,6 @@ class Port(Protocol):
 
     def announce_knobs(self) -> None:
         """`StepBoundary.offers` has grown."""
-
-
-class NoPort:
-    """The port of a threadlet without a link."""
-
-    up = False
-
-    def reply(self, reply: Reply) -> None: ...
-    def resolve(self, change: ChangeSpec) -> None: ...
-    def announce_knobs(self) -> None: ...
 
 
 class StepBoundary:
@@ -69,7 +58,7 @@ class StepBoundary:
         self._interval_knob: Knob | None = None
         self.offers = 0
         """Grows with every knob: the link reports knobs when it has grown."""
-        self._port = port or NoPort()
+        self._port = port or Port()
         self._meter = meter
         self._settings = settings
         self._values: dict[str, Value] = {}

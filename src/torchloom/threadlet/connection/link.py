@@ -27,7 +27,7 @@ from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
 from torchloom.shared.process_id import process_id
 from torchloom.threadlet.changes.orders import Orders
-from torchloom.threadlet.changes.step_boundary import StepBoundary
+from torchloom.threadlet.changes.step_boundary import Port, StepBoundary
 from torchloom.threadlet.connection.event_loop import LinkLoop
 from torchloom.threadlet.connection.outbox import News
 from torchloom.threadlet.connection.rank_state import Membership, RankState
@@ -47,7 +47,7 @@ _chance = SystemRandom()
 THREAD = "torchloom-link"
 
 
-class Link:
+class Link(Port):
     def __init__(
         self,
         names: Names,
