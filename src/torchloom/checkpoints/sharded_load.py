@@ -164,7 +164,7 @@ class ShardedLoad:
             own = self._own["own"]
             plain = {name: value for name, value in own.items() if not stateful_objects.is_live(self._state[name])}
             for name, value in plain.items():
-                self._state[name] = stateful_objects.filled(self._state[name], value)
+                self._state[name] = stateful_objects.fill_in(self._state[name], value)
         for name, part in self._shared.items():
             if isinstance(part, torch.nn.Module):
                 set_model_state_dict(part, self._live[name], options=StateDictOptions(strict=strict))

@@ -52,7 +52,7 @@ class Buffer(NamedTuple):
     pinned: bool
 
 
-class _Later(NamedTuple):
+class _StagedTensor(NamedTuple):
     """A copied tensor, created from its buffer when it is written."""
 
     buffer: Buffer
@@ -86,18 +86,18 @@ class StagedState:
     @cached_property
     def tree(self) -> Any:
         """The same structure as the original, with tensors in the buffers. Created by the thread that writes it."""
-        return _made(self.parts)
+        return _materialize(self.parts)
 
 
-def _made(part: Any) -> Any:
+def _materialize(part: Any) -> Any:
     kind = type(part)
-    if kind is _Later:
+    if kind is _StagedTensor:
         return part.make()
     if kind in MAPPINGS:
-        pairs = {key: _made(item) for key, item in part.items()}
+        pairs = {key: _materialize(item) for key, item in part.items()}
         return pairs if kind is dict else kind(pairs)
     if kind in SEQUENCES:
-        return kind([_made(item) for item in part])
+        return kind([_materialize(item) for item in part])
     return part
 
 
@@ -158,7 +158,7 @@ class StagingBuffers:
                 return check_plain(number, path)
         raise BadInput(f"{where(path)}: a {kind.__module__}.{kind.__qualname__} cannot be saved", hint=_HINT)
 
-    def _tensor(self, tensor: torch.Tensor, path: Path, copied: StagedState) -> torch.Tensor | _Later:
+    def _tensor(self, tensor: torch.Tensor, path: Path, copied: StagedState) -> torch.Tensor | _StagedTensor:
         kind, dtype = type(tensor), tensor.dtype
         if kind not in TENSORS or tensor.is_meta:
             what = "without data (meta)" if tensor.is_meta else f"of type {kind.__qualname__}"
@@ -171,7 +171,9 @@ class StagingBuffers:
             copied.size += out.numel() * out.element_size()
             return _as_original(out, parameter, gradient)
         buffer = self._storage(tensor.untyped_storage(), dtype, copied)
-        return _Later(buffer, dtype, tensor.storage_offset(), tensor.size(), tensor.stride(), parameter, gradient)
+        return _StagedTensor(
+            buffer, dtype, tensor.storage_offset(), tensor.size(), tensor.stride(), parameter, gradient
+        )
 
     def _storage(self, source: torch.UntypedStorage, dtype: torch.dtype, copied: StagedState) -> Buffer:
         address, size, device = source.data_ptr(), source.nbytes(), source.device

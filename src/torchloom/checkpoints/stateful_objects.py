@@ -80,7 +80,7 @@ def give(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where
     undo: list[Callable[[], None]] = []
     try:
         for name in sorted(names, key=lambda name: is_large(state[name])):  # parts that can be undone come first
-            _give_one(state, name, saved[name], strict, undo)
+            _load_part(state, name, saved[name], strict, undo)
     except Exception as error:
         for back in reversed(undo):
             back()
@@ -89,7 +89,7 @@ def give(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where
         raise _misfit(f"{where}: {name} does not take what was saved: {error}") from error
 
 
-def _give_one(state: Mapping[str, Any], name: str, saved: Any, strict: bool, undo: list[Callable[[], None]]) -> None:
+def _load_part(state: Mapping[str, Any], name: str, saved: Any, strict: bool, undo: list[Callable[[], None]]) -> None:
     part = unwrap(state[name])
     if isinstance(part, torch.nn.Module):
         part.load_state_dict(saved, strict=strict)
@@ -110,7 +110,7 @@ def _give_one(state: Mapping[str, Any], name: str, saved: Any, strict: bool, und
         raise BadState(f"{name} is a plain value and the state cannot be written to", hint="pass a dict")
 
 
-def filled(part: Any, saved: Any) -> Any:
+def fill_in(part: Any, saved: Any) -> Any:
     """The new value of a plain part: a tensor of the same shape stays the same tensor."""
     if isinstance(part, torch.Tensor) and isinstance(saved, torch.Tensor) and part.shape == saved.shape:
         _set(part, saved)

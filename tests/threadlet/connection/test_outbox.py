@@ -22,7 +22,7 @@ from torchloom.protocol.rank import Goodbye, Hello, Muted, Report, Resumed, Save
 from torchloom.protocol.subjects import INBOX_STREAM, Role
 from torchloom.settings import Settings
 from torchloom.shared.incarnation import new_incarnation
-from torchloom.threadlet.connection.outbox import MOST, News, Outbox, fitting
+from torchloom.threadlet.connection.outbox import MOST, News, Outbox, fit_bounds
 
 LIFE = "1" * 24
 
@@ -75,10 +75,10 @@ async def test_what_was_said_under_a_name_that_did_not_last_is_said_again() -> N
     outbox.put(saved(1))
     assert await said(outbox, sure=False) == [1]
     assert await said(outbox) == []
-    outbox.unsay()
+    outbox.send_again()
     outbox.put(saved(2))
     assert await said(outbox) == [1, 2]
-    outbox.unsay()
+    outbox.send_again()
     assert await said(outbox) == []
 
 
@@ -103,12 +103,12 @@ async def test_many_threads_may_tell_at_once() -> None:
 def test_news_are_made_to_fit_a_report() -> None:
     odd = os.fsdecode(b"/runs/\xff")
     long = Resumed(incarnation=LIFE, step=1, path=odd, rejected={f"{n}" * 300: "w" * 3000 for n in range(1000, 1200)})
-    told = decode_report(encode(fitting(long)))
+    told = decode_report(encode(fit_bounds(long)))
     assert isinstance(told, Resumed)
     assert told.path == "/runs/?"
     assert len(told.rejected) == 100
     assert {(len(name), len(why)) for name, why in told.rejected.items()} == {(255, 2000)}
-    assert fitting(saved(1)) == saved(1)
+    assert fit_bounds(saved(1)) == saved(1)
     outbox = Outbox()
     outbox.put(long)
     assert outbox.first() == (1, told)
@@ -236,7 +236,7 @@ async def test_what_is_repeated_because_its_receipt_got_lost_is_stored_once(
     loom.tell(saved(1))
     await letters(weaver, lambda stored: news_of(stored) == [1])
     assert loom._link
-    loom._link.state.outbox.unsay()
+    loom._link.state.outbox.send_again()
     loom.tell(saved(2))
     assert news_of(await letters(weaver, lambda stored: len(news_of(stored)) >= 2)) == [1, 2]
 

@@ -103,7 +103,7 @@ def test_a_gap_belongs_to_no_step(meter: Meter, clock: Clock) -> None:
         clock.now += 100
     steps(meter, clock, 1)
     assert times(meter).longest == pytest.approx(1)
-    assert meter.typical() == pytest.approx(1)
+    assert meter.median_step_seconds() == pytest.approx(1)
 
 
 def test_steps_made_within_a_gap_keep_their_time(meter: Meter, clock: Clock) -> None:

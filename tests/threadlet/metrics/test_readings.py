@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchloom.threadlet.metrics.readings import Reader, Readings, judge, reading, went_bad
+from torchloom.threadlet.metrics.readings import Reader, Readings, find_bad_steps, judge, reading
 
 
 @pytest.mark.parametrize(
@@ -106,5 +106,5 @@ async def test_where_a_loss_went_bad_is_found_and_forgotten_when_it_is_well_agai
 
 
 def test_a_loss_that_was_never_well_went_bad_where_it_was_first_seen() -> None:
-    assert went_bad([(5, float("inf")), (6, 1.0)]) == (5, 5)
-    assert went_bad([(5, 1.0)]) is None
+    assert find_bad_steps([(5, float("inf")), (6, 1.0)]) == (5, 5)
+    assert find_bad_steps([(5, 1.0)]) is None

@@ -305,12 +305,12 @@ class StepBoundary:
             self.participant.welcome(changes)
         self._wake.set()
 
-    def standing(self, id: str, values: bool = False) -> StepReport:
+    def report_step(self, id: str, values: bool = False) -> StepReport:
         return StepReport(
             incarnation=self.participant.incarnation,
             id=id,
             step=self._meter.step_number,
-            step_seconds=self._meter.typical(),
+            step_seconds=self._meter.median_step_seconds(),
             paused=self.participant.paused,
             knobs=self.values() if values else {},
         )

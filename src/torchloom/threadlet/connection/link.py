@@ -110,7 +110,7 @@ class Link(Port):
     def join(self, member: Membership) -> None:
         """The rank belongs to a torchft replica: report it, and listen to its lighthouse."""
         self.state.member = member
-        self._run_soon(lambda session: session.spawn(session.belong()))
+        self._run_soon(lambda session: session.spawn(session.follow_replica()))
 
     def set_devices(self, devices: tuple[str, ...] | None) -> None:
         """Use the devices that the script names; None keeps those that were found."""

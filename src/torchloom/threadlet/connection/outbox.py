@@ -26,7 +26,7 @@ class Outbox:
     """Filled by any thread, emptied by the link thread.
 
     An incarnation that was not welcomed yet may have to take a newer id, and the weaver ignores what it reported under
-    the old one. Reports stored before the welcome are therefore kept, to be sent again (`unsay`).
+    the old one. Reports stored before the welcome are therefore kept, to be sent again (`send_again`).
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Outbox:
     def put(self, news: News) -> None:
         """Add a report. Never blocks; one that the weaver could not decode is dropped with a warning."""
         try:
-            news = fitting(news)
+            news = fit_bounds(news)
             decode_report(encode(news))
         except (msgspec.MsgspecError, TypeError, ValueError, AttributeError) as error:
             logger.warning("torchLoom: %s cannot be reported: %s", type(news).__name__, error)
@@ -70,7 +70,7 @@ class Outbox:
             if sure:
                 self._waiting = {later: news for later, news in self._waiting.items() if later > self._stored}
 
-    def unsay(self) -> None:
+    def send_again(self) -> None:
         """Send everything again: the weaver ignores what was sent so far."""
         with self._lock:
             self._stored = 0
@@ -85,7 +85,7 @@ class Outbox:
         return True
 
 
-def fitting(news: News) -> News:
+def fit_bounds(news: News) -> News:
     """The same report within its bounds: texts are shortened, and undecodable file names made printable."""
     texts: dict[str, Any] = {
         name: _text(value) for name in news.__struct_fields__ if isinstance(value := getattr(news, name), str)

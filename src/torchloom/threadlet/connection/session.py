@@ -104,7 +104,7 @@ class Session:
     ) -> SessionEnd:
         """Run until the connection closes, the weaver ends it, or the process leaves (`ending` then says how)."""
         await self._client.subscribe(COMMAND.for_rank(self._state.rank), cb=self._hear)
-        await self.belong()
+        await self.follow_replica()
         self._introduce()
         works = (self._beat_loop(), self._report_loop(), closed.wait(), leaving.wait())
         beats, telling, shut, left = map(asyncio.ensure_future, works)
@@ -182,7 +182,7 @@ class Session:
             await self.news.wait()
             self.news.clear()
 
-    async def belong(self) -> None:
+    async def follow_replica(self) -> None:
         """Follow the lighthouse, if the rank has become part of a torchft replica."""
         await self._member.listen()
         self.news.set()
@@ -324,7 +324,7 @@ class Session:
         state = self._state
         match command:
             case QueryStep(id=id):
-                return self._boundary.standing(id, values=state.rank.rank == 0)
+                return self._boundary.report_step(id, values=state.rank.rank == 0)
             case Propose():
                 return self._boundary.propose(command)
             case Verdict():
@@ -356,7 +356,7 @@ class Session:
                 else:  # it has just started, on a machine whose clock is behind
                     state.incarnation = new_incarnation(newer_than=newest)
                     self._boundary.rename(state.incarnation)
-                    state.outbox.unsay()
+                    state.outbox.send_again()
                     self._end(SessionEnd.RENAMED)
         return None
 

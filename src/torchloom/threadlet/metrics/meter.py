@@ -212,7 +212,7 @@ class Meter:
         last = self._ring[self.count & _MASK] if self.count else self._moved
         return max(0.0, self.clock() - max(last, self._moved))
 
-    def typical(self) -> float:
+    def median_step_seconds(self) -> float:
         """The median duration of recent steps in seconds; 0 before the second step."""
         durations = sorted(self._durations(self.count, 32))
         return durations[len(durations) // 2] if durations else 0.0

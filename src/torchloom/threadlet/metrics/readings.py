@@ -20,9 +20,9 @@ from typing import Any
 from torchloom.threadlet.metrics.meter import LOSS
 
 _PLAIN = (float, int, bool)
-Judged = tuple[str, Any, float | None, str]
+Reading = tuple[str, Any, float | None, str]
 """(name, the value as given, its number if it has one, why not)"""
-Result = list[Judged] | tuple[int, int] | None
+Result = list[Reading] | tuple[int, int] | None
 """A result of the thread: values as numbers, or the steps at which the loss stopped being finite."""
 
 
@@ -41,7 +41,7 @@ class Readings:
     def unread(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if self.seen.get(name, self) is not value}
 
-    def learn(self, judged: Iterable[Judged]) -> None:
+    def learn(self, judged: Iterable[Reading]) -> None:
         for name, value, number, why in judged:
             self.seen[name] = value
             self.numbers.pop(name, None)
@@ -63,7 +63,7 @@ class Readings:
         return {name: number for name, number in self.numbers.items() if name != LOSS}
 
 
-def went_bad(losses: Sequence[tuple[int, Any]]) -> tuple[int, int] | None:
+def find_bad_steps(losses: Sequence[tuple[int, Any]]) -> tuple[int, int] | None:
     """The first step whose loss is not finite, after the last one whose loss is, among (step, loss) in order."""
     since = 0
     for step, loss in losses:
@@ -74,7 +74,7 @@ def went_bad(losses: Sequence[tuple[int, Any]]) -> tuple[int, int] | None:
     return None
 
 
-def judge(values: Mapping[str, Any]) -> list[Judged]:
+def judge(values: Mapping[str, Any]) -> list[Reading]:
     return [(name, value, *reading(value)) for name, value in values.items()]
 
 
@@ -115,7 +115,7 @@ class Reader:
         if LOSS not in self.readings.not_finite:
             self.readings.bad_steps = None
         elif self.readings.bad_steps is None and self._awaited is None:
-            await self._read(partial(went_bad, losses), seconds)
+            await self._read(partial(find_bad_steps, losses), seconds)
 
     async def _refresh(self, values: Mapping[str, Any], seconds: float) -> None:
         if not await self._collect(seconds):
