@@ -5,8 +5,8 @@
         loss = train(batch)
         loom.step(loss=loss, samples=len(batch))
 
-attach() raises for invalid names. After that nothing here raises. step() blocks in two cases only (step_boundary.py),
-and the goodbye blocks briefly, or until a checkpoint is written.
+attach() raises for invalid names. After that nothing here raises. step() waits in two cases only (see its docstring),
+and the goodbye waits briefly, or until a checkpoint is written.
 """
 
 from __future__ import annotations
@@ -78,10 +78,13 @@ class Threadlet:
     def step(self, /, loss: Any = None, samples: Any = None, *, step: int | None = None, **metrics: Any) -> None:
         """Report that a training step is finished. Never raises; call it from one thread.
 
-        It writes to memory and returns. Changes that all ranks agreed to make at this step are made here. It waits in
-        two cases: while such a change has no verdict yet, at most `TORCHLOOM_VERDICT_SECONDS`; and from `loom pause` to
-        `loom resume`. `loss` and metrics may be tensors: another thread reads them later. `samples` is the number of
-        samples in this step. `step` sets the step number, for example after a resume; otherwise steps are counted.
+        It writes to memory and returns. What all ranks have agreed to do at this step (a change of knobs, a checkpoint)
+        is done here. It waits in two cases: while such an agreement has no verdict yet, for at most
+        `TORCHLOOM_VERDICT_SECONDS`; and from `loom pause` to `loom resume`, or until there was no connection for
+        `TORCHLOOM_PAUSE_ORPHAN_SECONDS`.
+
+        `loss` and metrics may be tensors: another thread reads them later. `samples` is the number of samples in this
+        step. `step` sets the step number, for example after a resume; otherwise steps are counted.
         """
         meter = self._meter
         if self._step_source is not None:
