@@ -31,7 +31,7 @@ _hooked = False
 _previous = sys.excepthook
 
 
-def enter(rank: RankId, threadlet: Hooked) -> None:
+def register(rank: RankId, threadlet: Hooked) -> None:
     global _hooked, _previous  # noqa: PLW0603  a process has one of each hook
     live[rank] = threadlet
     if not _hooked:
@@ -43,7 +43,7 @@ def enter(rank: RankId, threadlet: Hooked) -> None:
         sys.excepthook = _on_uncaught
 
 
-def leave(rank: RankId) -> None:
+def unregister(rank: RankId) -> None:
     live.pop(rank, None)
     if not live and sys.excepthook is _on_uncaught:
         sys.excepthook = _previous

@@ -230,14 +230,14 @@ class Threadlet:
             link, self._link, self._meter = self._link, None, None
             if link is not None:
                 threadlet_bridge.unregister_threadlet(self)
-                process_hooks.leave(self._names.rank)
+                process_hooks.unregister(self._names.rank)
                 step_source, self._step_source = self._step_source, None
                 if step_source is not None:
                     step_source.end()
                 link.goodbye(ending)
                 link.liveness.end()
 
-    def _own(self, devices: tuple[str, ...] | None) -> bool:
+    def _hand_over(self, devices: tuple[str, ...] | None) -> bool:
         """Hand over to the script, which attaches after its steps were counted. False if they were not counted."""
         link, meter = self._link, self._meter
         if link is None or meter is None or not link.counted:
@@ -291,7 +291,7 @@ def attach(
     step_counter.retire()
     existing = process_hooks.live.get(names.rank)
     if isinstance(existing, Threadlet):
-        if not existing._own(device_ids):
+        if not existing._hand_over(device_ids):
             logger.warning("torchLoom: %s is attached already; this is the same threadlet", names.rank)
         return existing
     threadlet = start_threadlet(names, settings, device_ids)
@@ -344,7 +344,7 @@ def start_threadlet(
         logger.warning("torchLoom: cannot attach, training continues without it: %r", error)
         liveness.end()
         return unlinked
-    process_hooks.enter(names.rank, threadlet)
+    process_hooks.register(names.rank, threadlet)
     return threadlet
 
 
