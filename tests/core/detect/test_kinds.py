@@ -85,7 +85,7 @@ class _Counter:
     def due(self) -> bool:
         return len(self.losses) >= 40 and not self.reported
 
-    def learn(self, block: Block, losses: Sequence[float]) -> None:
+    def learn(self, block: Block) -> None:
         assert len(losses) <= len(block.at)
         self.losses += losses
 
