@@ -54,7 +54,7 @@ RULES = [(re.compile(rf"\b(?:{words.replace(' ', GAP)})\b", re.IGNORECASE), new)
 
 NOT_YET = frozenset(
     {
-        "agent", "bus", "checkpoints", "cli", "core", "integrations", "launcher", "lighthouse", "protocol", "threadlet",
+        "bus", "checkpoints", "cli", "core", "integrations", "lighthouse", "protocol", "threadlet",
         "torchloom", "views", "weaver",
     }
 )  # fmt: skip

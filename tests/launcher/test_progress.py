@@ -90,13 +90,13 @@ def test_one_that_is_alone_begins_from_a_checkpoint_or_anew() -> None:
     run = replace(alone("running", (a_note(1), a_note(2))), attempt=2)
     tale.go_on(replace(run, resume="/kept/step-8", resume_step=8))
     assert said == [
-        "attempt 2 goes on from /kept/step-8 (step 8)",
+        "attempt 2 resumes from /kept/step-8 (step 8)",
         "the script finds it in TORCHLOOM_RESUME_FROM; --resume-arg passes it as an argument",
         "step-9 is passed over: torn",
     ]
     said.clear()
     RunProgress(said.append).go_on(replace(run, task=replace(run.task, checkpoint_dir="kept")))
-    assert said == ["attempt 2 begins anew: no checkpoint in kept"]
+    assert said == ["attempt 2 starts from the beginning: no checkpoint in kept"]
 
 
 def test_how_far_it_is_in_one_line() -> None:

@@ -48,10 +48,10 @@ logger = logging.getLogger("torchloom.agent")
 BEAT_SECONDS = 1.0
 ACK_SECONDS = 2.0
 FAREWELL_SECONDS = 1.0
-"""For the weaver to take note of the last ends."""
+"""For the weaver to acknowledge the last ends."""
 PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torchloom.threadlet.threadlet")
 STANDBY_DELAY = 2.0
-"""Seconds between the start of an attempt and the beginning of the import for the next: the ranks import now."""
+"""Seconds between the start of an attempt and the import for the next one: until then its ranks import."""
 
 
 COLD, STANDBY = "supervisor", "standby"
@@ -61,7 +61,7 @@ Opening = Callable[[Callable[[Ended], None], Callable[[Gone], None]], Coroutine[
 
 @dataclass
 class JobHere:
-    """What this node holds of one job."""
+    """One job on this node."""
 
     folder: Path
     attempts: dict[int, Attempt] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class JobHere:
     awaited: asyncio.Task[None] | None = None
     """The standby that is being prepared."""
     before: asyncio.Task[None] | None = None
-    """The leaving of the supervisors of the job that had its name, and its folder, before."""
+    """Ends the supervisors of an earlier job of the same name, which has the same folder."""
 
     @property
     def links(self) -> list[SupervisorClient]:
@@ -95,20 +95,20 @@ class Agent:
         self.node = node
         self.folder = folder
         self.tied = tied
-        """What it starts dies with it."""
+        """Everything it starts ends with it."""
         self.shared = shared
-        """It runs anyone's jobs, and not only that of the one who started it."""
+        """It runs the jobs of all operators, not only that of the process that started it."""
         self.departing = False
         self.ways = ways or RankPaths("")
         self.preload = preload
         self.say = say
         self.jobs: dict[str, JobHere] = {}
         self.launched: Callable[[Attempt], None] = lambda _: None
-        """Told of every attempt whose ranks are started here."""
+        """Called for every attempt whose ranks are started here."""
         self.spare: Spare | None = None
         """A supervisor that has imported torch and waits for a job."""
         self._owners: dict[SupervisorClient, JobHere] = {}
-        """Whose supervisors are now that were nobody's when they were started."""
+        """Jobs that have taken a spare supervisor."""
         self.incarnation = new_incarnation()
         self.health = GpuHealth(client, node, self.incarnation, limits)
         self._term = 0
@@ -117,7 +117,7 @@ class Agent:
         self.examining = NodeCheckService(client, node, folder, self.health.look, self._news.set)
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: dict[str, asyncio.Task[None]] = {}
-        """Jobs that are over and whose supervisors are leaving."""
+        """Jobs that are over and whose supervisors are ending."""
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -138,7 +138,7 @@ class Agent:
             with contextlib.suppress(nats.errors.Error):
                 await self.client.publish(NODE.to(node=self.node.name), encode(self.beat()))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_SECONDS):  # wait_for (3.11) may swallow that we are cancelled
+                async with asyncio.timeout(BEAT_SECONDS):  # wait_for (3.11) may swallow a cancellation
                     await self._news.wait()
 
     def beat(self) -> NodeBeat:
@@ -178,7 +178,7 @@ class Agent:
             case Prepare() | Launch() if self.departing:
                 return
             case Prepare() if attempt is None:
-                self._spawn(self._prepare(command, self.hold(command)))  # held now: it may come again at once
+                self._spawn(self._prepare(command, self.hold(command)))  # now: the command may be repeated at once
             case Launch() if attempt is None or attempt.launch is None:
                 self._launch(command)
             case Halt(grace_seconds=grace, kill=deaf) if attempt is not None:
@@ -238,7 +238,7 @@ class Agent:
         try:
             link = await self._supervisor(job, command)
             await attempt.start(command, places, link, python, base, self.ways)
-        except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear that nothing is started here
+        except Exception as error:  # noqa: BLE001  the weaver must learn that nothing is started here
             attempt.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
             attempt.ranks = {}
             self._news.set()
@@ -249,7 +249,7 @@ class Agent:
             job.awaited = asyncio.get_running_loop().create_task(self._make_standby(job, command, python, env))
 
     async def _supervisor(self, job: JobHere, command: Launch) -> SupervisorClient:
-        """The standby, if there is one that is ready; else one that starts fresh interpreters."""
+        """The standby if it is ready, else one that starts fresh interpreters."""
         if job.before is not None:
             await asyncio.wait((job.before,))
         if job.standby is not None and command.task.standby and not job.standby.state.preloading:
@@ -281,7 +281,7 @@ class Agent:
             self.say(render(phrase("no_standby", job=command.job, why=why)))
 
     def keep_spare(self) -> None:
-        """From now on, have a process ready for whatever job comes."""
+        """Have a process ready for the next job from now on."""
 
         def open(folder: Path, how: SupervisorOptions) -> Coroutine[Any, Any, SupervisorClient]:
             return self.link(JobHere(folder), partial(SupervisorClient.start, folder, how))
@@ -291,7 +291,7 @@ class Agent:
         self.spare = Spare(self.folder.parent, open, how, self.say)
 
     async def link(self, job: JobHere, open: Opening) -> SupervisorClient:
-        """To a supervisor of this job, started or found; what it tells reaches the attempts."""
+        """Connect to a supervisor of this job, and pass what it reports to the attempts."""
         held: list[SupervisorClient] = []
 
         def owner() -> JobHere:
@@ -339,7 +339,7 @@ class Agent:
         ending.add_done_callback(ended)
 
     async def _end(self, job: JobHere) -> None:
-        """Have its supervisors leave, and nothing of them stay: where one was, a spare process could not be put."""
+        """End its supervisors and remove their folders: a spare supervisor is moved to the same place."""
         if job.before is not None:
             await asyncio.wait((job.before,))
         if job.awaited is not None:
@@ -355,7 +355,7 @@ class Agent:
     # ── leaving ──
 
     async def depart(self) -> None:
-        """End all ranks in order, while the weaver is told; returns when it has taken note of that, or does not."""
+        """End all ranks in order, and give the weaver a second to acknowledge their ends."""
         self.departing = True
         attempts = self.attempts
         for attempt in attempts:
@@ -369,14 +369,14 @@ class Agent:
                     await asyncio.sleep(0.02)
 
     async def say_goodbye(self) -> None:
-        """Nothing runs here, and nothing more is to be started here."""
+        """Report that nothing runs here, and that nothing may be started here."""
         self.departing = True
         with contextlib.suppress(nats.errors.Error, OSError):
             await self.client.publish(NODE.to(node=self.node.name), encode(self.beat()))
             await self.client.flush(1)
 
     async def close(self, *, kill: bool) -> None:
-        """Stop talking; with `kill`, nothing of what was started stays."""
+        """Disconnect; with `kill`, end everything that was started here."""
         self._leaving = True
         await self.examining.close()
         if self.spare is not None:
@@ -384,7 +384,7 @@ class Agent:
         begun = [*self._tasks, *(job.awaited for job in self.jobs.values() if job.awaited is not None)]
         for task in begun:
             task.cancel()
-        await asyncio.gather(*begun, return_exceptions=True)  # or they would start what nobody ends
+        await asyncio.gather(*begun, return_exceptions=True)  # otherwise they would start processes that nobody ends
         await asyncio.gather(*self._endings.values(), return_exceptions=True)
         for job in self.jobs.values():
             if kill:

@@ -1,4 +1,4 @@
-"""One attempt on one node: its ranks, started through a supervisor, each with what is known of it."""
+"""One attempt on one node: its ranks, started by a supervisor, and the status of each."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from torchloom.protocol.node import AttemptStatus, ExitCause, Launch, Place, Ran
 from torchloom.protocol.phrase import Prose, phrase
 
 LAUNCH = "launch.json"
-"""How it was started, for an agent that takes over."""
+"""How it was started, for the next agent."""
 OVER = "over.json"
-"""The same, of an attempt that the weaver knows to be over."""
+"""The same, for an attempt that the weaver has dismissed."""
 EVIDENCE = 1900
-"""Characters of what a rank said last that are told."""
+"""Characters of the last lines of a rank that are reported."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Attempt:
     launch: Launch | None = None
     ranks: dict[int, RankStatus] = field(default_factory=dict)
     sights: dict[int, RankProbe] = field(default_factory=dict)
-    """Of those that run, and of those that did."""
+    """Of ranks that run, and of those that have ended."""
     link: SupervisorClient | None = None
     halting: asyncio.Task[None] | None = None
 
@@ -79,7 +79,7 @@ class Attempt:
     # ── starting ──
 
     def expect(self, launch: Launch, node: str) -> None:
-        """These are being started from now on, even if that takes a while."""
+        """Report these ranks as starting from now on, even if that takes a while."""
         self.launch = launch
         here = [place for place in launch.places if place.node == node]
         self.ranks = {p.rank: RankStatus(rank=p.rank, incarnation=p.incarnation) for p in here}
@@ -94,9 +94,9 @@ class Attempt:
         base: dict[str, str],
         ways: RankPaths,
     ) -> None:
-        """Start these ranks; what cannot be started has ended at once."""
+        """Start these ranks. One that cannot be started is reported as ended."""
         self.link = link
-        if self.halting is not None:  # meanwhile it was ended
+        if self.halting is not None:  # it was ended in the meantime
             for rank in self.ranks:
                 self._end(rank, signal="SIGTERM", evidence=phrase("rank_stopped_before_start"))
             return
@@ -104,7 +104,7 @@ class Attempt:
         write_private(self.folder / LAUNCH, encode(replace(launch, creds={})))
         self.logs.mkdir(parents=True, exist_ok=True)
         begins = {place.rank: self._order(launch, place, python, base, ways) for place in places}
-        # All at once: the supervisor forks the next while the one before still becomes a rank.
+        # All at once: the supervisor forks the next one while the previous one still starts.
         await asyncio.gather(*(self._begin(rank, begin) for rank, begin in begins.items()))
 
     def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], ways: RankPaths) -> Begin:
@@ -141,7 +141,7 @@ class Attempt:
             evidence = phrase("rank_end", lines="", how=how, error=answer.why)
             self._end(rank, code=FAILED, evidence=evidence, error=answer.why, cause="not_started")
 
-    # ── what becomes of them ──
+    # ── running and ended ──
 
     def runs(self, rank: int, begun: Begun) -> None:
         if self.ranks[rank].state == "starting":
@@ -152,7 +152,7 @@ class Attempt:
             self.changed()
 
     def miss(self) -> None:
-        """Those of which nothing was found."""
+        """Report ranks of which no supervisor has a record as killed."""
         for rank, status in self.ranks.items():
             if status.state == "starting":
                 self._end(rank, signal="SIGKILL", evidence=phrase("rank_missing"))
@@ -170,7 +170,9 @@ class Attempt:
     def lost(self, gone: Gone) -> None:
         for rank, status in self.ranks.items():
             if status.state != "ended":
-                if status.pid and not gone.replaced:  # it died with its supervisor; what it had started did not
+                if (
+                    status.pid and not gone.replaced
+                ):  # it died with its supervisor; the processes it had started did not
                     with contextlib.suppress(OSError):
                         os.killpg(status.pid, signal.SIGKILL)
                 self._end(rank, signal="SIGKILL", evidence=gone.why)
@@ -201,13 +203,13 @@ class Attempt:
     # ── ending ──
 
     def halt(self, grace: float, deaf: Collection[int] = ()) -> None:
-        """Ask all ranks to end, and kill what is left after the grace, but the deaf at once."""
+        """Ask all ranks to end, and kill those that are left after the grace. Kill the deaf ones at once."""
         self._signal(signal.SIGKILL, ranks=deaf)
-        if self.halting is None and not self.over:  # asked again, nothing more happens
+        if self.halting is None and not self.over:  # a repeated command has no effect
             self.halting = asyncio.get_running_loop().create_task(self._halt(grace))
 
     async def _halt(self, grace: float) -> None:
-        # A stopped process takes a SIGTERM only when it goes on.
+        # A stopped process handles SIGTERM only after SIGCONT.
         self._signal(signal.SIGTERM, signal.SIGCONT)
         end = asyncio.get_running_loop().time() + grace
         while not self.over and asyncio.get_running_loop().time() < end:

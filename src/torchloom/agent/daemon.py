@@ -1,8 +1,10 @@
-"""`loom agent`: serve the control plane on this node until told to leave. Ranks outlive it; the next one adopts them.
-Where the node itself is only lent, as by Slurm, they end with it.
+"""`loom agent`: serve the control plane on this node until it is asked to leave.
 
-Only one agent may speak for a node: a lock on the folder tells on one machine, and beats of the same name tell that
-another machine has taken it.
+Ranks outlive their agent, and the next one adopts them: the folder of an attempt says how it was started, and the
+supervisors, whose children the ranks are, say which still run. Under Slurm, which lends the node, ranks end with it.
+
+Only one agent may serve a node. A lock on the folder shows a second one on this machine, beats of the same name show
+one on another machine.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ LOCK = "agent.lock"
 async def serve(
     settings: Settings, node: Node, folder: Path, say: Callable[[str], None], tied: bool = False, spare: bool = True
 ) -> None:
-    """Until SIGTERM or Ctrl-C, or until someone else speaks for this node (AlreadyUp)."""
+    """Until SIGTERM or Ctrl-C. AlreadyUp if another agent serves this node."""
     with alone(folder, node.name):
         address = find(settings, Role.AGENT)
         client = await connect(address, name=f"agent {node.name}", keep_trying=True)
@@ -60,11 +62,11 @@ async def serve(
             agent.launched = lambda attempt: say(f"{attempt.job}: starting {_ranks_of(attempt)}")
             agent.folder.mkdir(exist_ok=True, mode=0o700)
             taken = await _listen(agent)
-            await asyncio.sleep(1.5 * BEAT_SECONDS)  # another may have this name, here or elsewhere
+            await asyncio.sleep(1.5 * BEAT_SECONDS)  # another agent may have this name, here or elsewhere
             _refuse(taken, node)
             await remove_left(folder)
             if ranks := await adopt(agent):
-                say(f"found {ranks} rank{'s' if ranks != 1 else ''} that went on without an agent")
+                say(f"found {ranks} rank{'s' if ranks != 1 else ''} that continued without an agent")
             say(f"{node.name} ({node.host}): {what_it_has(node)}; waiting for work")
             if spare:
                 agent.keep_spare()
@@ -74,7 +76,8 @@ async def serve(
                 say(f"{left} rank{'s' if left != 1 else ''} ended with it")
             elif left:
                 many = left != 1
-                say(f"{left} rank{'s go' if many else ' goes'} on; `loom agent` finds {'them' if many else 'it'} again")
+                they = "s continue; `loom agent` finds them" if many else " continues; `loom agent` finds it"
+                say(f"{left} rank{they} again")
         finally:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(client.close(), 1)
@@ -87,7 +90,7 @@ def what_it_has(node: Node) -> str:
 
 @contextlib.contextmanager
 def alone(folder: Path, node: str) -> Iterator[None]:
-    """Hold the folder."""
+    """Hold the lock of the folder."""
     try:
         for parent in reversed((folder, *folder.parents)):
             parent.mkdir(exist_ok=True, mode=0o700)
@@ -106,13 +109,13 @@ def alone(folder: Path, node: str) -> Iterator[None]:
 
 
 async def _listen(agent: Agent) -> asyncio.Future[str]:
-    """Answer those who want to read; and hear whether someone else speaks for this node."""
+    """Answer requests for output. The result is set if another agent serves this node."""
     taken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def on_beat(message: Msg) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
             beat = decode_node_beat(message.data)
-            if beat.incarnation < agent.incarnation and not beat.leaving and not taken.done():  # who was first stays
+            if beat.incarnation < agent.incarnation and not beat.leaving and not taken.done():  # the first one stays
                 taken.set_result(f"{beat.host}, process {beat.pid}")
 
     async def on_lines(message: Msg) -> None:
@@ -139,12 +142,12 @@ async def _answer(agent: Agent, message: Msg) -> None:
 def _refuse(taken: asyncio.Future[str], node: Node) -> None:
     if taken.done():
         raise AlreadyUp(
-            f"another agent speaks for {node.name} already ({taken.result()})", hint="--name gives this one its own"
+            f"another agent serves {node.name} already ({taken.result()})", hint="--name gives this one its own"
         )
 
 
 async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> int:
-    """Returns how many ranks ran at the end."""
+    """Run until a signal. Returns how many ranks ran at that time."""
     loop = asyncio.get_running_loop()
     leave: asyncio.Future[None] = loop.create_future()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -173,7 +176,7 @@ def _ranks_of(attempt: Attempt) -> str:
 
 
 async def adopt(agent: Agent) -> int:
-    """Find everything again; how many ranks still run."""
+    """Take over the ranks of an earlier agent. Returns how many still run."""
     found = 0
     for folder in sorted(path for path in agent.folder.iterdir() if path.is_dir()):
         standing = [launch for launch, over in launches(folder) if not over]
@@ -195,7 +198,7 @@ async def adopt(agent: Agent) -> int:
 async def _supervisor(
     agent: Agent, job: JobHere, folder: Path, wanted: bool
 ) -> tuple[SupervisorClient | None, dict[str, RankRecord]]:
-    """The supervisor in this folder, if it lives, and what it, or what it wrote, says of its ranks."""
+    """The supervisor in this folder, if it runs, and the records of its ranks, from it or from its files."""
     if not folder.is_dir():
         return None, {}
     try:
@@ -205,7 +208,7 @@ async def _supervisor(
         if not wanted:
             shutil.rmtree(folder, ignore_errors=True)
         return None, kept
-    if not wanted:  # nothing is left that it could be for
+    if not wanted:  # its job is over
         with contextlib.suppress(SupervisorGone):
             await link.dismiss()
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Before an attempt: where its ranks will meet, and what they go on from."""
+"""Before an attempt: the port where its ranks meet, and the checkpoint from which they resume."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torchloom.checkpoints.store.rollback import roll_back
 from torchloom.errors import BadState, NoValidCheckpoint, TorchLoomError
 from torchloom.protocol.node import Prepare, Rollback
 
-NO_FOLDER = "a rollback was asked for, and it is not known where the job's checkpoints are"
-HINT = "mend or move them away; an empty folder is a new beginning"
+NO_FOLDER = "a rollback was requested, and the folder of the job's checkpoints is not known"
+HINT = "repair them or move them away; with an empty folder the job starts from the beginning"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Prepared:
 
 
 def prepare(order: Prepare, host: str) -> Prepared:
-    """A free port, and the checkpoint to go on from. May take as long as reading one does."""
+    """A free port, and the checkpoint to resume from. May take as long as reading one does."""
     try:
         port = free_port(host)
         if order.rollback is not None:
@@ -38,7 +38,7 @@ def prepare(order: Prepare, host: str) -> Prepared:
         return Prepared(
             trouble=f"{error.message} → {error.hint}" if error.hint else error.message, code=error.exit_code
         )
-    except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear of it
+    except Exception as error:  # noqa: BLE001  the weaver must learn that there is nothing to start
         return Prepared(trouble=str(error) or type(error).__name__)
 
 
@@ -59,7 +59,7 @@ def _with_checkpoint(order: Prepare, port: int) -> Prepared:
 
 
 def _gone_back(order: Prepare, back: Rollback, port: int) -> Prepared:
-    """One from before the step that something went wrong at. Where there was none yet, from the beginning."""
+    """A checkpoint from before the step of the incident; the beginning if there was none yet."""
     task = order.task
     folder = Path(task.cwd, task.checkpoint_dir or back.folder)
     if not task.checkpoint_dir and not back.folder:

@@ -1,6 +1,6 @@
-"""Submit a job and stay with it: show what it prints and how far it is, tell what happens to it, end as it ends.
+"""Submit a job and follow it: show its output and its progress, report what happens, and exit with its exit code.
 
-Where its ranks run is a matter of `Hands`: those of this process, or agents elsewhere.
+A `RankController` is the access to its ranks: those of this process, or those of agents elsewhere.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class LaunchRequest:
     colour: bool = False
     say: Callable[[str], None] = lambda text: print(f"loom: {text}", file=sys.stderr, flush=True)
     line: StatusLine = field(default_factory=StatusLine)
-    """Hidden by whoever prints."""
+    """Hidden before anything is printed."""
 
 
 class RankController(Protocol):
     """What can be done about the ranks from here."""
 
     async def show(self, runs: Sequence[RunView], told: Mapping[str, int]) -> None:
-        """Print what they have printed since, of attempts whose beginning was told: so many of each run."""
+        """Print their new output, of attempts whose beginning was reported: the number for each run."""
 
     async def finish(self, runs: Sequence[RunView]) -> None:
         """Print what is left."""
@@ -108,7 +108,7 @@ class RunFollower:
         heard = time.monotonic()
         try:
             while not are_over(runs):
-                with contextlib.suppress(TorchLoomError):  # the weaver is being started anew
+                with contextlib.suppress(TorchLoomError):  # the weaver is being restarted
                     runs = (await weaver.runs(self.wish.job)).runs or runs
                     heard = time.monotonic()
                     if runs:
@@ -152,7 +152,7 @@ class RunFollower:
     async def _submit(self, weaver: WeaverClient) -> None:
         task = self.wish.task
         ask = Submit(request=secrets.token_hex(16), job=self.wish.job, task=task, operator=self.wish.operator)
-        for attempt in range(100):  # until the weaver has heard of our agent
+        for attempt in range(100):  # until the weaver has a beat of our agent
             try:
                 await weaver.ask_until(ask, 10.0)
             except Refused as error:

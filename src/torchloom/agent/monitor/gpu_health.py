@@ -1,12 +1,12 @@
-"""From what GPUs say to what the weaver is told: a device failed, is not well, or is well again.
+"""From readings of GPUs to facts for the weaver: a device failed, is not well, or is well again.
 
-`judge` compares what is seen now with what was known and says what is news: a failure when it happens, a condition when
-it begins and once more when it ends. It is pure; the loop around it looks twice a second, and at once when the driver
-tells of an event. Facts are kept until the server has them on disk, each under its own id, so that none is lost and
-saying one twice does no harm.
+`judge` compares what is seen now with what was known before, and reports what is new: a failure when it happens, a
+condition when it begins and when it ends. It is pure. The loop around it looks twice a second, and at once when the
+driver reports an event. Facts are kept until the server has them on disk, each under its own id, so that none is lost
+or counted twice.
 
-An agent begins with no memory. What an agent before it said of a device may not hold any more, so the first thing that
-is said of each device is that nothing does; what still does is news then.
+An agent starts without memory, and what an earlier agent reported about a device may be over. So the first fact about
+each device is that all conditions are over; those that still hold are reported again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ MOST_UNTOLD = 1000
 COOLER = 5.0
 """Degrees below the limit at which a hot device is no longer hot."""
 UNTHROTTLED_SECONDS = 30.0
-"""So long it must run freely before it is no longer throttled: those that come and go are one condition."""
+"""Seconds after which a device is no longer throttled. Throttling that comes and goes is one condition."""
 XID_SECONDS = 600.0
-"""An error that does not come again for so long is over."""
+"""Seconds after which an error that has not come again is over."""
 
 HealthFact = DeviceFailed | DeviceWarned
 
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Warned:
-    """A condition that was told of and has not ended."""
+    """A condition that was reported and has not ended."""
 
     at: float
     """When it last held."""
@@ -69,7 +69,7 @@ class Warned:
 
 @dataclass(frozen=True)
 class Known:
-    """What has been seen of a device so far."""
+    """What is known about a device."""
 
     ecc_errors: int | None = None
     lost: Prose = ""
@@ -120,7 +120,7 @@ def judge(
 
 
 def _causes(known: Known, look: Seen, events: Sequence[Happened]) -> list[Prose]:
-    """Why the device has failed, if it has, as far as that is new."""
+    """New reasons why the device has failed."""
     xids = dict.fromkeys(event.xid for event in events)
     causes: list[Prose] = [describe(xid) for xid in xids if xid is not None and explain(xid).fatal]
     if None in xids:
@@ -169,7 +169,7 @@ def _ended(what: str, warning: Warned, look: Seen, limits: Limits, now: float) -
 
 
 class GpuHealth:
-    """The GPUs of a node, watched. Says nothing where there are none."""
+    """Watches the GPUs of a node. Without GPUs it does nothing."""
 
     def __init__(self, client: Client, node: Node, incarnation: str, limits: Limits | None = None) -> None:
         self._client = client
@@ -212,14 +212,14 @@ class GpuHealth:
             self._gpus.close()
 
     def _ring(self) -> None:
-        """There is an event; told by a thread of the GPUs'."""
+        """There is an event. Called in a thread of `Gpus`."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it is closed: the agent has left
                 loop.call_soon_threadsafe(self._bell.set)
 
     async def _tell(self) -> None:
-        """What waits, in order, until the server has it; what it does not take now is said again later."""
+        """Publish waiting facts in order. What the server does not store now is published again later."""
         subject = FACT.to(source=self._node.name)
         while self._untold:
             number, fact = self._untold[0]

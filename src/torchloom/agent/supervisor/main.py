@@ -2,9 +2,9 @@
 
     python -P -m torchloom.agent.supervisor.main FOLDER [--tied PID] [--preload torch,torch._dynamo] [--client FD]
 
-Ranks are its children, so their exit status reaches it whatever becomes of the agent; and they die with it. It does so
-little that there is little it could die of: one thread, one poll, no network. An agent talks to it over
-FOLDER/supervisor.sock; a new one takes the place of the old. With --tied it dies with its parent, the process PID.
+Ranks are its children, so it gets their exit status even if the agent dies; and they die with it. It does little, so
+that little can make it fail: one thread, one poll, no network. An agent connects to FOLDER/supervisor.sock; a new one
+replaces the old one. With --tied the supervisor dies with its parent, the process PID.
 
 With --preload it imports modules ahead and forks ranks that have them already. In such a child Reborn is raised, the
 stack unwinds, and `main` runs the rank's script where a fresh interpreter would have run it.
@@ -130,7 +130,7 @@ class Supervisor:
                 self._part()
 
     def _tell(self, word: FromSupervisor) -> None:
-        """What cannot be told is in State, for whoever comes next."""
+        """What the agent misses is in State, for the next one."""
         if self.visitor and self.visitor.tell(word):
             self.loop.change(self.visitor.fd, self.visitor.interest())
         else:
@@ -203,7 +203,7 @@ def main() -> None:
     if options.tied is not None:
         die_with(options.tied, signal.SIGTERM)  # there is time to take along what ranks have started
     options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    options.folder.chmod(0o700)  # whoever reaches the socket can run anything as this user
+    options.folder.chmod(0o700)  # a process that reaches the socket can run anything as this user
     os.chdir(options.folder)  # so that the socket's path is short, and no file system is held that may be unmounted
     supervisor = Supervisor(birth, [name for name in options.preload.split(",") if name], _lock())
     try:

@@ -103,7 +103,7 @@ class Ended(SupervisorMessage, frozen=True):
     signal: int | None = None
     core_dumped: bool = False
     oom_kills: int = 0
-    """Processes that the kernel killed for want of memory, in the rank's cgroup, while the rank lived."""
+    """Processes in the rank's cgroup that the kernel killed because memory was short, while the rank lived."""
     lost: bool = False
     """The supervisor was killed, and the rank with it: how it ended is not known from the kernel."""
 

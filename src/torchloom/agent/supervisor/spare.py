@@ -23,7 +23,7 @@ from torchloom.views.wording.phrases import render
 
 FOLDER = "spare"
 PAUSE = 2.0
-"""Seconds before a new one is begun: whoever took the last is starting now."""
+"""Seconds before the next one is started: the job that took the last one starts now."""
 Linking = Callable[[Path, SupervisorOptions], Coroutine[Any, Any, SupervisorClient]]
 
 
