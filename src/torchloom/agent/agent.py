@@ -27,7 +27,7 @@ from nats.aio.msg import Msg
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import RankPaths, passed_on, rank_environment
 from torchloom.agent.log_files import log_folder
-from torchloom.agent.monitor.gpu_health import GpuHealth, Limits
+from torchloom.agent.monitor.gpu_health import GpuHealth
 from torchloom.agent.monitor.pressure import read_pressure
 from torchloom.agent.monitor.stacks import inspect, watch
 from torchloom.agent.node import Node
@@ -41,6 +41,7 @@ from torchloom.protocol.codec import decode_node_command, encode
 from torchloom.protocol.node import Dismiss, Examine, Halt, Inspect, Launch, NodeBeat, NodeCommand, Prepare
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import FACT, NODE, TASK
+from torchloom.settings import Settings
 from torchloom.shared.incarnation import new_incarnation
 from torchloom.views.wording.phrases import render
 
@@ -89,7 +90,7 @@ class Agent:
         ways: RankPaths | None = None,
         preload: tuple[str, ...] = PRELOAD,
         say: Callable[[str], None] = logger.info,
-        limits: Limits | None = None,
+        hot: float = Settings.device_temperature_celsius,
     ) -> None:
         self.client = client
         self.node = node
@@ -110,7 +111,7 @@ class Agent:
         self._owners: dict[SupervisorClient, JobHere] = {}
         """Jobs that have taken a spare supervisor."""
         self.incarnation = new_incarnation()
-        self.health = GpuHealth(client, node, self.incarnation, limits)
+        self.health = GpuHealth(client, node, self.incarnation, hot)
         self._term = 0
         self._leaving = False
         self._news = asyncio.Event()

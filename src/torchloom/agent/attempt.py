@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -23,14 +24,13 @@ from torchloom.agent.monitor.exit_evidence import (
     signal_name,
 )
 from torchloom.agent.monitor.rank_probe import RankProbe, told
-from torchloom.agent.preparation import Prepared
 from torchloom.agent.supervisor.fork import FAILED
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone
 from torchloom.bus.state_folder import write_private
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import encode
-from torchloom.protocol.node import AttemptStatus, ExitCause, Launch, Place, RankStatus
+from torchloom.protocol.node import AttemptStatus, Launch, Place, RankStatus
 from torchloom.protocol.phrase import Prose, phrase
 
 LAUNCH = "launch.json"
@@ -49,7 +49,7 @@ class Attempt:
     """Of this attempt: credentials, error files."""
     logs: Path
     changed: Callable[[], None]
-    prepared: Prepared | None = None
+    prepared: AttemptStatus | None = None
     trouble: str = ""
     launch: Launch | None = None
     ranks: dict[int, RankStatus] = field(default_factory=dict)
@@ -59,18 +59,9 @@ class Attempt:
     halting: asyncio.Task[None] | None = None
 
     def status(self) -> AttemptStatus:
-        known = self.prepared or Prepared()
-        return AttemptStatus(
-            job=self.job,
-            attempt=self.number,
-            port=known.port,
-            resume=known.resume,
-            resume_step=known.resume_step,
-            rejected=known.rejected,
-            trouble=(self.trouble or known.trouble)[:2000],
-            trouble_code=known.code,
-            ranks=told(self.ranks, self.sights),
-        )
+        prepared = self.prepared or AttemptStatus(job=self.job, attempt=self.number)
+        trouble = self.trouble[:2000] or prepared.trouble
+        return replace(prepared, trouble=trouble, ranks=told(self.ranks, self.sights))
 
     @property
     def over(self) -> bool:
@@ -165,7 +156,8 @@ class Attempt:
         text = "\n".join(lines)[-EVIDENCE:]
         evidence = phrase("rank_end", lines=text, how=how_it_ended(ended), error=error)
         code = ended.code if ended.signal is None else None
-        self._end(rank, code=code, signal=name, evidence=evidence, error=error, cause=cause)
+        shown = error[:200] if isinstance(error, str) else error
+        self._end(rank, evidence, code=code, signal=name, error=shown, cause=cause)
 
     def lost(self, gone: Gone) -> None:
         for rank, status in self.ranks.items():
@@ -177,27 +169,12 @@ class Attempt:
                         os.killpg(status.pid, signal.SIGKILL)
                 self._end(rank, signal="SIGKILL", evidence=gone.why)
 
-    def _end(
-        self,
-        rank: int,
-        evidence: Prose,
-        code: int | None = None,
-        signal: str = "",
-        error: Prose = "",
-        cause: ExitCause = "",
-    ) -> None:
+    def _end(self, rank: int, evidence: Prose, **how: Any) -> None:
+        """`how` has the fields of its status that say how it ended."""
         if self.ranks[rank].state != "ended":
             if rank in self.sights:
                 self.sights[rank].end()
-            self.ranks[rank] = replace(
-                self.ranks[rank],
-                state="ended",
-                code=code,
-                signal=signal,
-                evidence=evidence,
-                error=error[:200] if isinstance(error, str) else error,
-                cause=cause,
-            )
+            self.ranks[rank] = replace(self.ranks[rank], state="ended", evidence=evidence, **how)
             self.changed()
 
     # ── ending ──

@@ -27,7 +27,6 @@ from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import RankPaths
 from torchloom.agent.log_files import find as find_lines
 from torchloom.agent.log_files import launches, read
-from torchloom.agent.monitor.gpu_health import Limits
 from torchloom.agent.node import Node
 from torchloom.agent.supervisor.children import ExitRecordStore
 from torchloom.agent.supervisor.protocol import RankRecord
@@ -57,8 +56,8 @@ async def serve(
             ways = RankPaths(
                 "", addr=settings.addr, state=str(settings.state_folder), interface=node.interface, node=node.name
             )
-            limits = Limits.of(settings)
-            agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, ways=ways, say=say, limits=limits)
+            hot = settings.device_temperature_celsius
+            agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, ways=ways, say=say, hot=hot)
             agent.launched = lambda attempt: say(f"{attempt.job}: starting {_ranks_of(attempt)}")
             agent.folder.mkdir(exist_ok=True, mode=0o700)
             taken = await _listen(agent)

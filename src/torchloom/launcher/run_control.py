@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused, TorchLoomError
@@ -46,8 +45,8 @@ class LaunchRequest:
     """Hidden before anything is printed."""
 
 
-class RankController(Protocol):
-    """What can be done about the ranks from here."""
+class RankController:
+    """What can be done about the ranks from here. The weaver alone ends ranks that run elsewhere."""
 
     async def show(self, runs: Sequence[RunView], told: Mapping[str, int]) -> None:
         """Print their new output, of attempts whose beginning was reported: the number for each run."""
@@ -57,6 +56,7 @@ class RankController(Protocol):
 
     def rejected(self) -> dict[str, str]:
         """Checkpoints that were passed over, and why, as far as it is known here."""
+        return {}
 
     def halt(self) -> None:
         """End them; nobody else does."""
@@ -66,6 +66,7 @@ class RankController(Protocol):
 
     def over(self) -> bool:
         """Whether none of them is left here."""
+        return True
 
 
 @dataclass
