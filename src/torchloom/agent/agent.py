@@ -87,7 +87,7 @@ class Agent:
         *,
         tied: bool,
         shared: bool = False,
-        ways: RankPaths | None = None,
+        paths: RankPaths | None = None,
         preload: tuple[str, ...] = PRELOAD,
         say: Callable[[str], None] = logger.info,
         hot: float = Settings.device_temperature_celsius,
@@ -100,7 +100,7 @@ class Agent:
         self.shared = shared
         """It runs the jobs of all operators, not only that of the process that started it."""
         self.departing = False
-        self.ways = ways or RankPaths("")
+        self.paths = paths or RankPaths("")
         self.preload = preload
         self.say = say
         self.jobs: dict[str, JobHere] = {}
@@ -238,7 +238,7 @@ class Agent:
         base = passed_on(os.environ, self.say)
         try:
             link = await self._supervisor(job, command)
-            await attempt.start(command, places, link, python, base, self.ways)
+            await attempt.start(command, places, link, python, base, self.paths)
         except Exception as error:  # noqa: BLE001  the weaver must learn that nothing is started here
             attempt.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
             attempt.ranks = {}
@@ -246,7 +246,7 @@ class Agent:
             return
         cold = any(not rank.warm for rank in attempt.ranks.values())
         if command.task.standby and job.standby is None and job.awaited is None and places and cold:
-            env = rank_environment(base, command, places[0], self.ways)
+            env = rank_environment(base, command, places[0], self.paths)
             job.awaited = asyncio.get_running_loop().create_task(self._make_standby(job, command, python, env))
 
     async def _supervisor(self, job: JobHere, command: Launch) -> SupervisorClient:

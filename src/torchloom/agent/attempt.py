@@ -23,7 +23,7 @@ from torchloom.agent.monitor.exit_evidence import (
     recorded_error,
     signal_name,
 )
-from torchloom.agent.monitor.rank_probe import RankProbe, told
+from torchloom.agent.monitor.rank_probe import RankProbe, observed
 from torchloom.agent.supervisor.fork import FAILED
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone
@@ -53,7 +53,7 @@ class Attempt:
     trouble: str = ""
     launch: Launch | None = None
     ranks: dict[int, RankStatus] = field(default_factory=dict)
-    sights: dict[int, RankProbe] = field(default_factory=dict)
+    probes: dict[int, RankProbe] = field(default_factory=dict)
     """Of ranks that run, and of those that have ended."""
     link: SupervisorClient | None = None
     halting: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class Attempt:
     def status(self) -> AttemptStatus:
         prepared = self.prepared or AttemptStatus(job=self.job, attempt=self.number)
         trouble = self.trouble[:2000] or prepared.trouble
-        return replace(prepared, trouble=trouble, ranks=told(self.ranks, self.sights))
+        return replace(prepared, trouble=trouble, ranks=observed(self.ranks, self.probes))
 
     @property
     def over(self) -> bool:
@@ -83,7 +83,7 @@ class Attempt:
         link: SupervisorClient,
         python: str,
         base: dict[str, str],
-        ways: RankPaths,
+        paths: RankPaths,
     ) -> None:
         """Start these ranks. One that cannot be started is reported as ended."""
         self.link = link
@@ -94,17 +94,17 @@ class Attempt:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(self.folder / LAUNCH, encode(replace(launch, creds={})))
         self.logs.mkdir(parents=True, exist_ok=True)
-        begins = {place.rank: self._order(launch, place, python, base, ways) for place in places}
+        begins = {place.rank: self._order(launch, place, python, base, paths) for place in places}
         # All at once: the supervisor forks the next one while the previous one still starts.
         await asyncio.gather(*(self._begin(rank, begin) for rank, begin in begins.items()))
 
-    def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], ways: RankPaths) -> Begin:
+    def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], paths: RankPaths) -> Begin:
         creds = ""
         if str(place.rank) in launch.creds:
             path = self.folder / f"rank-{place.rank}.creds"
             write_private(path, launch.creds[str(place.rank)].encode())
             creds = str(path)
-        own = dataclasses.replace(ways, error_file=self.error_file(place.rank), creds=creds or ways.creds)
+        own = dataclasses.replace(paths, error_file=self.error_file(place.rank), creds=creds or paths.creds)
         return Begin(
             key=self.key(place.rank),
             argv=rank_argv(python, launch, str(self.folder.parent)),
@@ -136,7 +136,7 @@ class Attempt:
 
     def runs(self, rank: int, begun: Begun) -> None:
         if self.ranks[rank].state == "starting":
-            self.sights[rank] = RankProbe(begun.pid)
+            self.probes[rank] = RankProbe(begun.pid)
             self.ranks[rank] = replace(
                 self.ranks[rank], state="running", pid=begun.pid, warm=begun.warm, why_cold=begun.why_cold
             )
@@ -172,8 +172,8 @@ class Attempt:
     def _end(self, rank: int, evidence: Prose, **how: Any) -> None:
         """`how` has the fields of its status that say how it ended."""
         if self.ranks[rank].state != "ended":
-            if rank in self.sights:
-                self.sights[rank].end()
+            if rank in self.probes:
+                self.probes[rank].end()
             self.ranks[rank] = replace(self.ranks[rank], state="ended", evidence=evidence, **how)
             self.changed()
 

@@ -53,11 +53,11 @@ async def serve(
         address = find(settings, Role.AGENT)
         client = await connect(address, name=f"agent {node.name}", keep_trying=True)
         try:
-            ways = RankPaths(
+            paths = RankPaths(
                 "", addr=settings.addr, state=str(settings.state_folder), interface=node.interface, node=node.name
             )
             hot = settings.device_temperature_celsius
-            agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, ways=ways, say=say, hot=hot)
+            agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, paths=paths, say=say, hot=hot)
             agent.launched = lambda attempt: say(f"{attempt.job}: starting {_ranks_of(attempt)}")
             agent.folder.mkdir(exist_ok=True, mode=0o700)
             taken = await _listen(agent)
@@ -176,7 +176,7 @@ def _ranks_of(attempt: Attempt) -> str:
 
 async def adopt(agent: Agent) -> int:
     """Take over the ranks of an earlier agent. Returns how many still run."""
-    found = 0
+    running = 0
     for folder in sorted(path for path in agent.folder.iterdir() if path.is_dir()):
         standing = [launch for launch, over in launches(folder) if not over]
         attempts = [agent.hold(launch) for launch in standing]
@@ -188,10 +188,10 @@ async def adopt(agent: Agent) -> int:
             if link is not None:
                 job.cold, job.standby = (link, job.standby) if name == COLD else (job.cold, link)
             for attempt in attempts:
-                found += _found(attempt, link, kept)
+                running += _take_over(attempt, link, kept)
         for attempt in attempts:
             attempt.miss()
-    return found
+    return running
 
 
 async def _supervisor(
@@ -215,16 +215,16 @@ async def _supervisor(
     return link, {kept.begun.key: kept for kept in link.state.kept}
 
 
-def _found(attempt: Attempt, link: SupervisorClient | None, kept: dict[str, RankRecord]) -> int:
+def _take_over(attempt: Attempt, link: SupervisorClient | None, kept: dict[str, RankRecord]) -> int:
     running = 0
     for rank in attempt.ranks:
-        known = kept.get(attempt.key(rank))
-        if known is None:
+        record = kept.get(attempt.key(rank))
+        if record is None:
             continue
-        if known.ended is not None:
-            attempt.ended(rank, known.ended)
+        if record.ended is not None:
+            attempt.ended(rank, record.ended)
         elif link is not None:
             attempt.link = link
-            attempt.runs(rank, known.begun)
+            attempt.runs(rank, record.begun)
             running += 1
     return running

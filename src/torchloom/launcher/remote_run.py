@@ -16,11 +16,11 @@ from torchloom.views.replica_runs import replicas
 LOOK_SECONDS = 0.3
 
 
-async def run(settings: Settings, wish: LaunchRequest) -> int:
+async def run(settings: Settings, request: LaunchRequest) -> int:
     """Until the job is over; its exit code."""
     async with WeaverClient(settings, Role.OPERATOR, patience=3.0) as reader:
-        ranks = RemoteRanks(RemoteOutput(reader.client, Output(wish.colour, before=wish.line.hide)))
-        return await RunFollower(settings, wish, ranks).follow()
+        ranks = RemoteRanks(RemoteOutput(reader.client, Output(request.colour, before=request.line.hide)))
+        return await RunFollower(settings, request, ranks).follow()
 
 
 class RemoteRanks(RankController):

@@ -158,6 +158,6 @@ def waits_for_a_page(pid: int, proc: Path = Path("/proc")) -> bool:
     return False
 
 
-def told(statuses: Mapping[int, RankStatus], sights: Mapping[int, RankProbe]) -> tuple[RankStatus, ...]:
+def observed(statuses: Mapping[int, RankStatus], probes: Mapping[int, RankProbe]) -> tuple[RankStatus, ...]:
     """Statuses in the order of ranks, with what was seen where someone looks."""
-    return tuple(sights[r].tell(s) if r in sights else s for r, s in sorted(statuses.items()))
+    return tuple(probes[r].tell(s) if r in probes else s for r, s in sorted(statuses.items()))
