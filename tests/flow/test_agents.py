@@ -85,7 +85,7 @@ def test_the_exit_code_of_a_job_that_fails_is_that_of_loom_wait(site: Cluster) -
     waited = site.loom("wait", "mnist")
     assert waited.returncode == 7
     assert "mnist is failed" in waited.stderr
-    (reason,) = [record.reason for record in site.records("mnist")[-1:] if isinstance(record, RunEnded)]
+    reason = [record.reason for record in site.records("mnist") if isinstance(record, RunEnded)][-1]
     assert isinstance(reason, Phrase)
     assert (reason.code, reason.args["rank"]) == ("rank_of_run_failed", 0)
     assert reason.args["how"] == phrase("exit_code", status=7)
