@@ -50,7 +50,7 @@ def test_where_a_checkpoint_must_be_and_is_not_it_says_so_and_changes_nothing(tm
     make(tmp_path, 100)
     prepared = prepare(order(tmp_path, Rollback(before=50, saved=True)), "127.0.0.1")
     assert "a checkpoint before step 50 was saved" in prepared.trouble
-    assert prepared.code == 8
+    assert prepared.trouble_code == 8
     assert (tmp_path / "step-100").exists()
     gone = prepare(order(tmp_path / "gone", Rollback(before=50, saved=True)), "127.0.0.1")
     assert "is gone" in gone.trouble

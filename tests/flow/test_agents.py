@@ -16,6 +16,7 @@ import pytest
 from tests.flow.agents import LOOM, PATIENCE, Cluster, cluster, needs_nodes, ours, said
 from tests.flow.records import BY_SIGKILL, KILLED, phrases, rank_failed
 from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.protocol.run_records import RunEnded
 from torchloom.views.wording.phrases import render
 
 
@@ -83,8 +84,11 @@ def test_the_exit_code_of_a_job_that_fails_is_that_of_loom_wait(site: Cluster) -
     (site.folder / "finish").touch()
     waited = site.loom("wait", "mnist")
     assert waited.returncode == 7
-    assert f"mnist is failed: {rank_failed(0, phrase('exit_code', status=7))}" in waited.stderr
-    assert ("exit_code", {"status": 7}) in phrases(*site.records("mnist"))
+    assert "mnist is failed" in waited.stderr
+    reason = [record.reason for record in site.records("mnist") if isinstance(record, RunEnded)][-1]
+    assert isinstance(reason, Phrase)
+    assert (reason.code, reason.args["rank"]) == ("rank_of_run_failed", 0)
+    assert reason.args["how"] == phrase("exit_code", status=7)
 
 
 def test_ranks_outlive_a_killed_agent_the_next_one_finds_them_and_restarts_them_when_one_dies(site: Cluster) -> None:
@@ -154,7 +158,7 @@ def test_two_agents_of_one_name_are_one_too_many(site: Cluster, tmp_path: Path) 
     again = site.loom("agent", "--name", "n1")
     assert (again.returncode, "an agent for n1 runs already" in again.stderr) == (5, True)
     elsewhere = site.loom("agent", "--name", "n1", "--folder", str(tmp_path))
-    assert (elsewhere.returncode, "another agent speaks for n1 already" in elsewhere.stderr) == (5, True)
+    assert (elsewhere.returncode, "another agent serves n1 already" in elsewhere.stderr) == (5, True)
 
 
 def test_an_agent_that_is_told_to_leave_says_what_goes_on(site: Cluster) -> None:
@@ -165,7 +169,7 @@ def test_an_agent_that_is_told_to_leave_says_what_goes_on(site: Cluster) -> None
     _, alive = psutil.wait_procs([agent], timeout=60)
     assert not alive
     assert psutil.pid_exists(site.pid(0))
-    assert "1 rank goes on; `loom agent` finds it again" in site.log()
+    assert "1 rank continues; `loom agent` finds it again" in site.log()
     site.start_agent("n2")
 
 

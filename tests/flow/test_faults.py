@@ -72,7 +72,7 @@ def test_a_training_that_loses_ranks_ends_as_if_it_had_not(
     (stopping,) = [record for record in run.records() if isinstance(record, AttemptStopping)]
     assert how in phrases(stopping)
     assert ("ValueError: as it was told" in str(stopping)) == (fault is let_one_raise)
-    assert "loom: attempt 2 goes on from" in run.text()
+    assert "loom: attempt 2 resumes from" in run.text()
     assert up.attempts(run.job) == [1, 2]
     assert run.lives()[-1]["first"] >= 10
     assert run.left() == []

@@ -150,7 +150,7 @@ def test_a_killed_rank_is_started_again_with_its_peers_from_the_newest_valid_che
     run.until_trained(2)
     os.kill(run.pid(0), signal.SIGKILL)
     assert run.end() == 137, run.text()
-    assert re.findall(r"loom: attempt (\d) goes on from", run.text()) == ["2", "3"]
+    assert re.findall(r"loom: attempt (\d) resumes from", run.text()) == ["2", "3"]
     last = phrase("rank_of_run_failed", rank=0, how=BY_SIGKILL, error="")
     used_up = render(phrase("restarts_used_up", reason=last, allowed=2))
     assert f"is failed: {used_up}" in run.text()

@@ -69,7 +69,7 @@ def test_a_script_without_torchloom_ends_with_the_same_bits_after_a_kill_as_undi
             peer.terminate()
     assert launcher.returncode == 0, told
     assert peer.returncode == 0, expected
-    assert "loom: attempt 2 goes on from" in told
+    assert "loom: attempt 2 resumes from" in told
     assert told.count("does not call torchloom.attach(): its steps are counted at optimizer.step()") == 1
     assert len(re.findall(r"resumes after step [2-5]0", told)) == 2, told
     assert len(digests(told)) == len(digests(expected)) == 2

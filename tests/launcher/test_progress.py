@@ -66,37 +66,37 @@ def test_how_far_replicas_are_counts_those_that_run() -> None:
 
 def test_a_replica_that_begins_again_heals_from_the_others() -> None:
     said: list[str] = []
-    tale = RunProgress(said.append)
+    progress = RunProgress(said.append)
     run = a_replica(1, "submitted", waiting="its lighthouse")
-    tale.go_on(run)
-    tale.go_on(run)
-    tale.go_on(a_replica(1, notes=(a_note(1),)))
+    progress.go_on(run)
+    progress.go_on(run)
+    progress.go_on(a_replica(1, notes=(a_note(1),)))
     first = replace(a_note(1), stopping=5.0, reason="rank 0 failed: killed by SIGKILL")
-    tale.go_on(a_replica(1, "stopping", notes=(first,)))
+    progress.go_on(a_replica(1, "stopping", notes=(first,)))
     second = replace(a_note(2), heals=True)
-    tale.go_on(a_replica(1, notes=(first, second), attempt=2))
-    tale.go_on(a_replica(1, notes=(first, second), attempt=2))
+    progress.go_on(a_replica(1, notes=(first, second), attempt=2))
+    progress.go_on(a_replica(1, notes=(first, second), attempt=2))
     assert said == [
         "waiting for its lighthouse",
         "rank 0 failed: killed by SIGKILL",
         "attempt 2 begins; it heals from the others",
     ]
-    assert (tale.told, tale.stopped) == (2, 1)
+    assert (progress.told, progress.stopped) == (2, 1)
 
 
 def test_one_that_is_alone_begins_from_a_checkpoint_or_anew() -> None:
     said: list[str] = []
-    tale = RunProgress(said.append, lambda: {"step-9": "torn"})
+    progress = RunProgress(said.append, lambda: {"step-9": "torn"})
     run = replace(alone("running", (a_note(1), a_note(2))), attempt=2)
-    tale.go_on(replace(run, resume="/kept/step-8", resume_step=8))
+    progress.go_on(replace(run, resume="/kept/step-8", resume_step=8))
     assert said == [
-        "attempt 2 goes on from /kept/step-8 (step 8)",
+        "attempt 2 resumes from /kept/step-8 (step 8)",
         "the script finds it in TORCHLOOM_RESUME_FROM; --resume-arg passes it as an argument",
         "step-9 is passed over: torn",
     ]
     said.clear()
     RunProgress(said.append).go_on(replace(run, task=replace(run.task, checkpoint_dir="kept")))
-    assert said == ["attempt 2 begins anew: no checkpoint in kept"]
+    assert said == ["attempt 2 starts from the beginning: no checkpoint in kept"]
 
 
 def test_how_far_it_is_in_one_line() -> None:

@@ -27,7 +27,7 @@ from nats.aio.msg import Msg
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import RankPaths, passed_on, rank_environment
 from torchloom.agent.log_files import log_folder
-from torchloom.agent.monitor.gpu_health import GpuHealth, Limits
+from torchloom.agent.monitor.gpu_health import GpuHealth
 from torchloom.agent.monitor.pressure import read_pressure
 from torchloom.agent.monitor.stacks import inspect, watch
 from torchloom.agent.node import Node
@@ -42,6 +42,7 @@ from torchloom.protocol.codec import decode_node_command, encode
 from torchloom.protocol.node import Dismiss, Examine, Halt, Inspect, Launch, NodeBeat, NodeCommand, Prepare
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import FACT, NODE, TASK
+from torchloom.settings import Settings
 from torchloom.shared.incarnation import new_incarnation
 from torchloom.views.wording.phrases import render
 
@@ -49,10 +50,10 @@ logger = logging.getLogger("torchloom.agent")
 BEAT_SECONDS = 1.0
 ACK_SECONDS = 2.0
 FAREWELL_SECONDS = 1.0
-"""For the weaver to take note of the last ends."""
+"""For the weaver to acknowledge the last ends."""
 PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torchloom.threadlet.threadlet")
 STANDBY_DELAY = 2.0
-"""Seconds between the start of an attempt and the beginning of the import for the next: the ranks import now."""
+"""Seconds between the start of an attempt and the import for the next one: until then its ranks import."""
 
 
 COLD, STANDBY = "supervisor", "standby"
@@ -62,7 +63,7 @@ Opening = Callable[[Callable[[Ended], None], Callable[[Gone], None]], Coroutine[
 
 @dataclass
 class JobHere:
-    """What this node holds of one job."""
+    """One job on this node."""
 
     folder: Path
     attempts: dict[int, Attempt] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class JobHere:
     awaited: asyncio.Task[None] | None = None
     """The standby that is being prepared."""
     before: asyncio.Task[None] | None = None
-    """The leaving of the supervisors of the job that had its name, and its folder, before."""
+    """Ends the supervisors of an earlier job of the same name, which has the same folder."""
 
     @property
     def links(self) -> list[SupervisorClient]:
@@ -87,38 +88,38 @@ class Agent:
         *,
         tied: bool,
         shared: bool = False,
-        ways: RankPaths | None = None,
+        paths: RankPaths | None = None,
         preload: tuple[str, ...] = PRELOAD,
         say: Callable[[str], None] = logger.info,
-        limits: Limits | None = None,
+        hot: float = Settings.device_temperature_celsius,
     ) -> None:
         self.client = client
         self.node = node
         self.folder = folder
         self.tied = tied
-        """What it starts dies with it."""
+        """Everything it starts ends with it."""
         self.shared = shared
-        """It runs anyone's jobs, and not only that of the one who started it."""
+        """It runs the jobs of all operators, not only that of the process that started it."""
         self.departing = False
-        self.ways = ways or RankPaths("")
+        self.paths = paths or RankPaths("")
         self.preload = preload
         self.say = say
         self.jobs: dict[str, JobHere] = {}
         self.launched: Callable[[Attempt], None] = lambda _: None
-        """Told of every attempt whose ranks are started here."""
+        """Called for every attempt whose ranks are started here."""
         self.spare: Spare | None = None
         """A supervisor that has imported torch and waits for a job."""
         self._owners: dict[SupervisorClient, JobHere] = {}
-        """Whose supervisors are now that were nobody's when they were started."""
+        """Jobs that have taken a spare supervisor."""
         self.incarnation = new_incarnation()
-        self.health = GpuHealth(client, node, self.incarnation, limits)
+        self.health = GpuHealth(client, node, self.incarnation, hot)
         self._term = 0
         self._leaving = False
         self._news = asyncio.Event()
         self.examining = NodeCheckService(client, node, folder, self.health.look, self._news.set)
         self._tasks = TaskSet()
         self._endings: dict[str, asyncio.Task[None]] = {}
-        """Jobs that are over and whose supervisors are leaving."""
+        """Jobs that are over and whose supervisors are ending."""
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -139,7 +140,7 @@ class Agent:
             with contextlib.suppress(nats.errors.Error):
                 await self.client.publish(NODE.to(node=self.node.name), encode(self.beat()))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_SECONDS):  # wait_for (3.11) may swallow that we are cancelled
+                async with asyncio.timeout(BEAT_SECONDS):  # wait_for (3.11) may swallow a cancellation
                     await self._news.wait()
 
     def beat(self) -> NodeBeat:
@@ -179,7 +180,7 @@ class Agent:
             case Prepare() | Launch() if self.departing:
                 return
             case Prepare() if attempt is None:
-                self._spawn(self._prepare(command, self.hold(command)))  # held now: it may come again at once
+                self._spawn(self._prepare(command, self.hold(command)))  # now: the command may be repeated at once
             case Launch() if attempt is None or attempt.launch is None:
                 self._launch(command)
             case Halt(grace_seconds=grace, kill=kill_now) if attempt is not None:
@@ -236,19 +237,19 @@ class Agent:
         base = passed_on(os.environ, self.say)
         try:
             link = await self._supervisor(job, command)
-            await attempt.start(command, places, link, python, base, self.ways)
-        except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear that nothing is started here
+            await attempt.start(command, places, link, python, base, self.paths)
+        except Exception as error:  # noqa: BLE001  the weaver must learn that nothing is started here
             attempt.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
             attempt.ranks = {}
             self._news.set()
             return
         cold = any(not rank.warm for rank in attempt.ranks.values())
         if command.task.standby and job.standby is None and job.awaited is None and places and cold:
-            env = rank_environment(base, command, places[0], self.ways)
+            env = rank_environment(base, command, places[0], self.paths)
             job.awaited = asyncio.get_running_loop().create_task(self._make_standby(job, command, python, env))
 
     async def _supervisor(self, job: JobHere, command: Launch) -> SupervisorClient:
-        """The standby, if there is one that is ready; else one that starts fresh interpreters."""
+        """The standby if it is ready, else one that starts fresh interpreters."""
         if job.before is not None:
             await asyncio.wait((job.before,))
         if job.standby is not None and command.task.standby and not job.standby.state.preloading:
@@ -280,7 +281,7 @@ class Agent:
             self.say(render(phrase("no_standby", job=command.job, why=why)))
 
     def keep_spare(self) -> None:
-        """From now on, have a process ready for whatever job comes."""
+        """Have a process ready for the next job from now on."""
 
         def open(folder: Path, how: SupervisorOptions) -> Coroutine[Any, Any, SupervisorClient]:
             return self.link(JobHere(folder), partial(SupervisorClient.start, folder, how))
@@ -290,7 +291,7 @@ class Agent:
         self.spare = Spare(self.folder.parent, open, how, self.say)
 
     async def link(self, job: JobHere, open: Opening) -> SupervisorClient:
-        """To a supervisor of this job, started or found; what it tells reaches the attempts."""
+        """Connect to a supervisor of this job, and pass what it reports to the attempts."""
         held: list[SupervisorClient] = []
 
         def owner() -> JobHere:
@@ -338,7 +339,7 @@ class Agent:
         ending.add_done_callback(ended)
 
     async def _end(self, job: JobHere) -> None:
-        """Have its supervisors leave, and nothing of them stay: where one was, a spare process could not be put."""
+        """End its supervisors and remove their folders: a spare supervisor is moved to the same place."""
         if job.before is not None:
             await asyncio.wait((job.before,))
         if job.awaited is not None:
@@ -354,7 +355,7 @@ class Agent:
     # ── leaving ──
 
     async def depart(self) -> None:
-        """End all ranks in order, while the weaver is told; returns when it has taken note of that, or does not."""
+        """End all ranks in order, and give the weaver a second to acknowledge their ends."""
         self.departing = True
         attempts = self.attempts
         for attempt in attempts:
@@ -368,14 +369,14 @@ class Agent:
                     await asyncio.sleep(0.02)
 
     async def say_goodbye(self) -> None:
-        """Nothing runs here, and nothing more is to be started here."""
+        """Report that nothing runs here, and that nothing may be started here."""
         self.departing = True
         with contextlib.suppress(nats.errors.Error, OSError):
             await self.client.publish(NODE.to(node=self.node.name), encode(self.beat()))
             await self.client.flush(1)
 
     async def close(self, *, kill: bool) -> None:
-        """Stop talking; with `kill`, nothing of what was started stays."""
+        """Disconnect; with `kill`, end everything that was started here."""
         self._leaving = True
         await self.examining.close()
         if self.spare is not None:
@@ -383,7 +384,7 @@ class Agent:
         begun = [*self._tasks, *(job.awaited for job in self.jobs.values() if job.awaited is not None)]
         for task in begun:
             task.cancel()
-        await asyncio.gather(*begun, return_exceptions=True)  # or they would start what nobody ends
+        await asyncio.gather(*begun, return_exceptions=True)  # otherwise they would start processes that nobody ends
         await asyncio.gather(*self._endings.values(), return_exceptions=True)
         for job in self.jobs.values():
             if kill:

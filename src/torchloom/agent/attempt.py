@@ -1,4 +1,4 @@
-"""One attempt on one node: its ranks, started through a supervisor, each with what is known of it."""
+"""One attempt on one node: its ranks, started by a supervisor, and the status of each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -22,23 +23,22 @@ from torchloom.agent.monitor.exit_evidence import (
     recorded_error,
     signal_name,
 )
-from torchloom.agent.monitor.rank_probe import RankProbe, told
-from torchloom.agent.preparation import Prepared
+from torchloom.agent.monitor.rank_probe import RankProbe, observed
 from torchloom.agent.supervisor.fork import FAILED
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone
 from torchloom.bus.state_folder import write_private
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import encode
-from torchloom.protocol.node import AttemptStatus, ExitCause, Launch, Place, RankStatus
+from torchloom.protocol.node import AttemptStatus, Launch, Place, RankStatus
 from torchloom.protocol.phrase import Prose, phrase
 
 LAUNCH = "launch.json"
-"""How it was started, for an agent that takes over."""
+"""How it was started, for the next agent."""
 OVER = "over.json"
-"""The same, of an attempt that the weaver knows to be over."""
+"""The same, for an attempt that the weaver has dismissed."""
 EVIDENCE = 1900
-"""Characters of what a rank said last that are told."""
+"""Characters of the last lines of a rank that are reported."""
 
 
 @dataclass
@@ -49,28 +49,19 @@ class Attempt:
     """Of this attempt: credentials, error files."""
     logs: Path
     changed: Callable[[], None]
-    prepared: Prepared | None = None
+    prepared: AttemptStatus | None = None
     trouble: str = ""
     launch: Launch | None = None
     ranks: dict[int, RankStatus] = field(default_factory=dict)
-    sights: dict[int, RankProbe] = field(default_factory=dict)
-    """Of those that run, and of those that did."""
+    probes: dict[int, RankProbe] = field(default_factory=dict)
+    """Of ranks that run, and of those that have ended."""
     link: SupervisorClient | None = None
     halting: asyncio.Task[None] | None = None
 
     def status(self) -> AttemptStatus:
-        known = self.prepared or Prepared()
-        return AttemptStatus(
-            job=self.job,
-            attempt=self.number,
-            port=known.port,
-            resume=known.resume,
-            resume_step=known.resume_step,
-            rejected=known.rejected,
-            trouble=(self.trouble or known.trouble)[:2000],
-            trouble_code=known.code,
-            ranks=told(self.ranks, self.sights),
-        )
+        prepared = self.prepared or AttemptStatus(job=self.job, attempt=self.number)
+        trouble = self.trouble[:2000] or prepared.trouble
+        return replace(prepared, trouble=trouble, ranks=observed(self.ranks, self.probes))
 
     @property
     def over(self) -> bool:
@@ -79,7 +70,7 @@ class Attempt:
     # ── starting ──
 
     def expect(self, launch: Launch, node: str) -> None:
-        """These are being started from now on, even if that takes a while."""
+        """Report these ranks as starting from now on, even if that takes a while."""
         self.launch = launch
         here = [place for place in launch.places if place.node == node]
         self.ranks = {p.rank: RankStatus(rank=p.rank, incarnation=p.incarnation) for p in here}
@@ -92,28 +83,28 @@ class Attempt:
         link: SupervisorClient,
         python: str,
         base: dict[str, str],
-        ways: RankPaths,
+        paths: RankPaths,
     ) -> None:
-        """Start these ranks; what cannot be started has ended at once."""
+        """Start these ranks. One that cannot be started is reported as ended."""
         self.link = link
-        if self.halting is not None:  # meanwhile it was ended
+        if self.halting is not None:  # it was ended in the meantime
             for rank in self.ranks:
                 self._end(rank, signal="SIGTERM", evidence=phrase("rank_stopped_before_start"))
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(self.folder / LAUNCH, encode(replace(launch, creds={})))
         self.logs.mkdir(parents=True, exist_ok=True)
-        begins = {place.rank: self._order(launch, place, python, base, ways) for place in places}
-        # All at once: the supervisor forks the next while the one before still becomes a rank.
+        begins = {place.rank: self._order(launch, place, python, base, paths) for place in places}
+        # All at once: the supervisor forks the next one while the previous one still starts.
         await asyncio.gather(*(self._begin(rank, begin) for rank, begin in begins.items()))
 
-    def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], ways: RankPaths) -> Begin:
+    def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], paths: RankPaths) -> Begin:
         creds = ""
         if str(place.rank) in launch.creds:
             path = self.folder / f"rank-{place.rank}.creds"
             write_private(path, launch.creds[str(place.rank)].encode())
             creds = str(path)
-        own = dataclasses.replace(ways, error_file=self.error_file(place.rank), creds=creds or ways.creds)
+        own = dataclasses.replace(paths, error_file=self.error_file(place.rank), creds=creds or paths.creds)
         return Begin(
             key=self.key(place.rank),
             argv=rank_argv(python, launch, str(self.folder.parent)),
@@ -141,18 +132,18 @@ class Attempt:
             evidence = phrase("rank_end", lines="", how=how, error=answer.why)
             self._end(rank, code=FAILED, evidence=evidence, error=answer.why, cause="not_started")
 
-    # ── what becomes of them ──
+    # ── running and ended ──
 
     def runs(self, rank: int, begun: Begun) -> None:
         if self.ranks[rank].state == "starting":
-            self.sights[rank] = RankProbe(begun.pid)
+            self.probes[rank] = RankProbe(begun.pid)
             self.ranks[rank] = replace(
                 self.ranks[rank], state="running", pid=begun.pid, warm=begun.warm, why_cold=begun.why_cold
             )
             self.changed()
 
     def miss(self) -> None:
-        """Those of which nothing was found."""
+        """Report ranks of which no supervisor has a record as killed."""
         for rank, status in self.ranks.items():
             if status.state == "starting":
                 self._end(rank, signal="SIGKILL", evidence=phrase("rank_missing"))
@@ -165,49 +156,37 @@ class Attempt:
         text = "\n".join(lines)[-EVIDENCE:]
         evidence = phrase("rank_end", lines=text, how=how_it_ended(ended), error=error)
         code = ended.code if ended.signal is None else None
-        self._end(rank, code=code, signal=name, evidence=evidence, error=error, cause=cause)
+        shown = error[:200] if isinstance(error, str) else error
+        self._end(rank, evidence, code=code, signal=name, error=shown, cause=cause)
 
     def lost(self, gone: Gone) -> None:
         for rank, status in self.ranks.items():
             if status.state != "ended":
-                if status.pid and not gone.replaced:  # it died with its supervisor; what it had started did not
+                if (
+                    status.pid and not gone.replaced
+                ):  # it died with its supervisor; the processes it had started did not
                     with contextlib.suppress(OSError):
                         os.killpg(status.pid, signal.SIGKILL)
                 self._end(rank, signal="SIGKILL", evidence=gone.why)
 
-    def _end(
-        self,
-        rank: int,
-        evidence: Prose,
-        code: int | None = None,
-        signal: str = "",
-        error: Prose = "",
-        cause: ExitCause = "",
-    ) -> None:
+    def _end(self, rank: int, evidence: Prose, **how: Any) -> None:
+        """`how` has the fields of its status that say how it ended."""
         if self.ranks[rank].state != "ended":
-            if rank in self.sights:
-                self.sights[rank].end()
-            self.ranks[rank] = replace(
-                self.ranks[rank],
-                state="ended",
-                code=code,
-                signal=signal,
-                evidence=evidence,
-                error=error[:200] if isinstance(error, str) else error,
-                cause=cause,
-            )
+            if rank in self.probes:
+                self.probes[rank].end()
+            self.ranks[rank] = replace(self.ranks[rank], state="ended", evidence=evidence, **how)
             self.changed()
 
     # ── ending ──
 
     def halt(self, grace: float, kill_now: Collection[int] = ()) -> None:
-        """Ask all ranks to end, and kill what is left after the grace, but the deaf at once."""
+        """Ask all ranks to end, and kill those that are left after the grace. Kill the ranks of `kill_now` at once."""
         self._signal(signal.SIGKILL, ranks=kill_now)
-        if self.halting is None and not self.over:  # asked again, nothing more happens
+        if self.halting is None and not self.over:  # a repeated command has no effect
             self.halting = asyncio.get_running_loop().create_task(self._halt(grace))
 
     async def _halt(self, grace: float) -> None:
-        # A stopped process takes a SIGTERM only when it goes on.
+        # A stopped process handles SIGTERM only after SIGCONT.
         self._signal(signal.SIGTERM, signal.SIGCONT)
         end = asyncio.get_running_loop().time() + grace
         while not self.over and asyncio.get_running_loop().time() < end:

@@ -1,8 +1,10 @@
-"""`loom agent`: serve the control plane on this node until told to leave. Ranks outlive it; the next one adopts them.
-Where the node itself is only lent, as by Slurm, they end with it.
+"""`loom agent`: serve the control plane on this node until it is asked to leave.
 
-Only one agent may speak for a node: a lock on the folder tells on one machine, and beats of the same name tell that
-another machine has taken it.
+Ranks outlive their agent, and the next one adopts them: the folder of an attempt says how it was started, and the
+supervisors, whose children the ranks are, say which still run. Under Slurm, which lends the node, ranks end with it.
+
+Only one agent may serve a node. A lock on the folder shows a second one on this machine, beats of the same name show
+one on another machine.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import RankPaths
 from torchloom.agent.log_files import find as find_lines
 from torchloom.agent.log_files import launches, read
-from torchloom.agent.monitor.gpu_health import Limits
 from torchloom.agent.node import Node
 from torchloom.agent.supervisor.children import ExitRecordStore
 from torchloom.agent.supervisor.protocol import RankRecord
@@ -47,24 +48,24 @@ LOCK = "agent.lock"
 async def serve(
     settings: Settings, node: Node, folder: Path, say: Callable[[str], None], tied: bool = False, spare: bool = True
 ) -> None:
-    """Until SIGTERM or Ctrl-C, or until someone else speaks for this node (AlreadyUp)."""
+    """Until SIGTERM or Ctrl-C. AlreadyUp if another agent serves this node."""
     with alone(folder, node.name):
         address = find(settings, Role.AGENT)
         client = await connect(address, name=f"agent {node.name}", keep_trying=True)
         try:
-            ways = RankPaths(
+            paths = RankPaths(
                 "", addr=settings.addr, state=str(settings.state_folder), interface=node.interface, node=node.name
             )
-            limits = Limits.of(settings)
-            agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, ways=ways, say=say, limits=limits)
+            hot = settings.device_temperature_celsius
+            agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, paths=paths, say=say, hot=hot)
             agent.launched = lambda attempt: say(f"{attempt.job}: starting {_ranks_of(attempt)}")
             agent.folder.mkdir(exist_ok=True, mode=0o700)
             taken = await _listen(agent)
-            await asyncio.sleep(1.5 * BEAT_SECONDS)  # another may have this name, here or elsewhere
+            await asyncio.sleep(1.5 * BEAT_SECONDS)  # another agent may have this name, here or elsewhere
             _refuse(taken, node)
             await remove_left(folder)
             if ranks := await adopt(agent):
-                say(f"found {ranks} rank{'s' if ranks != 1 else ''} that went on without an agent")
+                say(f"found {ranks} rank{'s' if ranks != 1 else ''} that continued without an agent")
             say(f"{node.name} ({node.host}): {what_it_has(node)}; waiting for work")
             if spare:
                 agent.keep_spare()
@@ -74,7 +75,8 @@ async def serve(
                 say(f"{left} rank{'s' if left != 1 else ''} ended with it")
             elif left:
                 many = left != 1
-                say(f"{left} rank{'s go' if many else ' goes'} on; `loom agent` finds {'them' if many else 'it'} again")
+                they = "s continue; `loom agent` finds them" if many else " continues; `loom agent` finds it"
+                say(f"{left} rank{they} again")
         finally:
             await close_quietly(client)
 
@@ -86,7 +88,7 @@ def what_it_has(node: Node) -> str:
 
 @contextlib.contextmanager
 def alone(folder: Path, node: str) -> Iterator[None]:
-    """Hold the folder."""
+    """Hold the lock of the folder."""
     try:
         for parent in reversed((folder, *folder.parents)):
             parent.mkdir(exist_ok=True, mode=0o700)
@@ -102,13 +104,13 @@ def alone(folder: Path, node: str) -> Iterator[None]:
 
 
 async def _listen(agent: Agent) -> asyncio.Future[str]:
-    """Answer those who want to read; and hear whether someone else speaks for this node."""
+    """Answer requests for output. The result is set if another agent serves this node."""
     taken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def on_beat(message: Msg) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
             beat = decode_node_beat(message.data)
-            if beat.incarnation < agent.incarnation and not beat.leaving and not taken.done():  # who was first stays
+            if beat.incarnation < agent.incarnation and not beat.leaving and not taken.done():  # the first one stays
                 taken.set_result(f"{beat.host}, process {beat.pid}")
 
     async def on_lines(message: Msg) -> None:
@@ -135,12 +137,12 @@ async def _answer(agent: Agent, message: Msg) -> None:
 def _refuse(taken: asyncio.Future[str], node: Node) -> None:
     if taken.done():
         raise AlreadyUp(
-            f"another agent speaks for {node.name} already ({taken.result()})", hint="--name gives this one its own"
+            f"another agent serves {node.name} already ({taken.result()})", hint="--name gives this one its own"
         )
 
 
 async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> int:
-    """Returns how many ranks ran at the end."""
+    """Run until a signal. Returns how many ranks ran at that time."""
     loop = asyncio.get_running_loop()
     leave: asyncio.Future[None] = loop.create_future()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -169,8 +171,8 @@ def _ranks_of(attempt: Attempt) -> str:
 
 
 async def adopt(agent: Agent) -> int:
-    """Find everything again; how many ranks still run."""
-    found = 0
+    """Take over the ranks of an earlier agent. Returns how many still run."""
+    running = 0
     for folder in sorted(path for path in agent.folder.iterdir() if path.is_dir()):
         standing = [launch for launch, over in launches(folder) if not over]
         attempts = [agent.hold(launch) for launch in standing]
@@ -182,16 +184,16 @@ async def adopt(agent: Agent) -> int:
             if link is not None:
                 job.cold, job.standby = (link, job.standby) if name == COLD else (job.cold, link)
             for attempt in attempts:
-                found += _found(attempt, link, kept)
+                running += _take_over(attempt, link, kept)
         for attempt in attempts:
             attempt.miss()
-    return found
+    return running
 
 
 async def _supervisor(
     agent: Agent, job: JobHere, folder: Path, wanted: bool
 ) -> tuple[SupervisorClient | None, dict[str, RankRecord]]:
-    """The supervisor in this folder, if it lives, and what it, or what it wrote, says of its ranks."""
+    """The supervisor in this folder, if it runs, and the records of its ranks, from it or from its files."""
     if not folder.is_dir():
         return None, {}
     try:
@@ -201,7 +203,7 @@ async def _supervisor(
         if not wanted:
             shutil.rmtree(folder, ignore_errors=True)
         return None, kept
-    if not wanted:  # nothing is left that it could be for
+    if not wanted:  # its job is over
         with contextlib.suppress(SupervisorGone):
             await link.dismiss()
         shutil.rmtree(folder, ignore_errors=True)
@@ -209,16 +211,16 @@ async def _supervisor(
     return link, {kept.begun.key: kept for kept in link.state.kept}
 
 
-def _found(attempt: Attempt, link: SupervisorClient | None, kept: dict[str, RankRecord]) -> int:
+def _take_over(attempt: Attempt, link: SupervisorClient | None, kept: dict[str, RankRecord]) -> int:
     running = 0
     for rank in attempt.ranks:
-        known = kept.get(attempt.key(rank))
-        if known is None:
+        record = kept.get(attempt.key(rank))
+        if record is None:
             continue
-        if known.ended is not None:
-            attempt.ended(rank, known.ended)
+        if record.ended is not None:
+            attempt.ended(rank, record.ended)
         elif link is not None:
             attempt.link = link
-            attempt.runs(rank, known.begun)
+            attempt.runs(rank, record.begun)
             running += 1
     return running

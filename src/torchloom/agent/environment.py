@@ -44,7 +44,7 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways: RankPaths) -> dict[str, str]:
+def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, paths: RankPaths) -> dict[str, str]:
     """The whole environment of a rank. What the job's own settings say comes before what the node has."""
     task = launch.task
     nodes = list(dict.fromkeys(p.node for p in launch.places))
@@ -56,9 +56,9 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways
         env |= dict.fromkeys(THREAD_COUNTS, str(task.threads_per_rank))
     elif local_world > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks share the cores
-    if len(nodes) > 1 and ways.interface:
+    if len(nodes) > 1 and paths.interface:
         for library in ("GLOO", "NCCL"):
-            env.setdefault(f"{library}_SOCKET_IFNAME", ways.interface)
+            env.setdefault(f"{library}_SOCKET_IFNAME", paths.interface)
     devices = [p.device for p in launch.places if p.node == place.node and p.device]
     if devices:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
@@ -79,7 +79,7 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways
         "TORCHELASTIC_RESTART_COUNT": str(launch.ordinal - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(task.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # the first rank holds the store, a fresh one for each attempt
-        "TORCHELASTIC_ERROR_FILE": ways.error_file,
+        "TORCHELASTIC_ERROR_FILE": paths.error_file,
         "TORCHLOOM_LAUNCHER": "loom",
         "TORCHLOOM_JOB": task.part_of or launch.job,
         "TORCHLOOM_REPLICA": task.replica,
@@ -87,7 +87,7 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, ways
         "TORCHLOOM_RESUME_FROM": launch.resume,
     }
     step = "" if launch.resume_step is None else str(launch.resume_step)
-    known = {"CREDS": ways.creds, "ADDR": ways.addr, "STATE": ways.state, "NODE": ways.node, "RESUME_STEP": step}
+    known = {"CREDS": paths.creds, "ADDR": paths.addr, "STATE": paths.state, "NODE": paths.node, "RESUME_STEP": step}
     if launch.skip is not None:
         known["SKIP"] = f"{launch.skip[0]}-{launch.skip[1]}"
     return env | {f"TORCHLOOM_{name}": value for name, value in known.items() if value}

@@ -1,4 +1,4 @@
-"""What a node has: cores, memory, devices, and a name by which it is told from the others."""
+"""The name, cores, memory and devices of a node."""
 
 from __future__ import annotations
 

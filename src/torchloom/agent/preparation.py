@@ -1,65 +1,54 @@
-"""Before an attempt: where its ranks will meet, and what they go on from."""
+"""Before an attempt: the port where its ranks meet, and the checkpoint from which they resume."""
 
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from torchloom.checkpoints.store import search
 from torchloom.checkpoints.store.rollback import roll_back
 from torchloom.errors import BadState, NoValidCheckpoint, TorchLoomError
-from torchloom.protocol.node import Prepare, Rollback
+from torchloom.protocol.node import AttemptStatus, Prepare, Rollback
 
-NO_FOLDER = "a rollback was asked for, and it is not known where the job's checkpoints are"
-HINT = "mend or move them away; an empty folder is a new beginning"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    port: int = 0
-    resume: str = ""
-    resume_step: int | None = None
-    rejected: dict[str, str] = field(default_factory=dict)
-    trouble: str = ""
-    """Why there is nothing to start."""
-    code: int = 1
-    """The exit code that goes with it."""
+NO_FOLDER = "a rollback was requested, and the folder of the job's checkpoints is not known"
+HINT = "repair them or move them away; with an empty folder the job starts from the beginning"
 
 
-def prepare(order: Prepare, host: str) -> Prepared:
-    """A free port, and the checkpoint to go on from. May take as long as reading one does."""
+def prepare(order: Prepare, host: str) -> AttemptStatus:
+    """A free port, and the checkpoint to resume from. May take as long as reading one does."""
+    status = AttemptStatus(job=order.job, attempt=order.attempt)
     try:
-        port = free_port(host)
+        status = replace(status, port=free_port(host))
         if order.rollback is not None:
-            return _gone_back(order, order.rollback, port)
-        return _with_checkpoint(order, port) if order.task.checkpoint_dir else Prepared(port)
+            return _gone_back(order, order.rollback, status)
+        return _with_checkpoint(order, status) if order.task.checkpoint_dir else status
     except TorchLoomError as error:
-        return Prepared(
-            trouble=f"{error.message} → {error.hint}" if error.hint else error.message, code=error.exit_code
-        )
-    except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear of it
-        return Prepared(trouble=str(error) or type(error).__name__)
+        trouble = f"{error.message} → {error.hint}" if error.hint else error.message
+        return replace(status, port=0, trouble=trouble[:2000], trouble_code=error.exit_code)
+    except Exception as error:  # noqa: BLE001  the weaver must learn that there is nothing to start
+        return replace(status, port=0, trouble=(str(error) or type(error).__name__)[:2000])
 
 
-def _with_checkpoint(order: Prepare, port: int) -> Prepared:
+def _with_checkpoint(order: Prepare, status: AttemptStatus) -> AttemptStatus:
     """The newest that is whole."""
     task = order.task
     folder = Path(task.cwd, task.checkpoint_dir)
     if not _exists(folder):
-        return Prepared(port)  # the first start: the script makes it
+        return status  # the first start: the script makes it
     try:
         found, rejected = search.latest(folder, task.checkpoint_pattern or None)
     except NoValidCheckpoint as none:
         if none.rejected:
             none.hint = HINT
             raise
-        return Prepared(port)
-    return Prepared(port, str(found.path), found.step, _told(rejected))
+        return status
+    return _resuming(status, found.path, found.step, rejected)
 
 
-def _gone_back(order: Prepare, back: Rollback, port: int) -> Prepared:
-    """One from before the step that something went wrong at. Where there was none yet, from the beginning."""
+def _gone_back(order: Prepare, back: Rollback, status: AttemptStatus) -> AttemptStatus:
+    """A checkpoint from before the step of the incident; the beginning if there was none yet."""
     task = order.task
     folder = Path(task.cwd, task.checkpoint_dir or back.folder)
     if not task.checkpoint_dir and not back.folder:
@@ -67,7 +56,7 @@ def _gone_back(order: Prepare, back: Rollback, port: int) -> Prepared:
     if not _exists(folder):
         if back.saved:
             raise BadState(f"the folder {folder} with the job's checkpoints is gone")
-        return Prepared(port)
+        return status
     of = f"{order.job} {order.submitted} {back.incident or order.attempt}"
     pattern = task.checkpoint_pattern or None
     try:
@@ -76,8 +65,8 @@ def _gone_back(order: Prepare, back: Rollback, port: int) -> Prepared:
         none.hint = HINT
         raise
     if done.found is None:
-        return Prepared(port)
-    return Prepared(port, str(done.found.path), done.found.step, _told(done.rejected))
+        return status
+    return _resuming(status, done.found.path, done.found.step, done.rejected)
 
 
 def _exists(folder: Path) -> bool:
@@ -86,8 +75,9 @@ def _exists(folder: Path) -> bool:
     return folder.exists()
 
 
-def _told(rejected: dict[str, str]) -> dict[str, str]:
-    return {name[:255]: why[:2000] for name, why in list(rejected.items())[:100]}
+def _resuming(status: AttemptStatus, path: Path, step: int | None, rejected: dict[str, str]) -> AttemptStatus:
+    shown = {name[:255]: why[:2000] for name, why in list(rejected.items())[:100]}
+    return replace(status, resume=str(path), resume_step=step, rejected=shown)
 
 
 def free_port(host: str) -> int:

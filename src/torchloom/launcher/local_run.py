@@ -20,7 +20,6 @@ from torchloom.agent.agent import Agent
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import RankPaths
 from torchloom.agent.log_files import stamp
-from torchloom.agent.monitor.gpu_health import Limits
 from torchloom.agent.node import Node, this_node
 from torchloom.bus.connection import close_quietly, connect, find
 from torchloom.bus.nats_server import die_with_parent, stop_process
@@ -29,7 +28,7 @@ from torchloom.bus.weaver_client import WeaverClient
 from torchloom.core.state.runs import LIGHTHOUSE
 from torchloom.errors import BadState, Unreachable
 from torchloom.launcher.output import Output
-from torchloom.launcher.run_control import LaunchRequest, RunFollower
+from torchloom.launcher.run_control import LaunchRequest, RankController, RunFollower
 from torchloom.launcher.scratch_folder import scratch
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import RunView
@@ -38,7 +37,7 @@ from torchloom.settings import Settings
 UP_SECONDS = 20.0
 
 
-async def run(settings: Settings, wish: LaunchRequest) -> int:
+async def run(settings: Settings, request: LaunchRequest) -> int:
     """Until the job is over; its exit code."""
     # As Ctrl-C, which takes away again what there is, until `follow` does better.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
@@ -46,10 +45,10 @@ async def run(settings: Settings, wish: LaunchRequest) -> int:
         asked = settings
         settings = await stack.enter_async_context(plane(settings))
         if settings is not asked:
-            wish.say(f"a control plane of its own: `loom --state {settings.state} status` looks at it")
-        node = this_node(name=wish.task.node or "")
-        agent = await stack.enter_async_context(agent_of(settings, node, wish, Limits.of(asked)))
-        following = RunFollower(settings, wish, LocalRanks(agent, wish))
+            request.say(f"a control plane of its own: `loom --state {settings.state} status` looks at it")
+        node = this_node(name=request.task.node or "")
+        agent = await stack.enter_async_context(agent_of(settings, node, request, asked.device_temperature_celsius))
+        following = RunFollower(settings, request, LocalRanks(agent, request))
         agent.say = following.say
         return await following.follow()
 
@@ -91,12 +90,12 @@ async def _answers(settings: Settings) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def agent_of(settings: Settings, node: Node, wish: LaunchRequest, limits: Limits) -> AsyncIterator[Agent]:
+async def agent_of(settings: Settings, node: Node, request: LaunchRequest, hot: float) -> AsyncIterator[Agent]:
     address = find(settings, Role.AGENT)
     client = await connect(address, name=f"agent {node.name}", keep_trying=True)
-    ways = RankPaths("", addr=settings.addr, state=str(settings.state_folder))
+    paths = RankPaths("", addr=settings.addr, state=str(settings.state_folder))
     with scratch("torchloom-agent-") as folder:
-        agent = Agent(client, node, folder, tied=True, ways=ways, say=wish.say, limits=limits)
+        agent = Agent(client, node, folder, tied=True, paths=paths, say=request.say, hot=hot)
         running = asyncio.create_task(agent.run())
         try:
             yield agent
@@ -109,13 +108,13 @@ async def agent_of(settings: Settings, node: Node, wish: LaunchRequest, limits: 
             await close_quietly(client)
 
 
-class LocalRanks:
+class LocalRanks(RankController):
     """The ranks of this process's own agent."""
 
-    def __init__(self, agent: Agent, wish: LaunchRequest) -> None:
+    def __init__(self, agent: Agent, request: LaunchRequest) -> None:
         self.agent = agent
-        self.wish = wish
-        self.output = Output(wish.colour, before=wish.line.hide)
+        self.request = request
+        self.output = Output(request.colour, before=request.line.hide)
         agent.launched = self._follow
 
     def _follow(self, attempt: Attempt) -> None:
@@ -137,7 +136,7 @@ class LocalRanks:
 
     def halt(self) -> None:
         for attempt in self.agent.attempts:
-            attempt.halt(self.wish.task.grace)
+            attempt.halt(self.request.task.grace)
 
     def kill(self) -> None:
         for attempt in self.agent.attempts:

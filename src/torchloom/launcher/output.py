@@ -78,7 +78,7 @@ class Output:
                     self._tails[key] = Tail(folder / f"rank-{rank}.{which}", run, attempt, replica)
 
     def show(self, attempts: Mapping[str, int] | None = None) -> bool:
-        """Print what is new in the files, of so many attempts of each run; whether there was anything."""
+        """Print what is new in the files, of the first `attempts` of each run; whether there was anything."""
         found = False
         for (folder, rank, which), tail in list(self._tails.items()):
             if (attempts is None or tail.attempt <= attempts.get(tail.run, 0)) and (data := tail.read()):

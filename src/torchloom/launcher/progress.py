@@ -20,7 +20,7 @@ class RunProgress:
     rejected: Callable[[], dict[str, str]] = dict
     """Checkpoints that were passed over, and why."""
     told: int = 0
-    """Attempts whose beginning was told."""
+    """Number of attempts whose beginning was reported."""
     stopped: int = 0
     waiting: str = ""
     hinted: bool = False
@@ -43,7 +43,7 @@ class RunProgress:
         task = run.task
         if run.resume:
             at = f" (step {run.resume_step})" if run.resume_step is not None else ""
-            self.say(f"attempt {run.attempt} goes on from {run.resume}{at}")
+            self.say(f"attempt {run.attempt} resumes from {run.resume}{at}")
             if not task.resume_arg and not self.hinted:
                 self.hinted = True
                 self.say("the script finds it in TORCHLOOM_RESUME_FROM; --resume-arg passes it as an argument")
@@ -53,12 +53,13 @@ class RunProgress:
             self.say(f"attempt {run.attempt} begins; it heals from the others")
         elif run.attempt > 1:
             where = task.checkpoint_dir
-            self.say(f"attempt {run.attempt} begins" + (f" anew: no checkpoint in {where}" if where else ""))
+            again = f"starts from the beginning: no checkpoint in {where}" if where else "begins"
+            self.say(f"attempt {run.attempt} {again}")
 
 
 LOOK_SECONDS = 1.0
 PATIENCE = 30.0
-"""Seconds that all ranks run without a word before it is said that nothing is known of their steps."""
+"""Seconds that all ranks run without a message before the user learns that their steps are not known."""
 COUNTED = (
     "does not call torchloom.attach(): its steps are counted at optimizer.step(); "
     "its loss, samples and knobs are not known"
@@ -73,7 +74,7 @@ class UnattachedHint:
     script: str
     say: Callable[[str], None]
     over: bool = False
-    """All that will ever be said is said."""
+    """There is nothing more to report."""
     said: set[str] = field(default_factory=set)
     _looked: float = 0.0
     _running: float | None = None
@@ -97,7 +98,7 @@ class UnattachedHint:
 
 
 def unknown(ranks: Sequence[RankView], seconds: float) -> tuple[str, bool]:
-    """What is not known of ranks that have run for so long, and whether that will stay so."""
+    """What is not known about ranks that have run for `seconds`, and whether that is final."""
     live = [rank for rank in ranks if rank.presence == "live"]
     if any(not rank.counted for rank in live):
         return "", True

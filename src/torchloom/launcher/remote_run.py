@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.launcher.output import Output, RemoteOutput
-from torchloom.launcher.run_control import LaunchRequest, RunFollower
+from torchloom.launcher.run_control import LaunchRequest, RankController, RunFollower
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import RunView
 from torchloom.settings import Settings
@@ -16,14 +16,14 @@ from torchloom.views.job_runs import replicas
 LOOK_SECONDS = 0.3
 
 
-async def run(settings: Settings, wish: LaunchRequest) -> int:
+async def run(settings: Settings, request: LaunchRequest) -> int:
     """Until the job is over; its exit code."""
     async with WeaverClient(settings, Role.OPERATOR, patience=3.0) as reader:
-        ranks = RemoteRanks(RemoteOutput(reader.client, Output(wish.colour, before=wish.line.hide)))
-        return await RunFollower(settings, wish, ranks).follow()
+        ranks = RemoteRanks(RemoteOutput(reader.client, Output(request.colour, before=request.line.hide)))
+        return await RunFollower(settings, request, ranks).follow()
 
 
-class RemoteRanks:
+class RemoteRanks(RankController):
     """They can be read, and ended only by the weaver."""
 
     def __init__(self, remote: RemoteOutput) -> None:
@@ -42,15 +42,3 @@ class RemoteRanks:
             while await self.remote.show(run):
                 pass
         self.remote.output.finish()
-
-    def rejected(self) -> dict[str, str]:
-        return {}
-
-    def halt(self) -> None:
-        """There is nobody to do it."""
-
-    def kill(self) -> None:
-        """It is being cancelled; that has to be enough."""
-
-    def over(self) -> bool:
-        return True

@@ -1,6 +1,6 @@
-"""Submit a job and stay with it: show what it prints and how far it is, tell what happens to it, end as it ends.
+"""Submit a job and follow it: show its output and its progress, report what happens, and exit with its exit code.
 
-Where its ranks run is a matter of `Hands`: those of this process, or agents elsewhere.
+A `RankController` is the access to its ranks: those of this process, or those of agents elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused, TorchLoomError
@@ -42,20 +41,21 @@ class LaunchRequest:
     colour: bool = False
     say: Callable[[str], None] = lambda text: print(f"loom: {text}", file=sys.stderr, flush=True)
     line: StatusLine = field(default_factory=StatusLine)
-    """Hidden by whoever prints."""
+    """Hidden before anything is printed."""
 
 
-class RankController(Protocol):
-    """What can be done about the ranks from here."""
+class RankController:
+    """What can be done about the ranks from here. The weaver alone ends ranks that run elsewhere."""
 
     async def show(self, runs: Sequence[RunView], told: Mapping[str, int]) -> None:
-        """Print what they have printed since, of attempts whose beginning was told: so many of each run."""
+        """Print their new output, of attempts whose beginning was reported: the number for each run."""
 
     async def finish(self, runs: Sequence[RunView]) -> None:
         """Print what is left."""
 
     def rejected(self) -> dict[str, str]:
         """Checkpoints that were passed over, and why, as far as it is known here."""
+        return {}
 
     def halt(self) -> None:
         """End them; nobody else does."""
@@ -65,26 +65,27 @@ class RankController(Protocol):
 
     def over(self) -> bool:
         """Whether none of them is left here."""
+        return True
 
 
 @dataclass
 class RunFollower:
     settings: Settings
-    wish: LaunchRequest
-    hands: RankController
+    request: LaunchRequest
+    controller: RankController
     presses: int = 0
-    tales: dict[str, RunProgress] = field(default_factory=dict)
+    progress: dict[str, RunProgress] = field(default_factory=dict)
     unknown: UnattachedHint = field(init=False)
     _looked: float = 0.0
     _phase: str = ""
 
     def __post_init__(self) -> None:
-        self.line = self.wish.line
-        self.unknown = UnattachedHint(self.wish.job, script_of(self.wish.task), self.say)
+        self.line = self.request.line
+        self.unknown = UnattachedHint(self.request.job, script_of(self.request.task), self.say)
 
     def say(self, text: str) -> None:
         self.line.hide()
-        self.wish.say(text)
+        self.request.say(text)
 
     async def follow(self) -> int:
         loop = asyncio.get_running_loop()
@@ -95,10 +96,10 @@ class RunFollower:
             runs = await self._until_over(weaver)
             incidents = await self._incidents(weaver) if any(len(run.notes) > 1 for run in runs) else ()
             self.line.hide()
-            await self.hands.finish(runs)
+            await self.controller.finish(runs)
         if not are_over(runs):
             return INTERRUPTED
-        self.say(all_told(self.wish.job, runs, time.time(), incidents))
+        self.say(all_told(self.request.job, runs, time.time(), incidents))
         return group_code(runs)
 
     async def _until_over(self, weaver: WeaverClient) -> Sequence[RunView]:
@@ -107,22 +108,22 @@ class RunFollower:
         heard = time.monotonic()
         try:
             while not are_over(runs):
-                with contextlib.suppress(TorchLoomError):  # the weaver is being started anew
-                    runs = (await weaver.runs(self.wish.job)).runs or runs
+                with contextlib.suppress(TorchLoomError):  # the weaver is being restarted
+                    runs = (await weaver.runs(self.request.job)).runs or runs
                     heard = time.monotonic()
                     if runs:
                         await self._look(weaver, runs)
-                await self.hands.show(runs, self._told())
+                await self.controller.show(runs, self._told())
                 if runs:
                     for run in runs:
-                        self._tale(run).go_on(run)
-                    await self.hands.show(runs, self._told())
+                        self._progress_of(run).go_on(run)
+                    await self.controller.show(runs, self._told())
                 if self.presses and cancelling is None:
                     cancelling = asyncio.create_task(self._cancel(weaver))
                 if self.presses > 1:
-                    self.hands.kill()
+                    self.controller.kill()
                     break
-                if self.presses and time.monotonic() - heard > NOBODY_SECONDS and self.hands.over():
+                if self.presses and time.monotonic() - heard > NOBODY_SECONDS and self.controller.over():
                     break  # nobody is left to say that it is cancelled
                 self.line.show()
                 calm = bool(runs) and all(run.phase == "running" for run in runs)
@@ -132,26 +133,26 @@ class RunFollower:
                 cancelling.cancel()
         return runs
 
-    def _tale(self, run: RunView) -> RunProgress:
+    def _progress_of(self, run: RunView) -> RunProgress:
         name = label(run)
-        if run.job not in self.tales:
+        if run.job not in self.progress:
             say = (lambda text: self.say(f"{name}: {text}")) if name else self.say
-            self.tales[run.job] = RunProgress(say, self.hands.rejected)
-        return self.tales[run.job]
+            self.progress[run.job] = RunProgress(say, self.controller.rejected)
+        return self.progress[run.job]
 
     def _told(self) -> dict[str, int]:
-        return {job: tale.told for job, tale in self.tales.items()}
+        return {job: progress.told for job, progress in self.progress.items()}
 
     async def _incidents(self, weaver: WeaverClient) -> tuple[IncidentView, ...]:
         """What went wrong, if there is still somebody to tell."""
         with contextlib.suppress(TorchLoomError):
-            return (await weaver.cluster(self.wish.job, most=0)).incidents
+            return (await weaver.cluster(self.request.job, most=0)).incidents
         return ()
 
     async def _submit(self, weaver: WeaverClient) -> None:
-        task = self.wish.task
-        ask = Submit(request=secrets.token_hex(16), job=self.wish.job, task=task, operator=self.wish.operator)
-        for attempt in range(100):  # until the weaver has heard of our agent
+        task = self.request.task
+        ask = Submit(request=secrets.token_hex(16), job=self.request.job, task=task, operator=self.request.operator)
+        for attempt in range(100):  # until the weaver has a beat of our agent
             try:
                 await weaver.ask_until(ask, 10.0)
             except Refused as error:
@@ -167,8 +168,8 @@ class RunFollower:
         due = time.monotonic() - self._looked >= LOOK_SECONDS or run.phase != self._phase
         if self.line.wanted and due:
             self._looked, self._phase = time.monotonic(), run.phase
-            view = await weaver.cluster(self.wish.job, most=0)
-            self.line.text = how_far(self.wish.job, replicas(runs), view.jobs[0] if view.jobs else None)
+            view = await weaver.cluster(self.request.job, most=0)
+            self.line.text = how_far(self.request.job, replicas(runs), view.jobs[0] if view.jobs else None)
 
     # ── being interrupted ──
 
@@ -178,8 +179,10 @@ class RunFollower:
             self.say("ending the job; once more to kill it")
 
     async def _cancel(self, weaver: WeaverClient) -> None:
-        ask = Cancel(request=secrets.token_hex(16), job=self.wish.job, why="interrupted", operator=self.wish.operator)
+        ask = Cancel(
+            request=secrets.token_hex(16), job=self.request.job, why="interrupted", operator=self.request.operator
+        )
         try:
             await weaver.ask_until(ask, 2.0)
         except TorchLoomError:  # nobody decides: then we do
-            self.hands.halt()
+            self.controller.halt()

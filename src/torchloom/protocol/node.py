@@ -154,7 +154,7 @@ class Place(Part, frozen=True):
 
 
 class Rollback(Part, frozen=True):
-    """Continue from before a step, and put aside what was saved since."""
+    """Resume from before a step, and put aside what was saved since."""
 
     before: int
     back: int = 1
@@ -166,7 +166,7 @@ class Rollback(Part, frozen=True):
     folder: Text = ""
     """Where its ranks said that they save, for a job that has not named its folder."""
     saved: bool = False
-    """There was a checkpoint before that step: not to find one is an error, not a start from the beginning."""
+    """There was a checkpoint before that step: if none is found, that is an error, and the job does not start over."""
 
 
 class Prepare(Message, frozen=True):

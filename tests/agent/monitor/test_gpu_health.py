@@ -17,7 +17,6 @@ from torchloom.agent.monitor.gpu_health import (
     GpuHealth,
     HealthFact,
     Known,
-    Limits,
     judge,
 )
 from torchloom.agent.monitor.gpus import Happened, Seen
@@ -30,6 +29,7 @@ from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceWarned, Fact
 from torchloom.protocol.node import Reading
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.subjects import INBOX_STREAM, Role
+from torchloom.settings import Settings
 
 Report = tuple[str, Prose]
 GPU = "GPU-1"
@@ -50,7 +50,7 @@ class Judge:
         read = None if lost or silent else Reading(device=GPU, **reading)
         seen = (Seen(GPU, read, lost=lost, silent=silent),)
         happened = [Happened(GPU, number) for number in events]
-        self.known, facts = judge(self.known, seen, happened, Limits(90.0), self.now)
+        self.known, facts = judge(self.known, seen, happened, 90.0, self.now)
         return [report(fact) for fact in facts]
 
 
@@ -163,13 +163,13 @@ def test_nothing_new_is_told_of_a_device_that_cannot_be_read() -> None:
     one = Judge()
     one.look(temperature=95.0, throttled=("power brake",))
     one.now += 10 * UNTHROTTLED_SECONDS
-    known, facts = judge(one.known, (Seen(GPU),), (), Limits(90.0), one.now)
+    known, facts = judge(one.known, (Seen(GPU),), (), 90.0, one.now)
     assert (facts, set(known[GPU].warned)) == ((), {"hot", "throttled"})
 
 
 def test_the_first_look_at_a_device_ends_what_an_agent_before_said_of_it() -> None:
     reading = Reading(device=GPU, temperature=99.0)
-    _, facts = judge({}, (Seen(GPU, reading),), (), Limits(90.0), 1.0, "agent n1")
+    _, facts = judge({}, (Seen(GPU, reading),), (), 90.0, 1.0, "agent n1")
     assert facts == (
         DeviceWarned(device=GPU, what=ALL_OVER, source="agent n1", over=True),
         DeviceWarned(device=GPU, what="hot", detail=phrase("device_hot", celsius=99.0, limit=90.0), source="agent n1"),
@@ -177,12 +177,14 @@ def test_the_first_look_at_a_device_ends_what_an_agent_before_said_of_it() -> No
 
 
 def test_an_event_counts_also_before_the_device_was_ever_read() -> None:
-    _, facts = judge({}, (), (Happened(GPU, 79),), Limits(), 1.0)
+    _, facts = judge({}, (), (Happened(GPU, 79),), Settings.device_temperature_celsius, 1.0)
     assert [report(fact) for fact in facts] == [("all", "over"), ("failed", describe(79))]
 
 
 def test_each_device_is_judged_by_what_happened_to_it() -> None:
-    _, facts = judge({}, (Seen("GPU-1"), Seen("GPU-2")), (Happened("GPU-2", 79),), Limits(), 1.0)
+    _, facts = judge(
+        {}, (Seen("GPU-1"), Seen("GPU-2")), (Happened("GPU-2", 79),), Settings.device_temperature_celsius, 1.0
+    )
     assert [fact.device for fact in facts if isinstance(fact, DeviceFailed)] == ["GPU-2"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -86,8 +85,7 @@ class _Counter:
         return len(self.losses) >= 40 and not self.reported
 
     def learn(self, block: Block) -> None:
-        assert len(losses) <= len(block.at)
-        self.losses += losses
+        self.losses += [loss for loss in block.loss if loss is not None]
 
     def hear(self, beat: Beat, _times: StepTimes, _now: float) -> Finding | None:
         self.losses += [beat.loss] if beat.loss is not None else []

@@ -1,12 +1,12 @@
-"""From what GPUs say to what the weaver is told: a device failed, is not well, or is well again.
+"""From readings of GPUs to facts for the weaver: a device failed, is not well, or is well again.
 
-`judge` compares what is seen now with what was known and says what is news: a failure when it happens, a condition when
-it begins and once more when it ends. It is pure; the loop around it looks twice a second, and at once when the driver
-tells of an event. Facts are kept until the server has them on disk, each under its own id, so that none is lost and
-saying one twice does no harm.
+`judge` compares what is seen now with what was known before, and reports what is new: a failure when it happens, a
+condition when it begins and when it ends. It is pure. The loop around it looks twice a second, and at once when the
+driver reports an event. Facts are kept until the server has them on disk, each under its own id, so that none is lost
+or counted twice.
 
-An agent begins with no memory. What an agent before it said of a device may not hold any more, so the first thing that
-is said of each device is that nothing does; what still does is news then.
+An agent starts without memory, and what an earlier agent reported about a device may be over. So the first fact about
+each device is that all conditions are over; those that still hold are reported again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import nats.errors
 from nats.aio.client import Client
@@ -40,26 +39,16 @@ MOST_UNTOLD = 1000
 COOLER = 5.0
 """Degrees below the limit at which a hot device is no longer hot."""
 UNTHROTTLED_SECONDS = 30.0
-"""So long it must run freely before it is no longer throttled: those that come and go are one condition."""
+"""Seconds after which a device is no longer throttled. Throttling that comes and goes is one condition."""
 XID_SECONDS = 600.0
-"""An error that does not come again for so long is over."""
+"""Seconds after which an error that has not come again is over."""
 
 HealthFact = DeviceFailed | DeviceWarned
 
 
 @dataclass(frozen=True)
-class Limits:
-    temperature: float = Settings.device_temperature_celsius
-    """Degrees Celsius from which on a device is hot."""
-
-    @classmethod
-    def of(cls, settings: Settings) -> Limits:
-        return cls(settings.device_temperature_celsius)
-
-
-@dataclass(frozen=True)
 class Warned:
-    """A condition that was told of and has not ended."""
+    """A condition that was reported and has not ended."""
 
     at: float
     """When it last held."""
@@ -69,26 +58,22 @@ class Warned:
 
 @dataclass(frozen=True)
 class Known:
-    """What has been seen of a device so far."""
+    """What is known about a device."""
 
     ecc_errors: int | None = None
     lost: Prose = ""
     warned: Mapping[str, Warned] = field(default_factory=dict)
 
 
-class Judgement(NamedTuple):
-    known: dict[str, Known]
-    facts: tuple[HealthFact, ...]
-
-
 def judge(
     before: Mapping[str, Known],
     seen: Sequence[Seen],
     events: Sequence[Happened],
-    limits: Limits,
+    hot: float,
     now: float,
     source: str = "agent",
-) -> Judgement:
+) -> tuple[dict[str, Known], tuple[HealthFact, ...]]:
+    """What is known of each device now, and what is new. `hot` is a temperature in degrees Celsius."""
     after, facts = dict(before), list[HealthFact]()
     looks = {look.device: look for look in seen}
     for device in dict.fromkeys([*looks, *(event.device for event in events)]):
@@ -102,12 +87,12 @@ def judge(
             cause = causes[0] if len(causes) == 1 else phrase("device_causes", causes=causes)
             facts.append(DeviceFailed(device=device, cause=cause, source=source))
         warned = dict(known.warned)
-        for what, detail in _holding(known, look, happened, limits).items():
+        for what, detail in _holding(known, look, happened, hot).items():
             xid = _mild(happened) if what == "xid" else None
             if what not in warned or xid != warned[what].xid:
                 facts.append(DeviceWarned(device=device, what=what, detail=detail, source=source))
             warned[what] = Warned(now, xid)
-        for what in [what for what, warning in warned.items() if _ended(what, warning, look, limits, now)]:
+        for what in [what for what, warning in warned.items() if _ended(what, warning, look, hot, now)]:
             facts.append(DeviceWarned(device=device, what=what, source=source, over=True))
             del warned[what]
         errors = look.reading.ecc_errors if look.reading is not None else None
@@ -116,11 +101,11 @@ def judge(
             lost="" if look.reading is not None else look.lost or known.lost,
             warned=warned,
         )
-    return Judgement(after, tuple(facts))
+    return after, tuple(facts)
 
 
 def _causes(known: Known, look: Seen, events: Sequence[Happened]) -> list[Prose]:
-    """Why the device has failed, if it has, as far as that is new."""
+    """New reasons why the device has failed."""
     xids = dict.fromkeys(event.xid for event in events)
     causes: list[Prose] = [describe(xid) for xid in xids if xid is not None and explain(xid).fatal]
     if None in xids:
@@ -133,14 +118,14 @@ def _causes(known: Known, look: Seen, events: Sequence[Happened]) -> list[Prose]
     return causes
 
 
-def _holding(known: Known, look: Seen, events: Sequence[Happened], limits: Limits) -> dict[str, Phrase]:
+def _holding(known: Known, look: Seen, events: Sequence[Happened], hot: float) -> dict[str, Phrase]:
     """The conditions in which the device is not well, each with its detail."""
     found = {}
     reading = look.reading or Reading(device=look.device)
     if reading.temperature is not None:
-        edge = limits.temperature - (COOLER if "hot" in known.warned else 0.0)
-        if reading.temperature > edge or reading.temperature == limits.temperature:
-            found["hot"] = phrase("device_hot", celsius=reading.temperature, limit=limits.temperature)
+        edge = hot - (COOLER if "hot" in known.warned else 0.0)
+        if reading.temperature > edge or reading.temperature == hot:
+            found["hot"] = phrase("device_hot", celsius=reading.temperature, limit=hot)
     if slow := [reason for reason in reading.throttled if reason in HARDWARE.values()]:
         found["throttled"] = phrase("device_throttled", reasons=slow)
     if look.silent:
@@ -155,11 +140,11 @@ def _mild(events: Sequence[Happened]) -> int | None:
     return next((e.xid for e in reversed(events) if e.xid is not None and not explain(e.xid).fatal), None)
 
 
-def _ended(what: str, warning: Warned, look: Seen, limits: Limits, now: float) -> bool:
+def _ended(what: str, warning: Warned, look: Seen, hot: float, now: float) -> bool:
     reading = look.reading
     match what:
         case "hot":
-            cool = limits.temperature - COOLER
+            cool = hot - COOLER
             return reading is not None and reading.temperature is not None and reading.temperature <= cool
         case "throttled":
             return reading is not None and now - warning.at > UNTHROTTLED_SECONDS
@@ -169,13 +154,15 @@ def _ended(what: str, warning: Warned, look: Seen, limits: Limits, now: float) -
 
 
 class GpuHealth:
-    """The GPUs of a node, watched. Says nothing where there are none."""
+    """Watches the GPUs of a node. Without GPUs it does nothing."""
 
-    def __init__(self, client: Client, node: Node, incarnation: str, limits: Limits | None = None) -> None:
+    def __init__(
+        self, client: Client, node: Node, incarnation: str, hot: float = Settings.device_temperature_celsius
+    ) -> None:
         self._client = client
         self._node = node
         self._incarnation = incarnation
-        self._limits = limits or Limits()
+        self._hot = hot
         self._gpus = Gpus(node.devices, self._ring)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bell = asyncio.Event()
@@ -205,21 +192,21 @@ class GpuHealth:
                 self._bell.clear()
                 seen, events = self._gpus.look(), self._gpus.events()
                 source = f"agent {self._node.name}"
-                self._known, facts = judge(self._known, seen, events, self._limits, time.monotonic(), source)
+                self._known, facts = judge(self._known, seen, events, self._hot, time.monotonic(), source)
                 self._untold.extend((next(self._count), fact) for fact in facts)
                 await self._tell()
         finally:
             self._gpus.close()
 
     def _ring(self) -> None:
-        """There is an event; told by a thread of the GPUs'."""
+        """There is an event. Called in a thread of `Gpus`."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it is closed: the agent has left
                 loop.call_soon_threadsafe(self._bell.set)
 
     async def _tell(self) -> None:
-        """What waits, in order, until the server has it; what it does not take now is said again later."""
+        """Publish waiting facts in order. What the server does not store now is published again later."""
         subject = FACT.to(source=self._node.name)
         while self._untold:
             number, fact = self._untold[0]

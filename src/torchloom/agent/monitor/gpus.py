@@ -1,9 +1,8 @@
-"""What the GPUs of a machine say of themselves, through NVML: readings, and events as they happen.
+"""Readings and events of the GPUs of a machine, through NVML.
 
 A driver in trouble answers late or never, so nothing here is called from the agent's own loop. One thread reads all
-GPUs in turn; another waits for events, so that an error is heard of also while a reading hangs because of it. Both are
-daemons: an agent that leaves does not wait for a driver. What they found is looked at from outside under a lock that
-is never held during a call.
+GPUs in turn. Another waits for events, so that an error is seen even if it makes a reading hang. Both are daemons: an
+agent that leaves does not wait for a driver. Their results are read under a lock that is never held during a call.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ T = TypeVar("T")
 READ_SECONDS = 1.0
 """Between two rounds of readings."""
 STALE_SECONDS = 10.0
-"""A reading older than this says nothing any more."""
+"""Age after which a reading no longer counts."""
 WAIT_MS = 1000
-"""A wait for events is begun anew after this, to see whether it is still wanted."""
+"""Longest wait for events, after which the thread checks whether it should end."""
 MOST_EVENTS = 1000
 _MB = 1024 * 1024
 
@@ -72,7 +71,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Happened:
-    """An event that the driver told of."""
+    """An event that the driver reported."""
 
     device: str
     xid: int | None = None
@@ -114,7 +113,7 @@ class Gpus:
                 thread.start()
 
     def close(self, patience: float = 0.0) -> None:
-        """Begin nothing more. Who hangs in the driver is left there."""
+        """Stop both threads. One that hangs in the driver is left there."""
         self._over.set()
         for thread in self._threads:
             if thread.is_alive() and patience:
@@ -180,9 +179,9 @@ class Gpus:
                     raise  # a driver that cannot
                 if error.value != pynvml.NVML_ERROR_TIMEOUT:
                     logger.warning("waiting for GPU events: %s", error)
-                    self._over.wait(WAIT_MS / 1000)  # a device is lost; who reads it will see
+                    self._over.wait(WAIT_MS / 1000)  # a device is lost; the thread that reads it will see that
                 continue
-            # The driver may use another handle here than it gave us, and of a lost device it does not tell the name.
+            # The driver may use another handle here than before, and does not tell the name of a lost device.
             device = names.get(_address(event.device)) or _name(event.device)
             if device not in self._devices:
                 logger.warning("an event of a GPU that is not ours: %s", event)
@@ -192,7 +191,7 @@ class Gpus:
                 self._tell(Happened(device))
 
     def _registered(self, events: Any) -> list[tuple[str, Any]]:
-        """Those of our devices that can tell of events, with their handles. The driver keeps a handle for ever."""
+        """Our devices that report events, with their handles. The driver keeps a handle forever."""
         wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
         found = []
         for device, uuid in self._names().items():
@@ -203,7 +202,7 @@ class Gpus:
                     pynvml.nvmlDeviceRegisterEvents(handle, types, events)
                     found.append((device, handle))
             except pynvml.NVMLError as error:
-                logger.info("%s tells of no events: %s", device, error)
+                logger.info("%s reports no events: %s", device, error)
         return found
 
     def _tell(self, event: Happened) -> None:

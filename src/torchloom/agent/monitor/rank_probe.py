@@ -1,4 +1,4 @@
-"""Watching a rank from outside: what its page says and what the kernel says, several times a second.
+"""Watching a rank from outside, several times a second: its liveness page and its state in the kernel.
 
 Only time in which the watcher itself was awake counts: a look adds at most twice the pause between two looks, so that
 an agent that slept, or a machine that was suspended, never makes a rank look dead.
@@ -91,7 +91,7 @@ class RankProbe:
 
     @property
     def alarming(self) -> bool:
-        """Whether the weaver should hear of it more often than usual."""
+        """Whether the weaver should get its status more often than usual."""
         return self.frozen > 0 or self.held > HELD_SECONDS
 
     def end(self) -> None:
@@ -158,6 +158,6 @@ def waits_for_a_page(pid: int, proc: Path = Path("/proc")) -> bool:
     return False
 
 
-def told(statuses: Mapping[int, RankStatus], sights: Mapping[int, RankProbe]) -> tuple[RankStatus, ...]:
+def observed(statuses: Mapping[int, RankStatus], probes: Mapping[int, RankProbe]) -> tuple[RankStatus, ...]:
     """Statuses in the order of ranks, with what was seen where someone looks."""
-    return tuple(sights[r].tell(s) if r in sights else s for r, s in sorted(statuses.items()))
+    return tuple(probes[r].tell(s) if r in probes else s for r, s in sorted(statuses.items()))

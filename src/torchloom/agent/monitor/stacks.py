@@ -45,17 +45,17 @@ STATES = {
 }
 
 
-async def take(rank: int, sight: RankProbe, spies: asyncio.Semaphore) -> RankStacks:
+async def take(rank: int, probe: RankProbe, spies: asyncio.Semaphore) -> RankStacks:
     """The stacks of one rank, however they can be had."""
-    state, _ = process_state(sight.pid, sight.proc)
+    state, _ = process_state(probe.pid, probe.proc)
     known = STATES.get(state) or phrase("process_other", letter=state)
-    if state in NOT_RUNNING or sight.page is None:
-        return await _spied(rank, sight.pid, known, spies)
-    page = sight.page
+    if state in NOT_RUNNING or probe.page is None:
+        return await _spied(rank, probe.pid, known, spies)
+    page = probe.page
     text = await _asked(page)
     if text:
         return RankStacks(rank=rank, how="itself", text=text[:TEXT], state=known)
-    spied = await _spied(rank, sight.pid, known, spies)
+    spied = await _spied(rank, probe.pid, known, spies)
     if spied.how == "none" and (text := await forced(page)):
         return RankStacks(rank=rank, how="signal", text=text[:TEXT], state=known)
     return spied
@@ -172,9 +172,9 @@ async def watch(attempts: Attempts, alarm: Callable[[], None]) -> None:
         await asyncio.sleep(LOOK_SECONDS)
         now = time.monotonic()
         for attempt in attempts():
-            for sight in attempt.sights.values():
-                sight.look(now - before)
-                if sight.alarming:
+            for probe in attempt.probes.values():
+                probe.look(now - before)
+                if probe.alarming:
                     alarm()
         before = now
 
@@ -183,7 +183,7 @@ async def inspect(attempt: Attempt, order: Inspect, node: str) -> Inspected:
     """Where every rank of the attempt that runs here is."""
     spies = asyncio.Semaphore(SPIES)
     alive = [rank for rank, status in sorted(attempt.ranks.items()) if status.state == "running"]
-    found = await asyncio.gather(*(take(rank, attempt.sights[rank], spies) for rank in alive if rank in attempt.sights))
+    found = await asyncio.gather(*(take(rank, attempt.probes[rank], spies) for rank in alive if rank in attempt.probes))
     ranks = tuple(replace(stacks, said=_said(attempt, stacks.rank)) for stacks in found)
     return Inspected(job=order.job, node=node, incident=order.incident, ranks=ranks, host=describe_host())
 

@@ -1,4 +1,4 @@
-"""An agent asked whether its node is fit: by the weaver, which reads the answer in beats, or by a person who waits."""
+"""Checks of a node on request: by the weaver, which reads the result in beats, or by a client that waits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class NodeCheckService:
         await self._client.subscribe(CHECK.to(node=self._node.name), cb=self._on_look)
 
     def begin(self, folder: str) -> None:
-        """For the weaver; asked again while it goes on, or right after it, nothing more happens."""
+        """Check the node for the weaver. A request during a check, or right after one, has no effect."""
         known = self.fitness or Fitness(number=0)
         if known.running or time.monotonic() - self._ended < PAUSE_SECONDS:
             return
@@ -74,7 +74,7 @@ class NodeCheckService:
         try:
             found = await self.look(folder)
             fitness = Fitness(number=number + 1, unfit=reasons(found), pace=found.pace, on=found.on, folder=folder)
-        except Exception as error:  # noqa: BLE001  whatever it is, the weaver must hear that the look is over
+        except Exception as error:  # noqa: BLE001  the weaver must learn that the check is over
             why = phrase("node_unchecked", why=str(error))
             fitness = Fitness(number=number + 1, unfit=(why,), folder=folder)
         self.fitness, self._ended = fitness, time.monotonic()
@@ -113,7 +113,7 @@ class NodeCheckService:
                     answer = await self._exchange(look)
         except msgspec.MsgspecError as error:
             answer = rendered(No(why=phrase("not_understood", why=str(error))))
-        except Exception as error:  # noqa: BLE001  whoever waits is to know
+        except Exception as error:  # noqa: BLE001  the client waits for an answer
             answer = rendered(No(why=phrase("node_unchecked", why=str(error))))
         with contextlib.suppress(nats.errors.Error, OSError):
             await self._client.publish(message.reply, encode(answer))

@@ -3,8 +3,8 @@
     python -m torchloom.agent.node_check.trials compute             one product of matrices, timed
     python -m torchloom.agent.node_check.trials exchange HOST PORT RANK   the sum of some numbers with a peer, timed
 
-Each prints one line of JSON. `run` starts one, and kills it when it takes too long. What is heavy is imported there
-alone: whoever starts a trial needs no torch.
+Each prints one line of JSON. `run` starts one, and kills it when it takes too long. Heavy packages
+are imported only there, so that the process that starts a trial needs no torch.
 """
 
 from __future__ import annotations

@@ -80,30 +80,30 @@ class ChildRank:
 
 
 class ChildProcesses:
-    def __init__(self, folder: Path, loop: PollLoop, tell: Callable[[Begun | NotBegun | Ended], None]) -> None:
-        self._shelf = ExitRecordStore(folder)
+    def __init__(self, folder: Path, loop: PollLoop, send: Callable[[Begun | NotBegun | Ended], None]) -> None:
+        self._store = ExitRecordStore(folder)
         self._loop = loop
-        self._tell = tell
+        self._send = send
         self._running: dict[str, ChildRank] = {}
-        self._kept = self._shelf.read()
-        for key, kept in self._kept.items():
+        self._records = self._store.read()
+        for key, kept in self._records.items():
             if kept.ended is None:  # its supervisor was killed, it died with it, and nobody could write down how
                 self._keep_end(Ended(key=key, at=time.time(), signal=int(signal.SIGKILL), lost=True))
 
     def kept(self) -> tuple[RankRecord, ...]:
-        return tuple(self._kept.values())
+        return tuple(self._records.values())
 
     def begin(self, begin: Begin, become: Become, why_cold: Prose | None) -> None:
         """Start it; `why_cold` is None if `become` makes a warm one."""
         key = begin.key
-        if key in self._kept or key in self._running:
-            self._tell(NotBegun(key=key, why=phrase("started_before")))
+        if key in self._records or key in self._running:
+            self._send(NotBegun(key=key, why=phrase("started_before")))
             return
         kills = oom_kills()
         try:
             child = fork_rank(begin, become)
         except StartFailed as error:
-            self._tell(NotBegun(key=key, why=error.why))
+            self._send(NotBegun(key=key, why=error.why))
             return
         begun = Begun(key=key, pid=child.pid, at=time.time(), warm=why_cold is None, why_cold=why_cold or "")
         rank = self._running[key] = ChildRank(begun, child, begin.sweep, kills)
@@ -119,9 +119,9 @@ class ChildProcesses:
             send(rank.begun.pid, order.number)
 
     def forget(self, key: str) -> None:
-        if key in self._kept and key not in self._running:
-            del self._kept[key]
-            self._shelf.forget(key)
+        if key in self._records and key not in self._running:
+            del self._records[key]
+            self._store.forget(key)
 
     def reap(self) -> None:
         """Take note of those that have ended."""
@@ -151,11 +151,11 @@ class ChildProcesses:
         if complaint:
             os.waitpid(rank.begun.pid, 0)
             del self._running[key]
-            self._tell(NotBegun(key=key, why=complaint))
+            self._send(NotBegun(key=key, why=complaint))
             return
-        self._kept[key] = RankRecord(begun=rank.begun)
-        self._shelf.began(rank.begun)
-        self._tell(rank.begun)
+        self._records[key] = RankRecord(begun=rank.begun)
+        self._store.began(rank.begun)
+        self._send(rank.begun)
 
     def _reap(self, rank: ChildRank, wait: int) -> None:
         pid = rank.begun.pid
@@ -182,8 +182,8 @@ class ChildProcesses:
             oom_kills=max(0, oom_kills() - rank.oom_kills),
         )
         self._keep_end(ended)
-        self._tell(ended)
+        self._send(ended)
 
     def _keep_end(self, ended: Ended) -> None:
-        self._shelf.ended(ended)
-        self._kept[ended.key] = msgspec.structs.replace(self._kept[ended.key], ended=ended)
+        self._store.ended(ended)
+        self._records[ended.key] = msgspec.structs.replace(self._records[ended.key], ended=ended)

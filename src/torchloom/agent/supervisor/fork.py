@@ -1,8 +1,8 @@
-"""Forking a rank: what a process must be before it runs anything, and how a failed start is told.
+"""Forking a rank: how its process is set up, and how a failed start is reported.
 
-The child leads a session of its own, so that one signal reaches it and its loaders; it dies with the supervisor; its
-output goes to files, which survive whoever reads them. Until the rank runs, a pipe is open that exec closes: what is
-written into it is a complaint, its end without one means that the rank runs.
+The child leads its own session, so that one signal reaches it and its loaders. It dies with the supervisor. Its output
+goes to files, which do not depend on a reader. Until the rank runs, a pipe is open that exec closes: what is written
+into it is a complaint, and its end without one means that the rank runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchloom.protocol.phrase import Prose, phrase
 PR_SET_PDEATHSIG = 1
 STARTUP = str(Path(__file__).parent / "startup")
 FAILED = 127
-"""Exit code of a child that could not become a rank; nobody sees it, they see the complaint."""
+"""Exit code of a child that could not become a rank, as a shell has it for a command that is not found."""
 
 
 class StartFailed(Exception):
@@ -128,7 +128,7 @@ def _in_child(
         except OSError as error:
             raise StartFailed(phrase("cannot_enter", folder=begin.cwd, error=error.strerror)) from None
         become(complaint)
-    except Exception as error:  # noqa: BLE001  whatever it is, a half-made rank must not go on as a second supervisor
+    except Exception as error:  # noqa: BLE001  a child that is not yet a rank must not become a second supervisor
         why = error.why if isinstance(error, StartFailed) else (str(error) or repr(error))[:4000]
         os.write(complaint, msgspec.json.encode(why))
         os._exit(FAILED)

@@ -2,9 +2,9 @@
 
     python -P -m torchloom.agent.supervisor.main FOLDER [--tied PID] [--preload torch,torch._dynamo] [--client FD]
 
-Ranks are its children, so their exit status reaches it whatever becomes of the agent; and they die with it. It does so
-little that there is little it could die of: one thread, one poll, no network. An agent talks to it over
-FOLDER/supervisor.sock; a new one takes the place of the old. With --tied it dies with its parent, the process PID.
+Ranks are its children, so it gets their exit status even if the agent dies; and they die with it. It does little, so
+that little can make it fail: one thread, one poll, no network. An agent connects to FOLDER/supervisor.sock; a new one
+replaces the old one. With --tied the supervisor dies with its parent, the process PID.
 
 With --preload it imports modules ahead and forks ranks that have them already. In such a child Reborn is raised, the
 stack unwinds, and `main` runs the rank's script where a fresh interpreter would have run it.
@@ -59,9 +59,9 @@ class Supervisor:
         self.birth = birth
         self.lock = lock
         self.loop = PollLoop()
-        self.ward = ChildProcesses(Path.cwd(), self.loop, self._tell)
+        self.children = ChildProcesses(Path.cwd(), self.loop, self._send)
         self.listener = transport.listen_here()
-        self.visitor: ClientConnection | None = None
+        self.client: ClientConnection | None = None
         self.modules = tuple(modules)
         self.to_load = modules
         self.why_cold: Prose = "" if modules else phrase("nothing_preloaded")
@@ -70,19 +70,19 @@ class Supervisor:
         self.leaving = False
 
     def serve(self, client: socket.socket | None) -> None:
-        self.loop.hear_signals(self.ward.reap)
+        self.loop.hear_signals(self.children.reap)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "leaving", True))
         for number in (signal.SIGINT, signal.SIGHUP):  # the agent hears Ctrl-C, and decides
             signal.signal(number, signal.SIG_IGN)
-        self.loop.watch(self.listener.fileno(), self._welcome)
+        self.loop.watch(self.listener.fileno(), self._accept)
         if client:
-            self._meet(client)
+            self._connect(client)
         while not self.leaving:
             self.loop.turn(wait=not self.to_load)
             if self.to_load and not self.leaving:
                 self._load_next()
-        self.ward.kill_all()
+        self.children.kill_all()
         Path(transport.NAME).unlink(missing_ok=True)
 
     def _load_next(self) -> None:
@@ -93,68 +93,68 @@ class Supervisor:
             return
         preload.settle()
         self.why_cold = self.why_cold or preload.why_not_fork()
-        self._tell(self._state())
+        self._send(self._state())
         while self.waiting:
             self._begin(self.waiting.pop(0))
 
     # ── talking ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _welcome(self) -> None:
+    def _accept(self) -> None:
         with contextlib.suppress(OSError):  # gone before it was let in
-            self._meet(self.listener.accept()[0])
+            self._connect(self.listener.accept()[0])
 
-    def _meet(self, connection: socket.socket) -> None:
-        self._tell(Replaced())
-        self._part()
-        self.visitor = ClientConnection(connection)
-        self.loop.watch(self.visitor.fd, partial(self._talk, self.visitor))
-        self._tell(self._state())
+    def _connect(self, connection: socket.socket) -> None:
+        self._send(Replaced())
+        self._disconnect()
+        self.client = ClientConnection(connection)
+        self.loop.watch(self.client.fd, partial(self._receive, self.client))
+        self._send(self._state())
 
-    def _part(self) -> None:
-        if self.visitor:
-            self.loop.unwatch(self.visitor.fd)
-            self.visitor.close()
-            self.visitor = None
+    def _disconnect(self) -> None:
+        if self.client:
+            self.loop.unwatch(self.client.fd)
+            self.client.close()
+            self.client = None
 
-    def _talk(self, visitor: ClientConnection) -> None:
-        said, there = visitor.listen()
+    def _receive(self, client: ClientConnection) -> None:
+        said, there = client.listen()
         for data in said:
             try:
-                self._obey(from_agent(data))
+                self._handle(from_agent(data))
             except msgspec.MsgspecError as error:
                 print(f"not understood: {error}", file=sys.stderr, flush=True)
-        if self.visitor is visitor:
-            if there and visitor.flush():
-                self.loop.change(visitor.fd, visitor.interest())
+        if self.client is client:
+            if there and client.flush():
+                self.loop.change(client.fd, client.interest())
             else:
-                self._part()
+                self._disconnect()
 
-    def _tell(self, word: FromSupervisor) -> None:
-        """What cannot be told is in State, for whoever comes next."""
-        if self.visitor and self.visitor.tell(word):
-            self.loop.change(self.visitor.fd, self.visitor.interest())
+    def _send(self, word: FromSupervisor) -> None:
+        """What the agent misses is in State, for the next one."""
+        if self.client and self.client.tell(word):
+            self.loop.change(self.client.fd, self.client.interest())
         else:
-            self._part()
+            self._disconnect()
 
-    def _obey(self, word: FromAgent) -> None:
+    def _handle(self, word: FromAgent) -> None:
         match word:
             case Begin() if word.warm and self.to_load:
                 self.waiting.append(word)
             case Begin():
                 self._begin(word)
             case Signal():
-                self.ward.signal(word)
+                self.children.signal(word)
             case Forget(key=key):
-                self.ward.forget(key)
+                self.children.forget(key)
             case Look():
-                self._tell(self._state())
+                self._send(self._state())
             case Leave():
                 self.leaving = True
 
     def _state(self) -> State:
         return State(
             pid=os.getpid(),
-            kept=self.ward.kept(),
+            kept=self.children.kept(),
             preloading=bool(self.to_load),
             preloaded=() if self.to_load or self.why_cold else self.modules,
             why_cold=self.why_cold,
@@ -171,17 +171,17 @@ class Supervisor:
                 raise ColdStart(why)
             target = fit(begin, self.birth)
         except ColdStart as cold:
-            self.ward.begin(begin, partial(exec_rank, begin), cold.why)
+            self.children.begin(begin, partial(exec_rank, begin), cold.why)
         else:
-            self.ward.begin(begin, partial(self._reborn, begin, target), None)
+            self.children.begin(begin, partial(self._reborn, begin, target), None)
 
     def _reborn(self, begin: Begin, target: Target, complaint: int) -> NoReturn:
         """In the child. Nothing of the supervisor's may stay open: the agent would not see the supervisor's end."""
         self.loop.close_in_child()
-        self.ward.close_in_child()
+        self.children.close_in_child()
         self.listener.close()
-        if self.visitor:
-            self.visitor.close()
+        if self.client:
+            self.client.close()
         os.close(self.lock)
         warm_start.prepare(begin, target, self.birth)
         os.close(complaint)
@@ -203,7 +203,7 @@ def main() -> None:
     if options.tied is not None:
         die_with(options.tied, signal.SIGTERM)  # there is time to take along what ranks have started
     options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    options.folder.chmod(0o700)  # whoever reaches the socket can run anything as this user
+    options.folder.chmod(0o700)  # a process that reaches the socket can run anything as this user
     os.chdir(options.folder)  # so that the socket's path is short, and no file system is held that may be unmounted
     supervisor = Supervisor(birth, [name for name in options.preload.split(",") if name], _lock())
     try:

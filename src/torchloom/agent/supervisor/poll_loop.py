@@ -1,4 +1,4 @@
-"""One poll over descriptors, and signals that wake it: all the waiting a supervisor does."""
+"""One poll over descriptors, which signals interrupt: the only place where a supervisor waits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PollLoop:
                 ready()
 
     def close_in_child(self) -> None:
-        """A fork has these too, and whoever waits for their end would wait for the fork's."""
+        """A fork inherits these, and a process that waits for their end would wait for the fork's."""
         signal.set_wakeup_fd(-1)
         for fd in self._wake or ():
             os.close(fd)

@@ -1,7 +1,7 @@
 """Importing ahead, and whether a process that has done it may be forked.
 
 A fork copies memory but only the thread that forks: a lock or a pool that another thread held stays broken in the
-child for ever (after one OpenMP region in the parent, every child hangs). So: no other thread may be left. Libraries
+child forever (after one OpenMP region in the parent, every child hangs). So: no other thread may be left. Libraries
 that end their threads at a fork (OpenBLAS does) are fine, hence the probe comes first and the count after it. What the
 probe child finds, every rank would: CUDA touched by the parent, or a computation that never returns.
 """

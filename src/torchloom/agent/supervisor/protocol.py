@@ -9,6 +9,7 @@ supervisor → agent    State            at once when an agent connects, when pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -103,7 +104,7 @@ class Ended(SupervisorMessage, frozen=True):
     signal: int | None = None
     core_dumped: bool = False
     oom_kills: int = 0
-    """Processes that the kernel killed for want of memory, in the rank's cgroup, while the rank lived."""
+    """Processes in the rank's cgroup that the kernel killed because memory was short, while the rank lived."""
     lost: bool = False
     """The supervisor was killed, and the rank with it: how it ended is not known from the kernel."""
 
@@ -136,16 +137,8 @@ FromAgent = Begin | Signal | Forget | Look | Leave
 FromSupervisor = State | Begun | NotBegun | Ended | Replaced
 
 encode = msgspec.json.Encoder().encode
-_from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
-_from_supervisor: msgspec.json.Decoder[FromSupervisor] = msgspec.json.Decoder(FromSupervisor)
-
-
-def from_agent(data: bytes) -> FromAgent:
-    return _from_agent.decode(data)
-
-
-def from_supervisor(data: bytes) -> FromSupervisor:
-    return _from_supervisor.decode(data)
+from_agent: Callable[[bytes], FromAgent] = msgspec.json.Decoder(FromAgent).decode
+from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.json.Decoder(FromSupervisor).decode
 
 
 def check(said: SupervisorMessage) -> Any:

@@ -15,15 +15,14 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from torchloom.agent.supervisor.protocol import Ended
-from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone, SupervisorOptions
+from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone, SupervisorOptions
 from torchloom.errors import TorchLoomError, Unreachable
 from torchloom.protocol.phrase import phrase
 from torchloom.views.wording.phrases import render
 
 FOLDER = "spare"
 PAUSE = 2.0
-"""Seconds before a new one is begun: whoever took the last is starting now."""
+"""Seconds before the next one is started: the job that took the last one starts now."""
 Linking = Callable[[Path, SupervisorOptions], Coroutine[Any, Any, SupervisorClient]]
 
 
@@ -103,16 +102,9 @@ def how_to_keep(preload: tuple[str, ...], tied: bool, env: dict[str, str], crowd
 
 async def remove_left(base: Path) -> None:
     """Those of an agent that was killed: nobody knows of them any more."""
-
-    def heard(_: Ended) -> None:
-        """It never had a rank."""
-
-    def gone(_: Gone) -> None:
-        """That is what is wanted."""
-
     for folder in base.glob(f"{FOLDER}-*"):
         with contextlib.suppress(Unreachable, SupervisorGone):
-            await _dismiss(await SupervisorClient.find(folder, heard, gone))
+            await _dismiss(await SupervisorClient.find(folder, lambda _: None, lambda _: None))
         shutil.rmtree(folder, ignore_errors=True)
 
 

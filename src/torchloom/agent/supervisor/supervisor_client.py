@@ -4,8 +4,8 @@
     link = await SupervisorClient.start(folder, how=how, ended=inbox.put_nowait, gone=inbox.put_nowait)
     answer = await link.begin(Begin(key="job:replica:0:1", argv=(sys.executable, "train.py"), ...))
 
-`ended` is called for every rank that ends, and on `find` for those that ended earlier and were not forgotten: so a key
-may be heard of twice, by two links. `gone` is called once if the supervisor dies or talks to another agent; never after
+`ended` is called for every rank that ends, and on `find` for those that ended earlier and were not forgotten: so two
+clients may both receive a key. `gone` is called once if the supervisor dies or serves another agent; never after
 `close`. Both are called from the event loop.
 """
 
@@ -94,7 +94,7 @@ __all__ = ["Gone", "SupervisorClient", "SupervisorGone", "SupervisorOptions"]
 
 @dataclass(frozen=True)
 class Gone:
-    """The supervisor is dead, and so are its ranks; or it is alive and now talks to someone else."""
+    """The supervisor is dead, and so are its ranks; or it is alive and serves another agent."""
 
     why: Phrase
     keys: tuple[str, ...]
@@ -134,7 +134,7 @@ class SupervisorClient:
     async def start(
         cls, folder: Path, how: SupervisorOptions, ended: Callable[[Ended], None], gone: Callable[[Gone], None]
     ) -> SupervisorClient:
-        """Start a supervisor in this folder and wait for its first word. It goes on preloading after that."""
+        """Start a supervisor in this folder and wait for its first message. It continues to preload after that."""
         folder = folder.absolute()
         process, ours = spawn(folder, how)
         link = cls(folder, ours, ended, gone, process, how.tied)
@@ -185,7 +185,7 @@ class SupervisorClient:
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def begin(self, begin: Begin) -> Begun | NotBegun:
-        """Returns when the rank runs, or could not be started. While preloading goes on, a warm one waits for it."""
+        """Returns when the rank runs, or could not be started. A warm rank waits for the end of preloading."""
         try:
             check_word(begin)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:

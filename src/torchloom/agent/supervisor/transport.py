@@ -74,6 +74,13 @@ def send(to: socket.socket, data: bytes) -> None:
         os.close(carrier)
 
 
+def send_all(to: socket.socket, waiting: deque[bytes]) -> None:
+    """As `send`; what was not sent stays in the queue."""
+    while waiting:
+        send(to, waiting[0])
+        waiting.popleft()
+
+
 def receive(source: socket.socket) -> bytes:
     """One word; empty when the other side is gone."""
     data, carriers, _, _ = socket.recv_fds(source, INLINE_BYTES + 1, 1)
@@ -112,9 +119,7 @@ class ClientConnection:
     def flush(self) -> bool:
         """Send what can be sent without waiting. False if it is gone."""
         try:
-            while self.outbox:
-                send(self.connection, self.outbox[0])
-                self.outbox.popleft()
+            send_all(self.connection, self.outbox)
         except BlockingIOError:
             return len(self.outbox) <= MAX_WAITING
         except OSError:
@@ -165,9 +170,7 @@ class PacketSocket:
 
     def _write(self) -> None:
         try:
-            while self._outbox:
-                send(self._connection, self._outbox[0])
-                self._outbox.popleft()
+            send_all(self._connection, self._outbox)
             self._loop.remove_writer(self._connection)
         except BlockingIOError:
             self._loop.add_writer(self._connection, self._write)

@@ -1,4 +1,4 @@
-"""Being a fresh interpreter, in a process forked from the supervisor: the script sees no difference.
+"""Ranks forked from a supervisor: whether that is possible, and how the fork becomes like a fresh interpreter.
 
 The script runs in the real `__main__`, where multiprocessing and pickle look for it. It ends as Python ends: an
 exception goes up to the interpreter, which prints it, joins the threads, runs the atexit functions, flushes, and gives
@@ -57,7 +57,7 @@ class ParentEnvironment:
 
 @dataclass(frozen=True)
 class Target:
-    """What the interpreter is told to run."""
+    """What the interpreter runs."""
 
     name: str
     """Path of a script as it was written, or name of a module."""
@@ -225,7 +225,7 @@ def _other_chance() -> None:
 
 
 def _hide_ourselves(error: BaseException) -> None:
-    """Our frames under the script's are nobody's business: whoever prints the error shall find the script's alone."""
+    """Leave our frames out of the traceback: the error is shown with the frames of the script alone."""
     chosen = getattr(sys, "excepthook", sys.__excepthook__)
     own = _without_ours(error.__traceback__)
 

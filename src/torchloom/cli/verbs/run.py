@@ -115,8 +115,8 @@ def run(call: Call) -> int:
             remote_run.run(call.settings, LaunchRequest(name, task, operator(), colour=call.screen.colour))
         )
     logs = task.log_dir or str(local_run.output_folder(call.settings, name, time.time()))
-    wish = LaunchRequest(name, replace(task, log_dir=logs), operator(), colour=call.screen.colour)
-    return call.wait(local_run.run(call.settings, wish))
+    request = LaunchRequest(name, replace(task, log_dir=logs), operator(), colour=call.screen.colour)
+    return call.wait(local_run.run(call.settings, request))
 
 
 def _task(call: Call) -> Task:
