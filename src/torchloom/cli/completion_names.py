@@ -37,14 +37,14 @@ def known_device(view: ClusterView, name: str) -> str:
 
 
 def meant_device(view: ClusterView, text: str) -> str:
-    """The device of this name, or the only one whose name begins so. What is not known the weaver refuses."""
-    known = devices(view)
-    found = [text] if text in known else [name for name in known if name.startswith(text)]
-    if len(found) > 1:
-        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-        hint = f"say which: {', '.join(found[:_LISTED])}{more}"
-        raise Refused(f"{len(found)} devices begin with {text!r}", hint=hint)
-    return found[0] if found else text
+    """The device of this name, or the only one whose name begins so. The weaver refuses an unknown one."""
+    names = devices(view)
+    matches = [text] if text in names else [name for name in names if name.startswith(text)]
+    if len(matches) > 1:
+        more = f" and {len(matches) - _LISTED} more" if len(matches) > _LISTED else ""
+        hint = f"say which: {', '.join(matches[:_LISTED])}{more}"
+        raise Refused(f"{len(matches)} devices begin with {text!r}", hint=hint)
+    return matches[0] if matches else text
 
 
 def known_node(view: ClusterView, name: str) -> str:
@@ -64,11 +64,11 @@ def replicas(view: ClusterView) -> list[ReplicaId]:
 
 def known_replica(view: ClusterView, text: str) -> ReplicaId:
     """`replica`, or `job/replica` where several jobs have one of that name."""
-    found = find_replica(view, text)
-    if found is None:
+    replica = find_replica(view, text)
+    if replica is None:
         known = replicas(view)
         raise unknown("replica", text, [str(r) if "/" in text else r.replica for r in known])
-    return found
+    return replica
 
 
 def find_replica(view: ClusterView, text: str) -> ReplicaId | None:

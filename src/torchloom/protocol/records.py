@@ -294,51 +294,14 @@ class InboxRead(Message, frozen=True):
 
 
 Record = (
-    TermBegan
-    | JobBegan
-    | JobEnded
-    | JobForgotten
-    | RankJoined
-    | RankAttached
-    | RankLost
-    | RankFound
-    | RankDied
-    | RankLeft
-    | RankForgotten
-    | DeviceSeated
-    | DeviceBlamed
-    | DeviceCleared
-    | DeviceMarkedFailed
-    | DeviceMarkedRecovered
-    | IncidentOpened
-    | IncidentAmended
-    | KnobsOffered
-    | ChangeProposed
-    | ChangeDecided
-    | ChangeSettled
-    | OrderGiven
-    | OrderEnded
-    | CheckpointSaved
-    | CheckpointFailed
-    | JobResumed
-    | MemberJoined
-    | MemberRegrouped
-    | MemberHealed
-    | MemberDiscarded
-    | MembersEvicted
-    | RunSubmitted
-    | AttemptBegan
-    | AttemptLaunched
-    | AttemptRunning
-    | AttemptPaused
-    | AttemptStopping
-    | ResponseBegan
-    | ResponseWent
-    | AttemptEnded
-    | RunEnded
-    | RequestRecord
-    | InboxRead
-)
+    TermBegan | JobBegan | JobEnded | JobForgotten | RankJoined | RankAttached | RankLost | RankFound | RankDied
+    | RankLeft | RankForgotten | DeviceSeated | DeviceBlamed | DeviceCleared | DeviceMarkedFailed
+    | DeviceMarkedRecovered | IncidentOpened | IncidentAmended | KnobsOffered | ChangeProposed | ChangeDecided
+    | ChangeSettled | OrderGiven | OrderEnded | CheckpointSaved | CheckpointFailed | JobResumed | MemberJoined
+    | MemberRegrouped | MemberHealed | MemberDiscarded | MembersEvicted | RunSubmitted | AttemptBegan
+    | AttemptLaunched | AttemptRunning | AttemptPaused | AttemptStopping | ResponseBegan | ResponseWent | AttemptEnded
+    | RunEnded | RequestRecord | InboxRead
+)  # fmt: skip
 
 
 def named_jobs(record: Record) -> frozenset[str]:
