@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchloom.errors import BadInput, Refused
@@ -23,17 +23,18 @@ _LISTED = 5
 """Devices named where several could be meant."""
 
 
-def known_job(view: ClusterView, name: str) -> str:
-    jobs = [job.job for job in view.jobs]
-    if name not in jobs:
-        raise unknown("job", name, jobs)
+def _check(what: str, name: str, names: Sequence[str]) -> str:
+    if name not in names:
+        raise unknown(what, name, names)
     return name
+
+
+def known_job(view: ClusterView, name: str) -> str:
+    return _check("job", name, [job.job for job in view.jobs])
 
 
 def known_device(view: ClusterView, name: str) -> str:
-    if name not in devices(view):
-        raise unknown("device", name, devices(view))
-    return name
+    return _check("device", name, devices(view))
 
 
 def meant_device(view: ClusterView, text: str) -> str:
@@ -48,10 +49,8 @@ def meant_device(view: ClusterView, text: str) -> str:
 
 
 def known_node(view: ClusterView, name: str) -> str:
-    nodes = sorted({seat.node for seat in view.seats} | {d.node for d in view.devices} | {r.node for r in view.ranks})
-    if name not in nodes:
-        raise unknown("node", name, [node for node in nodes if node])
-    return name
+    nodes = {seat.node for seat in view.seats} | {d.node for d in view.devices} | {r.node for r in view.ranks}
+    return _check("node", name, sorted(nodes - {""}))
 
 
 def devices(view: ClusterView) -> list[str]:
@@ -83,9 +82,7 @@ def find_replica(view: ClusterView, text: str) -> ReplicaId | None:
 
 
 def known_rank(view: ClusterView, rank: RankId) -> RankId:
-    ranks = [str(r.rank) for r in view.ranks]
-    if str(rank) not in ranks:
-        raise unknown("rank", str(rank), ranks)
+    _check("rank", str(rank), [str(other.rank) for other in view.ranks])
     return rank
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.views import DeviceView, SeatView
@@ -10,23 +11,24 @@ from torchloom.views.format.numbers import ABSENT
 from torchloom.views.format.tables import Cell, Column, Row, Screen, table
 from torchloom.views.listings import state
 
+Key = TypeVar("Key", str, ReplicaId)
+Item = TypeVar("Item", str, ReplicaId)
+
 
 def by_device(seats: Iterable[SeatView]) -> dict[str, list[ReplicaId]]:
-    found: dict[str, list[ReplicaId]] = {}
-    for seat in sorted(seats, key=lambda s: (s.device, s.replica)):
-        replicas = found.setdefault(seat.device, [])
-        if seat.replica not in replicas:
-            replicas.append(seat.replica)
-    return found
+    return _grouped((seat.device, seat.replica) for seat in seats)
 
 
 def by_replica(seats: Iterable[SeatView]) -> dict[ReplicaId, list[str]]:
-    found: dict[ReplicaId, list[str]] = {}
-    for seat in sorted(seats, key=lambda s: (s.replica, s.device)):
-        devices = found.setdefault(seat.replica, [])
-        if seat.device not in devices:
-            devices.append(seat.device)
-    return found
+    return _grouped((seat.replica, seat.device) for seat in seats)
+
+
+def _grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    """Each item once, both keys and items sorted."""
+    groups: dict[Key, list[Item]] = {}
+    for key, item in sorted(set(pairs)):
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def chosen(
