@@ -143,9 +143,9 @@ class AsyncClient:
 
     async def _check_job(self, job: str) -> None:
         """Nothing is known about it: perhaps because there is no such job."""
-        known = [one.job for one in await self.jobs()]
-        if job not in known:
-            raise unknown("job", job, known)
+        names = [view.job for view in await self.jobs()]
+        if job not in names:
+            raise unknown("job", job, names)
 
     # ── changing ──
 

@@ -133,7 +133,9 @@ def test_a_job_whose_folder_is_elsewhere_is_listed_as_told(weaver: Responder, at
 
 def test_a_job_that_saved_nothing_and_one_that_is_unknown(weaver: Responder, at: Loom) -> None:
     assert at("checkpoints", "mnist", "--verify") == (0, "job mnist has reported no checkpoints\n", "")
-    assert at("checkpoints", "prune", "mnist", "--last", "1").code == 4
+    ran = at("checkpoints", "prune", "mnist", "--last", "1")
+    assert ran.code == 4
+    assert "job mnist has reported no checkpoints" in ran.err
     ran = at("checkpoints", "mnits")
     assert ran.code == 4
     assert "did you mean mnist" in ran.err

@@ -89,7 +89,10 @@ def test_register_does_not_choose_between_jobs(weaver: Responder, at: Loom) -> N
     ran = at("register", "GPU-1", "hi")
     assert ran.code == 4
     assert "bert/hi or mnist/hi" in ran.err
-    assert at("register", "GPU-1", "bert/hi", "--job", "mnist").code == 4
+    ran = at("register", "GPU-1", "bert/hi", "--job", "mnist")
+    assert ran.code == 4
+    assert "'mnist'" in ran.err
+    assert "'bert'" in ran.err
     assert not weaver.asked
 
 

@@ -128,7 +128,9 @@ def test_changes(offering: Responder, at: Loom) -> None:
     assert "lr 0.1 → 0.01" in at("changes", "mnist").out
     shown = json.loads(at("changes", "mnist", "-o", "json").out)
     assert (shown[0]["id"], shown[0]["before"], shown[0]["values"]) == ("c3", {"lr": 0.1}, {"lr": 0.01})
-    assert at("changes", "mnits").code == 4
+    ran = at("changes", "mnits")
+    assert ran.code == 4
+    assert "did you mean mnist" in ran.err
     offering.knobs = KnobsView()
     assert at("changes", "mnist").out == "no changes yet\n"
 
@@ -140,7 +142,9 @@ def test_revert(offering: Responder, at: Loom) -> None:
     assert (ask.job, ask.change) == ("mnist", "c3")
     assert at("revert", "mnist", "c 3").code == 2
     offering.answer = No(why="job mnist has no change c9", hint="did you mean c3?")
-    assert at("revert", "mnist", "c9").code == 4
+    ran = at("revert", "mnist", "c9")
+    assert (ran.code, ran.out) == (4, "")
+    assert "→ did you mean c3?" in ran.err
 
 
 def test_nobody_answers(offering: Responder, at: Loom) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torchloom
 from tests.cli.conftest import Loom, Ran
 from tests.flow.plane import Plane, plane
+from torchloom.errors import Refused
 
 pytestmark = pytest.mark.long  # each test starts whole processes
 
@@ -59,6 +60,10 @@ async def test_a_change_from_the_command_line(tmp_path: Path, ask: Callable[...,
         assert "asked by" in (await ask("events", "--job", "job")).out
         assert (await ask("revert", "job", done["change"])).code == 0
         assert (await ask("revert", "job", done["change"])).code == 4
+        async with torchloom.AsyncClient(up.settings, timeout=60) as loom:
+            with pytest.raises(Refused) as refused:
+                await loom.revert("job", done["change"])
+        assert refused.value.code == "reverted_already"
         shown = json.loads((await ask("changes", "job", "-o", "json")).out)
         assert shown[1]["reverted_by"] == shown[0]["id"]
 
@@ -69,6 +74,10 @@ async def test_commands_from_the_command_line(tmp_path: Path, ask: Callable[...,
         assert "/ckpt/" in (await ask("checkpoint", "job")).out
         assert "in <module>" in (await ask("stacks", "job")).out
         assert (await ask("pause", "job/hi/0")).code == 4
+        async with torchloom.AsyncClient(up.settings, timeout=60) as loom:
+            with pytest.raises(Refused) as refused:
+                await loom.pause("job/hi/0")
+        assert refused.value.code == "rank_not_alone"
         assert (await ask("pause", "job")).code == 0
         await up.until(lambda: _shows(ask, "paused"), what="it is shown as paused")
         assert (await ask("resume", "job")).code == 0

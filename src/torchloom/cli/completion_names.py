@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchloom.errors import BadInput, Refused
@@ -23,35 +23,34 @@ _LISTED = 5
 """Devices named where several could be meant."""
 
 
-def known_job(view: ClusterView, name: str) -> str:
-    jobs = [job.job for job in view.jobs]
-    if name not in jobs:
-        raise unknown("job", name, jobs)
+def _check(what: str, name: str, names: Sequence[str]) -> str:
+    if name not in names:
+        raise unknown(what, name, names)
     return name
+
+
+def known_job(view: ClusterView, name: str) -> str:
+    return _check("job", name, [job.job for job in view.jobs])
 
 
 def known_device(view: ClusterView, name: str) -> str:
-    if name not in devices(view):
-        raise unknown("device", name, devices(view))
-    return name
+    return _check("device", name, devices(view))
 
 
 def meant_device(view: ClusterView, text: str) -> str:
-    """The device of this name, or the only one whose name begins so. What is not known the weaver refuses."""
-    known = devices(view)
-    found = [text] if text in known else [name for name in known if name.startswith(text)]
-    if len(found) > 1:
-        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-        hint = f"say which: {', '.join(found[:_LISTED])}{more}"
-        raise Refused(f"{len(found)} devices begin with {text!r}", hint=hint)
-    return found[0] if found else text
+    """The device of this name, or the only one whose name begins so. The weaver refuses an unknown one."""
+    names = devices(view)
+    matches = [text] if text in names else [name for name in names if name.startswith(text)]
+    if len(matches) > 1:
+        more = f" and {len(matches) - _LISTED} more" if len(matches) > _LISTED else ""
+        hint = f"say which: {', '.join(matches[:_LISTED])}{more}"
+        raise Refused(f"{len(matches)} devices begin with {text!r}", hint=hint)
+    return matches[0] if matches else text
 
 
 def known_node(view: ClusterView, name: str) -> str:
-    nodes = sorted({a.node for a in view.assignments} | {d.node for d in view.devices} | {r.node for r in view.ranks})
-    if name not in nodes:
-        raise unknown("node", name, [node for node in nodes if node])
-    return name
+    nodes = {a.node for a in view.assignments} | {d.node for d in view.devices} | {r.node for r in view.ranks}
+    return _check("node", name, sorted(nodes - {""}))
 
 
 def devices(view: ClusterView) -> list[str]:
@@ -64,11 +63,11 @@ def replicas(view: ClusterView) -> list[ReplicaId]:
 
 def known_replica(view: ClusterView, text: str) -> ReplicaId:
     """`replica`, or `job/replica` where several jobs have one of that name."""
-    found = find_replica(view, text)
-    if found is None:
+    replica = find_replica(view, text)
+    if replica is None:
         known = replicas(view)
         raise unknown("replica", text, [str(r) if "/" in text else r.replica for r in known])
-    return found
+    return replica
 
 
 def find_replica(view: ClusterView, text: str) -> ReplicaId | None:
@@ -83,9 +82,7 @@ def find_replica(view: ClusterView, text: str) -> ReplicaId | None:
 
 
 def known_rank(view: ClusterView, rank: RankId) -> RankId:
-    ranks = [str(r.rank) for r in view.ranks]
-    if str(rank) not in ranks:
-        raise unknown("rank", str(rank), ranks)
+    _check("rank", str(rank), [str(other.rank) for other in view.ranks])
     return rank
 
 

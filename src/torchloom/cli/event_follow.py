@@ -93,7 +93,7 @@ async def follow(
 
 
 async def _past(client: Client, past: Past, bell: _Bell, say: Callable[[str], None]) -> int:
-    said = False
+    reported = False
     while True:
         heed()
         try:
@@ -101,9 +101,9 @@ async def _past(client: Client, past: Past, bell: _Bell, say: Callable[[str], No
         except Unreachable as error:
             if client.is_closed:
                 raise
-            if not said:
+            if not reported:
                 say(f"loom: {error.message}; waiting")
-            said = True
+            reported = True
             await bell.wait()
 
 

@@ -330,15 +330,6 @@ class CurvesView(Message, frozen=True):
 
 
 Answer = (
-    Done
-    | No
-    | LinesView
-    | ClusterView
-    | CurvesView
-    | KnobsView
-    | CheckpointsView
-    | RunsView
-    | NodeChecksView
-    | BandwidthView
-    | ClockView
-)
+    Done | No | LinesView | ClusterView | CurvesView | KnobsView
+    | CheckpointsView | RunsView | NodeChecksView | BandwidthView | ClockView
+)  # fmt: skip

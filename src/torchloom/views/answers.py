@@ -23,11 +23,11 @@ def answer(done: Done, screen: Screen) -> list[str]:
     named = set(re.split(r"[\s,;]+", text))
     lines += [f"  {clean(str(replica))}" for replica in done.replicas if str(replica) not in named]
     for text, ranks in by_text(done).items():
-        said = text.splitlines()
-        if len(said) <= 1:
+        text_lines = text.splitlines()
+        if len(text_lines) <= 1:
             lines.append(f"  {clean(names(ranks))}: {clean(text)}")
         else:
-            lines += ["", screen.paint(f"── {clean(names(ranks))}", "bold"), *map(clean, said)]
+            lines += ["", screen.paint(f"── {clean(names(ranks))}", "bold"), *map(clean, text_lines)]
     return lines
 
 

@@ -45,10 +45,10 @@ def _body(points: tuple[Point, ...], screen: Screen, marks: Sequence[MarkView]) 
     width = _WIDTH if screen.width is None else max(8, min(_WIDTH, screen.width - 40))
     rows: list[Row] = []
     for name, values in series:
-        known = [v for v in values if v is not None]
+        numbers = [v for v in values if v is not None]
         digits = 6 if name != "step" else 1  # steps are whole
-        first, last = (number(known[0], digits), number(known[-1], digits)) if known else (ABSENT, ABSENT)
-        rows.append([name, sparkline(values, width) if known else ABSENT, first, last])
+        first, last = (number(numbers[0], digits), number(numbers[-1], digits)) if numbers else (ABSENT, ABSENT)
+        rows.append([name, sparkline(values, width) if numbers else ABSENT, first, last])
     if line := _mark_line(points, marks, min(width, len(points))):
         rows.append(["marks", line, "", ""])
     return table(columns, rows, Screen(None, None, screen.colour))

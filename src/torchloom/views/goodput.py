@@ -30,14 +30,14 @@ def goodput(view: Goodput) -> str:
 
 def together(views: Iterable[Goodput]) -> Goodput | None:
     """Of several replicas: the time of all of them."""
-    found = list(views)
-    if not found:
+    goodputs = list(views)
+    if not goodputs:
         return None
-    causes = {cause for view in found for cause in view.lost}
+    causes = {cause for view in goodputs for cause in view.lost}
     return Goodput(
-        elapsed=sum(view.elapsed for view in found),
-        productive=sum(view.productive for view in found),
-        lost={cause: sum(view.lost.get(cause, 0.0) for view in found) for cause in sorted(causes)},
+        elapsed=sum(view.elapsed for view in goodputs),
+        productive=sum(view.productive for view in goodputs),
+        lost={cause: sum(view.lost.get(cause, 0.0) for view in goodputs) for cause in sorted(causes)},
     )
 
 

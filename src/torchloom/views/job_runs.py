@@ -50,14 +50,14 @@ def summary(run: RunView, now: float, incidents: Sequence[IncidentView] = ()) ->
     return ", ".join(parts)
 
 
-def _causes(again: Sequence[AttemptNote], said: str) -> str:
-    """Of the last restarts, each cause once, and none that was said already."""
+def _causes(again: Sequence[AttemptNote], summary: str) -> str:
+    """Of the last restarts, each cause once, and none that is in the summary already."""
     reasons = [str(note.reason) for note in again[-_REASONS:] if note.reason]  # the weaver has rendered them
-    told = [reason for reason in reasons if reason not in said]
-    if not told:
+    causes = [reason for reason in reasons if reason not in summary]
+    if not causes:
         return " for the same cause" if any(note.reason for note in again) else ""
     more = f"{len(again) - _REASONS} more before; " if len(again) > _REASONS else ""
-    return f" ({more}{'; '.join(dict.fromkeys(told))})"
+    return f" ({more}{'; '.join(dict.fromkeys(causes))})"
 
 
 def _first_sign(note: AttemptNote, incidents: Sequence[IncidentView]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.views import Assignment, DeviceView
@@ -10,23 +11,24 @@ from torchloom.views.format.numbers import ABSENT
 from torchloom.views.format.tables import Cell, Column, Row, Screen, table
 from torchloom.views.listings import state
 
+Key = TypeVar("Key", str, ReplicaId)
+Item = TypeVar("Item", str, ReplicaId)
+
 
 def by_device(assignments: Iterable[Assignment]) -> dict[str, list[ReplicaId]]:
-    found: dict[str, list[ReplicaId]] = {}
-    for assignment in sorted(assignments, key=lambda s: (s.device, s.replica)):
-        replicas = found.setdefault(assignment.device, [])
-        if assignment.replica not in replicas:
-            replicas.append(assignment.replica)
-    return found
+    return _grouped((assignment.device, assignment.replica) for assignment in assignments)
 
 
 def by_replica(assignments: Iterable[Assignment]) -> dict[ReplicaId, list[str]]:
-    found: dict[ReplicaId, list[str]] = {}
-    for assignment in sorted(assignments, key=lambda s: (s.replica, s.device)):
-        devices = found.setdefault(assignment.replica, [])
-        if assignment.device not in devices:
-            devices.append(assignment.device)
-    return found
+    return _grouped((assignment.replica, assignment.device) for assignment in assignments)
+
+
+def _grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    """Each item once, both keys and items sorted."""
+    groups: dict[Key, list[Item]] = {}
+    for key, item in sorted(set(pairs)):
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def chosen(

@@ -26,9 +26,9 @@ def fitness(found: Mapping[str, tuple[Check, ...]], screen: Screen) -> list[str]
         lines += ["", "fit" if len(found) == 1 else f"all {len(found)} nodes are fit"]
     if not wrong:
         return lines
-    told = [f"{node}: {check.what}: {clean(render(check.found))}" for node, check in wrong]
+    problems = [f"{node}: {check.what}: {clean(render(check.found))}" for node, check in wrong]
     advice = [f"  → {clean(render(check.remedy))}" if check.remedy else "" for _, check in wrong]
-    return [*lines, "", *(line for pair in zip(told, advice, strict=True) for line in pair if line)]
+    return [*lines, "", *(line for pair in zip(problems, advice, strict=True) for line in pair if line)]
 
 
 def _state(check: Check) -> Cell:

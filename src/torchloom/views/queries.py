@@ -81,11 +81,11 @@ def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> Clus
             incidents=_incidents(cluster, look),
         )
     readings = _readings(cluster, plane.now) if look.readings else {}
-    known = [device for name in sorted(devices) if (device := cluster.devices.get(name) or idle.get(name))]
+    listed = [device for name in sorted(devices) if (device := cluster.devices.get(name) or idle.get(name))]
     return replace(
         view,
         assignments=tuple(assignments),
-        devices=tuple(_device(cluster, device, readings.get(device.id)) for device in known),
+        devices=tuple(_device(cluster, device, readings.get(device.id)) for device in listed),
     )
 
 
@@ -137,8 +137,8 @@ def _unused(cluster: ClusterState, idle: dict[str, Device]) -> set[str]:
 def _incidents(cluster: ClusterState, look: QueryCluster) -> tuple[IncidentView, ...]:
     """Newest first; of one job also those of no job. The newest are complete, the others shortened."""
     if look.incident is not None:
-        known = cluster.incidents.get(look.incident)
-        return (_incident(known),) if known is not None else ()
+        named = cluster.incidents.get(look.incident)
+        return (_incident(named),) if named is not None else ()
     wanted = [i for i in cluster.incidents.values() if look.job is None or i.job in {"", look.job}]
     closed = [i for i in wanted if i.closed is not None][-CLOSED_SHOWN:]
     shown = [i for i in wanted if i.closed is None] + closed
@@ -193,8 +193,8 @@ def _is_evicted(cluster: ClusterState, rank: Rank) -> bool:
 def _job(cluster: ClusterState, job: Job, marks: bool) -> JobView:
     members = cluster.ranks.of_job(job.name)
     live = [rank for rank in members if rank.presence is Presence.LIVE and not _is_evicted(cluster, rank)]
-    told = live if job.phase is JobPhase.RUNNING and live else members
-    beats = [p.beat for rank in told if (p := cluster.runtime.ranks.get(rank.id)) and p.beat is not None]
+    reporting = live if job.phase is JobPhase.RUNNING and live else members
+    beats = [p.beat for rank in reporting if (p := cluster.runtime.ranks.get(rank.id)) and p.beat is not None]
     losses = [beat.loss for beat in beats if beat.loss is not None]
     rates = [beat.samples_per_second for beat in beats if beat.samples_per_second is not None]
     runs = [run for run in cluster.runs.of_job(job.name) if not run.is_lighthouse]
@@ -232,7 +232,7 @@ def knobs(cluster: ClusterState, look: QueryKnobs) -> KnobsView:
         ):
             now_there, newest = {**now_there, **rank_runtime.beat.knobs}, rank_runtime.beat.change
             by_replica[rank.replica] = rank_runtime.beat.knobs
-    shown = []
+    knob_views = []
     for name, knob in cluster.ledger.knobs.get(look.job, {}).items():
         change = cluster.ledger.changes.get(knob.change)
         applied = change is not None and change.phase is ChangePhase.SETTLED
@@ -240,19 +240,23 @@ def knobs(cluster: ClusterState, look: QueryKnobs) -> KnobsView:
         if change is not None and not (change.replica is None and change.rank is None):
             newer = False  # it is not the value of the job
         value = knob.value if newer else now_there.get(name, knob.value)
-        told = {} if newer or knob.spec.per == "rank" else by_replica
-        shown.append(
+        values_by_replica = {} if newer or knob.spec.per == "rank" else by_replica
+        knob_views.append(
             KnobView(
                 spec=knob.spec,
                 value=value,
-                elsewhere={r: values[name] for r, values in sorted(told.items()) if values.get(name, value) != value},
+                elsewhere={
+                    r: values[name]
+                    for r, values in sorted(values_by_replica.items())
+                    if values.get(name, value) != value
+                },
                 changed_by=change.operator if change else "",
                 changed=change.asked if change else None,
                 change=knob.change,
             )
         )
     return KnobsView(
-        knobs=tuple(shown),
+        knobs=tuple(knob_views),
         changes=tuple(
             _view(
                 ChangeView,
@@ -275,11 +279,11 @@ def checkpoints(cluster: ClusterState, look: QueryCheckpoints) -> CheckpointsVie
 def curves(cluster: ClusterState, look: QueryCurves) -> CurvesView:
     ranks = sorted(r for r in cluster.ranks.ids_of(look.job) if look.replica in {None, r.replica})
     page = ranks[look.offset : look.offset + look.limit]
-    drawn = []
+    pairs = []
     for rank in page:
         rank_runtime = cluster.runtime.ranks.get(rank)
-        drawn.append((rank, rank_runtime.curve.points if rank_runtime and rank_runtime.curve else ()))
-    return CurvesView(curves=tuple(drawn), total=len(ranks))
+        pairs.append((rank, rank_runtime.curve.points if rank_runtime and rank_runtime.curve else ()))
+    return CurvesView(curves=tuple(pairs), total=len(ranks))
 
 
 _WAITING = {RunPhase.SUBMITTED, RunPhase.RESTARTING}

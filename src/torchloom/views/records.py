@@ -281,5 +281,5 @@ def as_object(event: Event) -> dict[str, Any]:
 
 def sentences(record: Record) -> list[str]:
     text = ROWS[type(record)].text
-    told = fill(text, asdict(record)) if isinstance(text, str) else text(record)
-    return [told] if isinstance(told, str) else told
+    texts = fill(text, asdict(record)) if isinstance(text, str) else text(record)
+    return [texts] if isinstance(texts, str) else texts

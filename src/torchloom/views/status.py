@@ -58,8 +58,8 @@ def plane(view: PlaneView, screen: Screen) -> list[str]:
     if view.refused:
         total = sum(view.refused.values())
         reasons = ", ".join(f"{clean(reason)} {count:,}" for reason, count in sorted(view.refused.items()))
-        said = wrapped(f"refused {total:,} messages: {reasons}", screen.width, 2)
-        lines += [screen.paint(line, "yellow") for line in said]
+        text_lines = wrapped(f"refused {total:,} messages: {reasons}", screen.width, 2)
+        lines += [screen.paint(line, "yellow") for line in text_lines]
     return lines
 
 
@@ -75,9 +75,9 @@ def incidents(view: ClusterView, screen: Screen) -> list[str]:
 
 def incident_lines(incident: IncidentView, screen: Screen) -> list[str]:
     """One incident in a few lines: what, then what was decided and why, then how it ended."""
-    said = [f"  {name_of(incident.about)}: {incident.what}"]
+    texts = [f"  {name_of(incident.about)}: {incident.what}"]
     if incident.decision:
-        said.append(f"  decided: {incident.decision}" + (f" ({incident.reason})" if incident.reason else ""))
+        texts.append(f"  decided: {incident.decision}" + (f" ({incident.reason})" if incident.reason else ""))
     if incident.outcome:
-        said.append(f"  outcome: {incident.outcome}")
-    return [line for text in said for line in wrapped(clean(text), screen.width, 4)]
+        texts.append(f"  outcome: {incident.outcome}")
+    return [line for text in texts for line in wrapped(clean(text), screen.width, 4)]

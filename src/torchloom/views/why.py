@@ -23,17 +23,17 @@ _DOING = 150
 
 def incident(view: IncidentView, now: float, screen: Screen) -> list[str]:
     """One incident, as a short story."""
-    said = _Story(screen)
-    said.title(view)
-    said.part("when", [_when(view, now)])
-    said.part("blame", [_blame(view)])
-    said.part("evidence", _evidence(view.evidence))
-    said.part("decided", [view.decision])
-    said.part("because", [] if view.what.endswith(view.reason) or view.reason == short(view) else [view.reason])
-    said.part("done", [f"{clock(at, now)}  {text}" for at, text in view.history], hanging=len(clock(now, now)) + 2)
-    said.part("outcome", [view.outcome or ("it is not over" if view.closed is None else "")])
-    said.part("cost", [_cost(view)])
-    return said.lines
+    story = _Story(screen)
+    story.title(view)
+    story.part("when", [_when(view, now)])
+    story.part("blame", [_blame(view)])
+    story.part("evidence", _evidence(view.evidence))
+    story.part("decided", [view.decision])
+    story.part("because", [] if view.what.endswith(view.reason) or view.reason == short(view) else [view.reason])
+    story.part("done", [f"{clock(at, now)}  {text}" for at, text in view.history], hanging=len(clock(now, now)) + 2)
+    story.part("outcome", [view.outcome or ("it is not over" if view.closed is None else "")])
+    story.part("cost", [_cost(view)])
+    return story.lines
 
 
 def job(
@@ -47,15 +47,15 @@ def job(
 ) -> list[str]:
     """What a job does, where its time went, what operators marked, its newest incident (one that is open, if there is
     any), and the others."""
-    said = _Story(screen)
-    said.part("job", [cut(doing, _DOING)])  # the reason of an end is shown again below
-    said.part("goodput", [goodput(spent)] if spent is not None else [])
-    said.part("marks", [f"{clock(mark.at, now)}  {mark.text}" for mark in marks], hanging=len(clock(now, now)) + 2)
-    told = newest_first(views)
-    if not told:
-        return [*said.lines, *([""] if said.lines else []), f"nothing went wrong with {clean(name)}"]
-    lines = [*said.lines, "", *incident(told[0], now, screen)]
-    others = told[1:]
+    story = _Story(screen)
+    story.part("job", [cut(doing, _DOING)])  # the reason of an end is shown again below
+    story.part("goodput", [goodput(spent)] if spent is not None else [])
+    story.part("marks", [f"{clock(mark.at, now)}  {mark.text}" for mark in marks], hanging=len(clock(now, now)) + 2)
+    newest = newest_first(views)
+    if not newest:
+        return [*story.lines, *([""] if story.lines else []), f"nothing went wrong with {clean(name)}"]
+    lines = [*story.lines, "", *incident(newest[0], now, screen)]
+    others = newest[1:]
     if others:
         lines += ["", *incidents(others[:_OTHERS], now, screen)]
     if len(others) > _OTHERS:
@@ -127,18 +127,18 @@ def _blame(view: IncidentView) -> str:
 def _evidence(texts: Sequence[str]) -> list[str]:
     lines: list[str] = []
     for text in texts:
-        said = text.expandtabs(4).rstrip().split("\n")
-        if len(said) > _LINES:
-            lines.append(f"… {len(said) - _LINES} lines before (-o json has them)")
-        lines += said[-_LINES:]
+        text_lines = text.expandtabs(4).rstrip().split("\n")
+        if len(text_lines) > _LINES:
+            lines.append(f"… {len(text_lines) - _LINES} lines before (-o json has them)")
+        lines += text_lines[-_LINES:]
     return lines
 
 
 def _cost(view: IncidentView) -> str:
-    said = []
+    parts = []
     if view.lost_seconds is not None:
-        said.append(f"{duration(view.lost_seconds)} from its first sign until all ranks ran again")
+        parts.append(f"{duration(view.lost_seconds)} from its first sign until all ranks ran again")
     if view.lost_steps is not None:
         steps = "no step" if not view.lost_steps else f"{view.lost_steps:,} step{'s' if view.lost_steps != 1 else ''}"
-        said.append(f"{steps} to be done again")
-    return ", ".join(said)
+        parts.append(f"{steps} to be done again")
+    return ", ".join(parts)

@@ -87,8 +87,8 @@ async def _replica(weaver: WeaverClient, text: str, job: str | None) -> ReplicaI
         return ReplicaId(named_job, name)
     if job is not None:
         return ReplicaId(check_name("job", job), name)
-    found = completion_names.find_replica(await weaver.cluster(), name)
-    return found or ReplicaId(completion_names.MANUAL_JOB, name)
+    existing = completion_names.find_replica(await weaver.cluster(), name)
+    return existing or ReplicaId(completion_names.MANUAL_JOB, name)
 
 
 def _tell(call: Call, ask: Callable[[str], Ask]) -> int:

@@ -73,16 +73,16 @@ async def past(call: Call, client: Client, teller: Teller) -> tuple[int, list[Ev
 
     whole = await extent(client, LOG_STREAM.name)
     wanted = span = call.args.last
-    found: deque[Event] = deque(maxlen=wanted)
+    events: deque[Event] = deque(maxlen=wanted)
     while wanted:
         first = max(whole.first, whole.last - span + 1)
-        found.clear()
+        events.clear()
         async for stored in read_log(client, LOG_STREAM.name, first, last=whole.last):
-            found.extend(told(call, teller, stored.seq, stored.data))
-        if len(found) == wanted or first <= whole.first:
+            events.extend(told(call, teller, stored.seq, stored.data))
+        if len(events) == wanted or first <= whole.first:
             break
         span *= _WIDEN
-    return whole.last, list(found)
+    return whole.last, list(events)
 
 
 def told(call: Call, teller: Teller, seq: int, data: bytes) -> list[Event]:

@@ -91,16 +91,16 @@ async def _follow(call: Call, weaver: WeaverClient, job: str, timeout: float | N
     from torchloom.views.job_runs import all_told, are_over, group_code, replicas, told
 
     end = None if timeout is None else time.monotonic() + timeout
-    said = f"{job} is submitted"  # which is nothing new
+    last_text = f"{job} is submitted"  # which is nothing new
     while True:
         runs = await runs_of(weaver, job)
         if are_over(runs):
             incidents = (await weaver.cluster(job, most=0)).incidents
             call.note(f"loom: {all_told(job, runs, time.time(), incidents)}")
             return group_code(runs)
-        if (text := "; ".join(told(run) for run in replicas(runs))) != said:
+        if (text := "; ".join(told(run) for run in replicas(runs))) != last_text:
             call.note(f"loom: {text}")
-            said = text
+            last_text = text
         if end is not None and time.monotonic() > end:
             call.note(f"loom: {job} is still {replicas(runs)[0].phase} after {timeout:g} s; it continues")
             return TIME_IS_UP

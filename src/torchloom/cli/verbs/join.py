@@ -90,8 +90,8 @@ def join(call: Call) -> int:
     from torchloom.bus.state_folder import StateFolder
 
     text = sys.stdin.read(join_token.MAX_BYTES + 1) if call.args.token == "-" else call.args.token
-    found = join_token.read_token(text)
+    contents = join_token.read_token(text)
     folder = StateFolder(call.settings.state_folder)
-    join_token.join(folder, found)
-    call.note(f"joined {found.url} as {', '.join(found.creds)}; kept in {folder.path}")
+    join_token.join(folder, contents)
+    call.note(f"joined {contents.url} as {', '.join(contents.creds)}; kept in {folder.path}")
     return 0

@@ -93,15 +93,15 @@ def log_level(call: Call) -> int:
 
 def parse_values(words: Sequence[str]) -> dict[str, str]:
     """`name=value` for each knob, each once."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not name or not equals:
             raise BadInput(f"{word!r} is not NAME=VALUE", hint="such as lr=3e-4")
-        if name in found:
+        if name in values:
             raise BadInput(f"{name} is given twice", hint="give one value")
-        found[name] = text
-    return found
+        values[name] = text
+    return values
 
 
 def _set(call: Call, texts: dict[str, str], replica: str | None = None, **how: Any) -> int:

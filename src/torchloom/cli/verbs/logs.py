@@ -136,8 +136,8 @@ def _show_files(call: Call, folders: dict[str, Path]) -> int:
 
 def _follow_files(call: Call, folder: Path, output: Output, replica: str) -> None:
     args = call.args
-    found = [path for path in folder.glob("attempt-*") if path.name.rpartition("-")[2].isdecimal()]
-    attempts = sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+    folders = [path for path in folder.glob("attempt-*") if path.name.rpartition("-")[2].isdecimal()]
+    attempts = sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]))
     wanted = [path for path in attempts if args.attempt in {None, int(path.name.rpartition("-")[2])}]
     if not wanted:
         raise Refused(f"{args.job} had no attempt {args.attempt}", hint=f"there are {len(attempts)}")
@@ -149,8 +149,8 @@ def _follow_files(call: Call, folder: Path, output: Output, replica: str) -> Non
 
 def _ranks(folder: Path, rank: int | None) -> list[int]:
     numbers = [path.stem.rpartition("-")[2] for path in folder.glob("rank-*.out")]
-    found = {int(number) for number in numbers if number.isdecimal()}
-    return sorted(found if rank is None else found & {rank})
+    ranks = {int(number) for number in numbers if number.isdecimal()}
+    return sorted(ranks if rank is None else ranks & {rank})
 
 
 def _newest(runs: Path, name: str) -> dict[str, Path]:

@@ -72,9 +72,9 @@ def nodes(call: Call) -> int:
 
     from torchloom.views import listings
 
-    found = call.query(lambda weaver: weaver.nodes())
+    views = call.query(lambda weaver: weaver.nodes())
     empty = "no agents yet: `loom agent` on a machine lets it run jobs"
-    return call.show(found, lambda: listings.nodes(found, time.time(), call.screen), empty)
+    return call.show(views, lambda: listings.nodes(views, time.time(), call.screen), empty)
 
 
 def drain(call: Call) -> int:

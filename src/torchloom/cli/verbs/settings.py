@@ -26,12 +26,12 @@ def settings(call: Call) -> int:
         call.print(["| variable | default | meaning |", "|---|---|---|"])
         call.print(f"| `{name}` | {f'`{default}`' if default else ''} | {text} |" for name, default, text in documented)
         return 0
-    found = []
+    settings_shown = []
     for name, default, meaning in documented:
         value = str(getattr(call.settings, name.removeprefix("TORCHLOOM_").lower()))
-        found.append({"variable": name, "value": value, "default": default, "meaning": meaning})
+        settings_shown.append({"variable": name, "value": value, "default": default, "meaning": meaning})
     if call.json:
-        call.print_json(found)
+        call.print_json(settings_shown)
         return 0
     rows: list[Row] = [
         [
@@ -40,7 +40,7 @@ def settings(call: Call) -> int:
             row["default"] or "-",
             row["meaning"],
         ]
-        for row in found
+        for row in settings_shown
     ]
     columns = [Column("VARIABLE"), Column("VALUE", shrinks=True), Column("DEFAULT"), Column("MEANING", shrinks=True)]
     call.print(table(columns, rows, call.screen))

@@ -188,13 +188,13 @@ def incidents(call: Call) -> int:
 
     job = call.args.job
     view, runs = see_job(call, job, 0)
-    found = [
+    selected = [
         incident
         for incident in view.incidents
         if (job is None or concerns(incident, job, runs)) and not (call.args.open and incident.closed is not None)
     ]
     none = "no open incidents" if call.args.open else "no incidents"
-    return call.show(found, lambda: listings.incidents(found, view.plane.now, call.screen), none)
+    return call.show(selected, lambda: listings.incidents(selected, view.plane.now, call.screen), none)
 
 
 def curves(call: Call) -> int:
@@ -211,8 +211,9 @@ def curves(call: Call) -> int:
             completion_names.known_replica(view, f"{job}/{call.args.replica}")
         return view, await weaver.curves(job, call.args.replica, None if call.json else _SCREEN_CURVES)
 
-    view, found = call.query(look)
+    view, curves_view = call.query(look)
     marks = view.jobs[0].marks
     return call.show(
-        plain(found) | {"marks": marks}, lambda: view_curves.curves(found, view.plane.now, call.screen, marks)
+        plain(curves_view) | {"marks": marks},
+        lambda: view_curves.curves(curves_view, view.plane.now, call.screen, marks),
     )

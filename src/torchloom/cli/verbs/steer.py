@@ -115,7 +115,7 @@ def _question(call: Call) -> str:
 
 
 def aimed(view: ClusterView, target: Target) -> list[RankView]:
-    """The ranks of a target that are still there."""
+    """The ranks of a target that are still present."""
     from torchloom.protocol.ids import RankId
 
     job, replica, rank = target
@@ -123,11 +123,11 @@ def aimed(view: ClusterView, target: Target) -> list[RankView]:
         completion_names.known_replica(view, f"{job}/{replica}")
         if rank is not None:
             completion_names.known_rank(view, RankId(job, replica, rank))
-    found = [r for r in view.ranks if replica in {None, r.rank.replica} and rank in {None, r.rank.rank}]
-    there = [r for r in found if r.presence in {"live", "lost"}]
-    if not there:
+    ranks = [r for r in view.ranks if replica in {None, r.rank.replica} and rank in {None, r.rank.rank}]
+    present = [r for r in ranks if r.presence in {"live", "lost"}]
+    if not present:
         raise Refused(f"{target} has no living rank", hint="`loom status` shows how they ended")
-    return there
+    return present
 
 
 def hit(target: Target, ranks: Sequence[RankView]) -> str:

@@ -71,17 +71,17 @@ async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list
     started = {one for run in runs for one in (run.job, run.task.part_of or run.job)}
     jobs = sorted({job.job for job in view.jobs} | started)
     if name not in jobs:
-        found = await _whole(weaver, name)
-        if found is None:
+        incident = await _whole(weaver, name)
+        if incident is None:
             raise unknown("job or incident", name, [*jobs, *(incident.id for incident in view.incidents)])
-        return view, "", [found], []
+        return view, "", [incident], []
     mine_runs = (await weaver.runs(name)).runs
     seen = await weaver.cluster(whole(name, mine_runs), most=0)
-    mine = [i for i in seen.incidents if concerns(i, name, mine_runs)]
-    told = newest_first(mine)
-    if told:
-        told[0] = await _whole(weaver, told[0].id) or told[0]
-    return seen, name, told, own_runs(view, mine_runs)
+    own = [i for i in seen.incidents if concerns(i, name, mine_runs)]
+    incidents = newest_first(own)
+    if incidents:
+        incidents[0] = await _whole(weaver, incidents[0].id) or incidents[0]
+    return seen, name, incidents, own_runs(view, mine_runs)
 
 
 async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
@@ -93,8 +93,8 @@ async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
     if not NAME.fullmatch(id):
         return None
     view = await weaver.look(QueryCluster(limit=0, incident=id))
-    found = view.incidents if isinstance(view, ClusterView) else ()
-    return next((incident for incident in found if incident.id == id), None)
+    incidents = view.incidents if isinstance(view, ClusterView) else ()
+    return next((incident for incident in incidents if incident.id == id), None)
 
 
 def policy(call: Call) -> int:

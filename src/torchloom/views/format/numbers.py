@@ -49,10 +49,10 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     width = min(width, len(values))
     buckets = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
     means = [_mean([v for v in bucket if v is not None]) for bucket in buckets]
-    known = [m for m in means if m is not None]
-    if not known:
+    numbers = [m for m in means if m is not None]
+    if not numbers:
         return " " * width
-    low, high = min(known), max(known)
+    low, high = min(numbers), max(numbers)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(" " if m is None else _BARS[round((m - low) * scale)] for m in means)
 
