@@ -39,7 +39,7 @@ def chosen(
     node: str | None = None,
     rank: RankId | None = None,
 ) -> list[Assignment]:
-    """The seats that match everything asked for."""
+    """The assignments that match everything asked for."""
     return [
         assignment
         for assignment in assignments
