@@ -67,7 +67,7 @@ async def test_garbage_on_every_subject_is_counted_and_harmless(tmp_path: Path) 
         assert (await up.rank()).presence == "live"  # type: ignore[union-attr]
         assert isinstance(await up.ask(Register(device="GPU-1", job="m", replica="r")), Done)
         kinds = {type(record).__name__ for record in await up.records()}
-        assert kinds <= {"TermBegan", "JobBegan", "RankJoined", "KnobsOffered", "InboxRead", "DeviceSeated"}
+        assert kinds <= {"TermBegan", "JobBegan", "RankJoined", "KnobsOffered", "InboxRead", "DeviceRegistered"}
 
 
 async def test_a_newer_message_with_unknown_fields_is_understood(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from torchloom.protocol.operator import No
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.records import Abort
 from torchloom.views.wording.phrases import render
-from torchloom.views.wording.templates import RESPONSES, SHORT, TEMPLATES
+from torchloom.views.wording.templates import RESPONSES, SHORT, TEMPLATE_PARTS, TEMPLATES
 
 SOURCE = Path(torchloom.__file__).parent
 ABORTS = get_args(get_type_hints(Abort)["why"])
@@ -69,6 +69,10 @@ def test_what_is_said_in_short_needs_no_more_than_the_sentence(code: str) -> Non
 def test_every_response_has_its_words() -> None:
     assert set(RESPONSES) == set(get_args(Response))
     assert render(planned("stacks", "pause")) == "the stacks of all ranks are taken, then all ranks are paused"
+
+
+def test_a_code_has_one_template() -> None:
+    assert sum(map(len, TEMPLATE_PARTS)) == len(TEMPLATES)
 
 
 def test_no_two_codes_have_the_same_words() -> None:

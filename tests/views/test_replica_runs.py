@@ -67,7 +67,7 @@ def test_the_end_of_all_of_it_is_one_line() -> None:
     light = a_replica("lighthouse", "done", notes=(a_note(1), a_note(2), a_note(3)))
     took = max(run.notes[-1].ended or 100.0 for run in (well, bad))
     assert all_told("mnist", [light, well, bad], 100.0) == (
-        f"mnist: of 2 replicas 1 done, 1 failed, step 1,500, {took:.1f} s, 1 restart, while the others went on"
+        f"mnist: of 2 replicas 1 done, 1 failed, step 1,500, {took:.1f} s, 1 restart, while the others continued"
         " (1: rank 0 failed: exit code 1)"
     )
     assert all_told("mnist", [alone()], 0.0).startswith("mnist is done")

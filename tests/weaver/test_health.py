@@ -18,14 +18,17 @@ MOMENTS = frozenset({"at", "now", "time", "when", "began", "ended", "since", "op
 """How a field is called that holds a moment rather than a duration."""
 
 
-def fields(kind: Any) -> Iterator[str]:
-    """Of a message and of what it holds."""
+def fields(kind: Any, seen: tuple[Any, ...] = ()) -> Iterator[str]:
+    """Of a message and of what it holds. A phrase may hold phrases."""
+    if kind in seen:
+        return
+    seen = (*seen, kind)
     if inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
         for name, of in inspect.get_annotations(kind, eval_str=True).items():
             yield f"{kind.__name__}.{name}"
-            yield from fields(of)
+            yield from fields(of, seen)
     for part in get_args(kind):
-        yield from fields(part)
+        yield from fields(part, seen)
 
 
 def test_no_rank_and_no_agent_tells_the_time() -> None:

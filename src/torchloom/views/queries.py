@@ -56,7 +56,7 @@ READINGS_SHOWN = 2000
 
 
 def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> ClusterView:
-    """Ranks, their devices and assignments in pages, since the whole is too large for a message; the rest on the first."""
+    """Ranks, devices and assignments in pages, since the whole is too large for a message; the rest on the first."""
     ranks = cluster.ranks.sorted_ids() if look.job is None else sorted(cluster.ranks.ids_of(look.job))
     page = ranks[look.offset : look.offset + look.limit]
     idle: dict[str, Device] = {}
@@ -300,6 +300,7 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
             _view(
                 RunView,
                 run,
+                job=run.name,
                 attempt=run.ordinal,
                 step=max(run.step, cluster.furthest(run)),
                 waiting=render(explain_wait(cluster, run, now)) if run.phase in _WAITING else "",

@@ -81,7 +81,7 @@ def test_a_stopped_rank_is_read_from_outside_and_stays_stopped() -> None:
         found = stacks(rank.sight)
         assert found.how == "py-spy"
         assert "<module>" in found.text
-        assert found.state == phrase("process_stopped")
+        assert found.state == phrase("state_stopped")
         rank.until(lambda sight: sight.frozen > 0.5)
         os.kill(rank.process.pid, signal.SIGCONT)
         assert rank.say("step 2") == "done"
@@ -124,4 +124,4 @@ def test_of_a_process_that_is_gone_that_is_told() -> None:
     found = stacks(RankProbe(process.pid))
     assert found.how == "none"
     assert isinstance(found.state, Phrase)
-    assert (found.state.code, found.state.args["state"]) == ("stacks_not_read", phrase("process_gone"))
+    assert (found.state.code, found.state.args["state"]) == ("stacks_not_read", phrase("state_gone"))

@@ -35,20 +35,20 @@ SPIES = 4
 """At once: each reads another process's memory for a while."""
 TEXT = 19_000
 STATES = {
-    "R": phrase("process_running"),
-    "S": phrase("process_sleeping"),
-    "D": phrase("process_waiting"),
-    "T": phrase("process_stopped"),
-    "t": phrase("process_traced"),
-    "Z": phrase("process_zombie"),
-    "": phrase("process_gone"),
+    "R": phrase("state_running"),
+    "S": phrase("state_sleeping"),
+    "D": phrase("state_waiting"),
+    "T": phrase("state_stopped"),
+    "t": phrase("state_traced"),
+    "Z": phrase("state_zombie"),
+    "": phrase("state_gone"),
 }
 
 
 async def take(rank: int, probe: RankProbe, spies: asyncio.Semaphore) -> RankStacks:
     """The stacks of one rank, however they can be had."""
     state, _ = process_state(probe.pid, probe.proc)
-    known = STATES.get(state) or phrase("process_other", letter=state)
+    known = STATES.get(state) or phrase("state_other", letter=state)
     if state in NOT_RUNNING or probe.page is None:
         return await _spied(rank, probe.pid, known, spies)
     page = probe.page

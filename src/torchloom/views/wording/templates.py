@@ -9,10 +9,7 @@ from torchloom.protocol.job import Response
 from torchloom.views.wording.agent_templates import AGENT_TEMPLATES
 from torchloom.views.wording.incident_templates import INCIDENT_TEMPLATES
 
-TEMPLATES: Mapping[str, str] = {
-    **INCIDENT_TEMPLATES,
-    **AGENT_TEMPLATES,
-    **{code: template for kind in KINDS.values() for code, template in kind.phrases.items()},
+GENERAL_TEMPLATES: Mapping[str, str] = {
     # changes
     "all_ranks_ready": "all ranks are ready",
     "change_aborted": "{id} was not made: {why}",
@@ -275,6 +272,13 @@ TEMPLATES: Mapping[str, str] = {
     "least_nodes_above_most": "at least {least} nodes are wanted, and at most {most}",
     "bad_resume_arg": "resume_arg {value!r}: {error}",
 }
+TEMPLATE_PARTS: tuple[Mapping[str, str], ...] = (
+    GENERAL_TEMPLATES,
+    INCIDENT_TEMPLATES,
+    AGENT_TEMPLATES,
+    *(kind.phrases for kind in KINDS.values()),
+)
+TEMPLATES: Mapping[str, str] = {code: template for part in TEMPLATE_PARTS for code, template in part.items()}
 RESPONSES: Mapping[Response, str] = {
     "report": "it is reported",
     "stacks": "the stacks of all ranks are taken",
