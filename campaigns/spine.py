@@ -31,7 +31,7 @@ from torchloom.protocol.operator import Done, Register
 from torchloom.protocol.subjects import LOG_STREAM, Role
 from torchloom.protocol.views import ClusterView
 from torchloom.settings import Settings
-from torchloom.weaver.store import Store
+from torchloom.weaver.log_store import Store
 
 LOOM = [sys.executable, "-m", "torchloom.cli.main"]
 RANK = """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from docs import jobs, packages, trouble
 from docs.markdown import code, fenced, table
-from torchloom.bus.authority import Authority
+from torchloom.bus.credentials import Authority
 from torchloom.cli.parser import EXIT_CODES, build
 from torchloom.cli.verb_registry import verbs_of
 from torchloom.core.state.presence import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from docs.markdown import code, fenced, table
-from torchloom.core.detect.kinds import KINDS
+from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.incidents import circuit_breaker
 from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.job.policy_syntax import FORM, written

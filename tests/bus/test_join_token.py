@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from torchloom.bus.authority import ensure_authority
 from torchloom.bus.connection import connect, find
+from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.join_token import join, make_token, read_token
 from torchloom.bus.nats_server import EmbeddedServer, Listen
 from torchloom.bus.state_folder import StateFolder

@@ -14,8 +14,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.bus.authority import ensure_authority
 from torchloom.bus.connection import connect, find
+from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.bus.state_folder import write_private
 from torchloom.errors import BadState

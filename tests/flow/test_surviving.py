@@ -15,7 +15,7 @@ from torchloom.protocol.operator import Done, Fail, Register
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import RankDied, RankLost
 from torchloom.protocol.subjects import Role
-from torchloom.weaver.store import Store
+from torchloom.weaver.log_store import Store
 
 
 async def durable_state(up: Plane) -> State:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.core.detect.kinds import HANGS, KINDS
+from torchloom.core.detect.incident_kinds import HANGS, KINDS
 from torchloom.core.incidents.policy import DEFAULTS, ENDING
 from torchloom.errors import BadInput
 from torchloom.job.policy_syntax import EVENTS, RESPONSES, parse_rule, rules, written

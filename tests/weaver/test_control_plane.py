@@ -24,7 +24,7 @@ from torchloom.core.state.cluster import FORMAT
 from torchloom.protocol.subjects import LOG, LOG_STREAM, SNAPSHOT_STREAM, Role
 from torchloom.settings import Settings
 from torchloom.weaver.control_plane import holder
-from torchloom.weaver.store import Store
+from torchloom.weaver.log_store import Store
 
 pytestmark = pytest.mark.long  # each test starts whole processes
 

@@ -31,7 +31,7 @@ from torchloom.weaver.health import Clock, Health
 from torchloom.weaver.http_server import BODY_BYTES
 from torchloom.weaver.ingress import MOST_CONNECTIONS, Ingress
 from torchloom.weaver.ingress_config import ensure_token, last_place, port_of, read_token
-from torchloom.weaver.store import Store
+from torchloom.weaver.log_store import Store
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 FIRING = (FIXTURES / "alertmanager_firing.json").read_bytes()

@@ -15,7 +15,7 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 
-from torchloom.bus.authority import SYSTEM
+from torchloom.bus.credentials import SYSTEM
 from torchloom.bus.state_folder import StateFolder
 from torchloom.errors import BadState, Unreachable
 from torchloom.protocol.ids import RankId

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchloom.bus.authority import ensure_authority
+from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
 from torchloom.errors import BadInput, BadState
 from torchloom.protocol.subjects import Role

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchloom.bus.authority import ensure_authority
+from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
 from torchloom.errors import BadInput, BadState, PortInUse, TorchLoomError
 from torchloom.shared.addresses import EVERY_ADDRESS, is_loopback, join_address, split_url, try_to_listen

@@ -38,7 +38,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from torchloom.core.detect.kinds import HANGS
+from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.errors import BadInput
 from torchloom.job.policy_syntax import EVENTS, rule
 from torchloom.job.replicas import as_replicas

@@ -14,7 +14,7 @@ from typing import get_args
 
 import msgspec
 
-from torchloom.core.detect.kinds import HANGS, KINDS
+from torchloom.core.detect.incident_kinds import HANGS, KINDS
 from torchloom.core.incidents.policy import ENDING
 from torchloom.errors import BadInput
 from torchloom.protocol.job import Response, Rule

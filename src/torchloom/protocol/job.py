@@ -10,8 +10,11 @@ from torchloom.protocol.ids import Name, Seconds
 from torchloom.protocol.message import Part
 
 EventKind = Annotated[str, Meta(pattern=r"^[a-z][a-z_]{0,39}$")]
-"""What can be wrong, by its name in the registry, `core/detect/kinds.py`. On the wire any name is allowed, so that an
-older reader understands the log of a newer weaver. The weaver refuses a task with a rule for an unknown kind."""
+"""What can be wrong, by its name in the registry, `core/detect/incident_kinds.py`.
+
+On the wire any name is allowed, so that an older reader understands the log of a newer weaver. The weaver refuses a
+task with a rule for an unknown kind.
+"""
 Response = Literal["report", "stacks", "checkpoint", "pause", "drain", "restart", "evict", "rollback"]
 
 

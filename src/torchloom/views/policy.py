@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from torchloom.core.detect.kinds import KINDS
+from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.incidents.policy import DEFAULTS, planned, rule_for
 from torchloom.job.policy_syntax import written
 from torchloom.protocol.job import EventKind, Rule, Task

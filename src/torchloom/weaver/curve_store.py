@@ -11,7 +11,7 @@ from torchloom.protocol.ids import RankId
 from torchloom.protocol.views import CurvePoints, Point
 from torchloom.settings import Settings
 from torchloom.weaver.health import Clock, quietly
-from torchloom.weaver.store import Store
+from torchloom.weaver.log_store import Store
 
 RANKS = 1000
 """Most ranks in one message of curve points."""

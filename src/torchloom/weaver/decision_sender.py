@@ -24,9 +24,9 @@ from torchloom.protocol.subjects import COMMAND, EVICT, TASK
 from torchloom.views.format.tables import clean, cut
 from torchloom.views.records import sentences
 from torchloom.weaver.event_queue import EventQueue
+from torchloom.weaver.log_store import Store
 from torchloom.weaver.process_exits import ProcessExitProbe
 from torchloom.weaver.query_handler import QueryHandler
-from torchloom.weaver.store import Store
 
 log = logging.getLogger("torchloom.weaver")
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import nats.errors
 from nats.aio.client import Client
 
-from torchloom.bus.authority import ensure_authority
 from torchloom.bus.connection import Address, close_quietly, connect, find, find_system, is_denied
+from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.weaver_client import ask_for_plane
 from torchloom.errors import AlreadyUp, TorchLoomError, Unreachable
@@ -27,8 +27,8 @@ from torchloom.weaver.connection_advisories import ConnectionAdvisories
 from torchloom.weaver.gc_tuning import short_collections
 from torchloom.weaver.health import Clock
 from torchloom.weaver.ingress import Ingress
+from torchloom.weaver.log_store import Store
 from torchloom.weaver.service import Weaver
-from torchloom.weaver.store import Store
 
 log = logging.getLogger("torchloom.weaver")
 

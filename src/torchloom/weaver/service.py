@@ -38,8 +38,8 @@ from torchloom.weaver.event_queue import EventQueue, Waiting
 from torchloom.weaver.health import Clock, Health, first_trouble, quietly
 from torchloom.weaver.inbox import Inbox, parse_rank
 from torchloom.weaver.ingress import Ingress
+from torchloom.weaver.log_store import Store
 from torchloom.weaver.query_handler import QueryHandler
-from torchloom.weaver.store import Store
 from torchloom.weaver.ticker import Ticker
 
 log = logging.getLogger("torchloom.weaver")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torchloom.core.detect.bad_numbers import GradientSpikeDetector, LossSpikeDetector, NonFiniteDetector
 from torchloom.core.detect.beat_block import CLOSED, Block
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.kinds import DETECTORS, Detector
+from torchloom.core.detect.incident_kinds import DETECTORS, Detector
 from torchloom.core.detect.memory_leak import DeviceMemory, ProcessMemory
 from torchloom.core.detect.slowdown import SlowdownDetector
 from torchloom.core.detect.starvation import DATA, StarvationDetector

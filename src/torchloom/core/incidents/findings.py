@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.kinds import KINDS
+from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import planned, rule_for
 from torchloom.core.incidents.responses import Trouble, respond

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from torchloom.core.changes.orders import give
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.hang import HangDiagnosis
-from torchloom.core.detect.kinds import HANGS
+from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.core.detect.rank_spans import spans
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import planned, rule_for

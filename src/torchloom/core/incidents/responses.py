@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torchloom.core.changes import requests
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
-from torchloom.core.detect.kinds import HANGS, KINDS
+from torchloom.core.detect.incident_kinds import HANGS, KINDS
 from torchloom.core.incidents.circuit_breaker import braked
 from torchloom.core.incidents.policy import ENDING, planned, rule_for
 from torchloom.core.jobs.attempt_stop import Cause, stop

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from torchloom.core.decision import Decision
-from torchloom.core.detect.kinds import HANGS
+from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.incidents.policy import ENDING, planned, rule_for
 from torchloom.core.state.cluster import ClusterState

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.hang import HangDiagnosis
-from torchloom.core.detect.kinds import HANGS
+from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.core.incident_ids import close_incident
 from torchloom.core.incidents.hangs import look_at_run
 from torchloom.core.incidents.responses import continue_response

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torchloom.core.changes.requests import did_you_mean
 from torchloom.core.decision import NOTHING, Decision, Handlers, merge_decisions, refuse
-from torchloom.core.detect.kinds import KINDS
+from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.placement import explain_too_large

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
-from torchloom.core.detect.kinds import HANGS
+from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.presence import JobPhase, Presence

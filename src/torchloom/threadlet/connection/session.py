@@ -16,8 +16,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
+from torchloom.bus.change_verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
 from torchloom.bus.tasks import TaskSet, end_all
-from torchloom.bus.verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
 from torchloom.protocol.codec import decode_command, encode
 from torchloom.protocol.rank import (
     ChangeSpec,

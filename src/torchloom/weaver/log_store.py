@@ -19,9 +19,9 @@ from nats.aio.client import Client
 from nats.js.api import StorageType, StreamConfig
 
 from torchloom import __version__
+from torchloom.bus.change_verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
 from torchloom.bus.log_reader import Stored, extent, read_log
 from torchloom.bus.state_folder import StateFolder
-from torchloom.bus.verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
 from torchloom.core.state.cluster import FORMAT, ClusterState, State
 from torchloom.errors import BadState, Fenced, Unreachable
 from torchloom.protocol.codec import decode_entry, decode_points, encode

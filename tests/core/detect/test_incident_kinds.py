@@ -15,7 +15,7 @@ from docs import generate
 from tests.core.detect.beats import SETTINGS, beat
 from torchloom.core.detect.beat_block import Block
 from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.kinds import DETECTORS, HANGS, KINDS, Kind
+from torchloom.core.detect.incident_kinds import DETECTORS, HANGS, KINDS, Kind
 from torchloom.core.detect.rank_detectors import BLOCK, RankDetectors
 from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.job.policy_syntax import EVENTS

@@ -19,7 +19,7 @@ from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import DeviceRegistered, Entry, Record, TermBegan
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
-from torchloom.weaver.store import ENTRY_BYTES, Store
+from torchloom.weaver.log_store import ENTRY_BYTES, Store
 
 STREAM_OF = {"loom.log": "LOOM_LOG", "loom.snapshot": "LOOM_SNAPSHOT"}
 # As the last version of format 1 encoded them.
