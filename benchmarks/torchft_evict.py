@@ -49,7 +49,7 @@ class Commit(NamedTuple):
     at: float
 
 
-class FindingsMade(NamedTuple):
+class Measured(NamedTuple):
     survived: list[float]
     rejoined: list[float]
     steps: list[float]
@@ -63,7 +63,7 @@ def main() -> None:
     args = parser.parse_args()
     kills = 1 if args.quick else args.kills
     chance = random.Random(args.seed)
-    found: dict[str, FindingsMade] = {}
+    found: dict[str, Measured] = {}
     with plane() as settings:
         for name, start, replicas in (
             ("loom", ours, 2), ("stock", stock, 2), ("tuned", tuned, 2), ("loom3", ours, 3),
@@ -152,8 +152,8 @@ def measure(
     replicas: int,
     kills: int,
     chance: random.Random,
-) -> FindingsMade:
-    found = FindingsMade([], [], [])
+) -> Measured:
+    found = Measured([], [], [])
     with (
         tempfile.TemporaryDirectory(prefix=f"bench-{name}-".replace("_", "-")) as made,
         contextlib.ExitStack() as stack,

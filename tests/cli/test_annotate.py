@@ -16,6 +16,7 @@ from tests.core.loom import Loom
 from tests.flow.plane import plane
 from torchloom.core.state.cluster import KEEP_MARKS, State
 from torchloom.errors import BadInput, BadState, Refused, Unreachable
+from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Annotate, Done, JobAnnotated, No
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.queries import QueryCluster
@@ -27,6 +28,18 @@ PLANE = PlaneView(weaver="host:1", term=1, began=0.0, now=0.0, log_seq=1, versio
 
 def note(number: int = 1, text: str = "new data begins here", job: str = "mnist") -> Annotate:
     return Annotate(request=f"{number:032x}", job=job, text=text, operator="ann@box")
+
+
+def test_the_step_of_a_note_is_that_of_the_ranks_that_still_train() -> None:
+    loom = Loom()
+    for number, step in ((0, 100), (1, 5000)):
+        rank = RankId("mnist", "hi", number)
+        loom.join(rank, world_size=2, link=f"s:{number}")
+        loom.beat(rank, step=step)
+    loom.leave(RankId("mnist", "hi", 0))
+    [record] = loom.ask(note()).stored
+    assert isinstance(record, JobAnnotated)
+    assert record.step == 5000
 
 
 def test_a_note_has_the_step_of_its_job_and_is_recorded_once_for_each_request() -> None:

@@ -20,7 +20,9 @@ def test_an_address_is_split_and_joined_again(text: str, address: tuple[str, int
     assert join_address(*address) == text
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":29510", "host:x", "host:-1", "fd00::1", "[fd00::1]", "[]:1"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":29510", "host:x", "host:-1", "fd00::1", "[fd00::1]", "[]:1", "host:" + "9" * 5000]
+)
 def test_anything_else_is_no_address(text: str) -> None:
     assert split_address(text) is None
 

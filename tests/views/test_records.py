@@ -332,6 +332,12 @@ def test_one_job_only_with_its_incidents_to_the_end() -> None:
     assert [e.record.id for e in later] == ["i1"]  # type: ignore[union-attr]
 
 
+def test_a_job_that_is_named_like_an_incident_keeps_its_own_records() -> None:
+    opened = IncidentOpened(id="i1", what="w", about=About(job="s"), job="mnist")
+    events = list(Teller("i1").events(1, entry(opened, JobBegan(job="i1"))))
+    assert [type(event.record) for event in events] == [JobBegan]
+
+
 def test_one_job_only_with_its_changes_and_orders_to_the_end() -> None:
     teller = Teller("mnist")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -38,13 +39,11 @@ class MessageBatches:
             self._sid = message.sid
             self._client.msg_class = self._make
 
-    def _make(
-        self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None, _client: Client, _sid: int
-    ) -> Msg | None:
+    def _make(self, *, _sid: int, **fields: Any) -> Msg | None:
         if _sid == self._sid:
-            self._put(subject, data)
+            self._put(fields["subject"], fields["data"])
             return None
-        return self._make_other(subject=subject, reply=reply, data=data, headers=headers, _client=_client, _sid=_sid)
+        return self._make_other(_sid=_sid, **fields)
 
     def _put(self, subject: str, data: bytes) -> None:
         if not self._messages:

@@ -81,3 +81,4 @@ class QuorumStore:
         with contextlib.suppress(OSError):
             if self.last_port() != port:
                 replace_file(self.folder / PORT, str(port).encode())
+                sync_folder(self.folder)

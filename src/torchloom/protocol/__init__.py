@@ -8,14 +8,14 @@ type or a value out of bounds is refused.
     from      to       union        messages                                         delivery
     rank      weaver   Report       Hello Goodbye Knobs Saved SaveFailed Resumed     durable
                                     Joined Regrouped Healed Discarded (torchft)      durable
-    rank      weaver   Reply        Standing Ready Applied Ordered                   requested until it arrives
+    rank      weaver   Reply        StepReport Ready Applied Ordered                 requested until it arrives
     rank      weaver   Beat                                                          once a second
     agent     weaver   NodeBeat                                                      once a second, and on a change
     anyone    weaver   Fact         DeviceFailed DeviceRecovered DeviceWarned        durable
                                     RankExited Inspected
     operator  weaver   Ask          Fail SetKnobs Revert Steer Submit Cancel …       answered with Done or No
     viewer    weaver   Look         QueryCluster QueryCurves QueryKnobs …            answered with a view
-    weaver    rank     Command      Welcome Introduce Muted Farewell WhereAreYou
+    weaver    rank     Command      Welcome Introduce Muted Farewell QueryStep
                                     Propose Verdict Order
     weaver    agent    NodeCommand  Prepare Launch Halt Examine Inspect Dismiss      repeated until beats confirm it
     weaver    lighthouse  Evict                                                      repeated until beats confirm it

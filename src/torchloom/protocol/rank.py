@@ -286,7 +286,7 @@ class Farewell(Message, frozen=True):
 
 
 class QueryStep(Message, frozen=True):
-    """A change is being prepared: how far are you? Answered with Standing."""
+    """A change is being prepared: how far are you? Answered with StepReport."""
 
     term: int
     incarnation: Incarnation

@@ -17,7 +17,7 @@ def split_address(text: str) -> tuple[str, int] | None:
     """Host and port; None for anything else, such as an IPv6 address without brackets."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not bare or not port.isdecimal() or (":" in bare and bare == host):
+    if not bare or not port.isdecimal() or len(port) > 5 or (":" in bare and bare == host):
         return None
     return bare, int(port)
 
@@ -32,7 +32,9 @@ def split_url(url: str) -> tuple[str, int]:
 
 def try_to_listen(host: str, port: int) -> None:
     """Listen on an address for a moment. Raises OSError if that is not possible, with the reason."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    # A name may have an address of each family; the first of the family that torchLoom's servers use is taken.
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)

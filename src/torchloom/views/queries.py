@@ -181,20 +181,15 @@ def _rank(cluster: ClusterState, rank: Rank) -> RankView:
         rank=rank.id,
         heard=rank_runtime.heard if rank_runtime and rank_runtime.beat else None,
         beat=rank_runtime.beat if rank_runtime else None,
-        evicted=_is_evicted(cluster, rank),
+        evicted=cluster.is_evicted(rank),
         drained=(run := cluster.runs.of(rank.id.replica_id)) is not None and run.drained,
     )
 
 
-def _is_evicted(cluster: ClusterState, rank: Rank) -> bool:
-    return bool(rank.member) and rank.member in cluster.evicted.get(rank.id.job, ())
-
-
 def _job(cluster: ClusterState, job: Job, marks: bool) -> JobView:
     members = cluster.ranks.of_job(job.name)
-    live = [rank for rank in members if rank.presence is Presence.LIVE and not _is_evicted(cluster, rank)]
-    reporting = live if job.phase is JobPhase.RUNNING and live else members
-    beats = [p.beat for rank in reporting if (p := cluster.runtime.ranks.get(rank.id)) and p.beat is not None]
+    live = [rank for rank in members if rank.presence is Presence.LIVE and not cluster.is_evicted(rank)]
+    beats = cluster.reporting_beats(job.name)
     losses = [beat.loss for beat in beats if beat.loss is not None]
     rates = [beat.samples_per_second for beat in beats if beat.samples_per_second is not None]
     runs = [run for run in cluster.runs.of_job(job.name) if not run.is_lighthouse]
@@ -207,7 +202,7 @@ def _job(cluster: ClusterState, job: Job, marks: bool) -> JobView:
         phase=phase.value,
         ranks=sum(run.world_size for run in runs) or len(members),
         live=len(live),
-        step=min((beat.step for beat in beats), default=None),
+        step=cluster.step_of(job.name),
         loss=sum(losses) / len(losses) if losses else None,
         samples_per_second=sum(rates) if rates and job.phase is JobPhase.RUNNING else None,
         paused=bool(live) and any(beat.paused for beat in beats),

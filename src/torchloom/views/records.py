@@ -243,7 +243,8 @@ class Teller:
 
     def __init__(self, job: str | None = None) -> None:
         self.job = job
-        self._jobs_of: dict[str, frozenset[str]] = {}
+        self._jobs_of_id: dict[str, frozenset[str]] = {}
+        self._jobs_of_run: dict[str, frozenset[str]] = {}
 
     def events(self, seq: int, entry: Entry) -> Iterator[Event]:
         """The records of one entry to show: nothing internal, nothing of other jobs if one was asked for."""
@@ -256,13 +257,13 @@ class Teller:
         """Those that the record names; a run also concerns the job that it is a replica of."""
         jobs = named_jobs(record)
         if isinstance(record, runs.RunSubmitted):
-            self._jobs_of[record.job] = jobs | {record.task.part_of or record.job}
+            self._jobs_of_run[record.job] = jobs | {record.task.part_of or record.job}
         id = record.change.id if isinstance(record, log.ChangeProposed) else getattr(record, "id", "")
         if id and jobs:
-            self._jobs_of[id] = jobs
+            self._jobs_of_id[id] = jobs
         elif id:
-            jobs = self._jobs_of.get(id, jobs)
-        return frozenset().union(*(self._jobs_of.get(job, {job}) for job in jobs))
+            jobs = self._jobs_of_id.get(id, jobs)
+        return frozenset().union(*(self._jobs_of_run.get(job, {job}) for job in jobs))
 
 
 def lines(event: Event, screen: Screen) -> list[str]:

@@ -17,7 +17,7 @@ from torchloom.core.detect.beat_block import Block
 from torchloom.core.detect.finding import Finding
 from torchloom.core.detect.incident_kinds import DETECTORS, HANGS, KINDS, Kind
 from torchloom.core.detect.rank_detectors import BLOCK, RankDetectors
-from torchloom.core.incidents.policy import DEFAULTS
+from torchloom.core.incidents.policy import DEFAULTS, rule_for
 from torchloom.job.policy_syntax import EVENTS
 from torchloom.protocol.job import EventKind, Rule
 from torchloom.protocol.rank import Beat, StepTimes
@@ -110,3 +110,7 @@ def test_a_registered_detector_takes_in_every_ordinary_loss_once_and_is_examined
 
 def test_a_new_rank_runs_the_detectors_of_the_registry() -> None:
     assert len(RankDetectors(SETTINGS)._registered) == len(DETECTORS)
+
+
+def test_a_kind_that_only_a_newer_weaver_detects_is_reported() -> None:
+    assert rule_for(None, "from_the_future").do == ("report",)

@@ -125,3 +125,11 @@ def test_no_step_that_a_rank_has_just_come_back_from_is_longer_than_the_limit(st
         if n > 0 and pace.started:
             assert pace.limit(SETTINGS) >= min(step, *steps[1 : n + 1]) * 0.99
             assert pace.limit(SETTINGS) >= SETTINGS.hang_floor_seconds
+
+
+def test_where_phases_are_frequent_the_limit_still_follows_the_steps() -> None:
+    detectors = RankDetectors(SETTINGS)
+    for n in range(2000):
+        phase = "eval" if n % 4 == 3 else ""
+        detectors.hear(beat(n, times=times(1.0 if n < 400 else 0.6, count=1), phase=phase), float(n))
+    assert detectors.pace.p99 < 0.8

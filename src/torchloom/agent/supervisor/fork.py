@@ -24,6 +24,8 @@ from torchloom.protocol.phrase import Prose, phrase
 
 PR_SET_PDEATHSIG = 1
 STARTUP = str(Path(__file__).parent / "startup")
+TEXT = 2000
+"""Characters of a complaint: what a message has room for."""
 FAILED = 127
 """Exit code of a child that could not become a rank, as a shell has it for a command that is not found."""
 
@@ -108,7 +110,13 @@ def read_complaint(child: Child) -> Prose | None:
         data = os.read(child.complaint, 65536)
     except BlockingIOError:
         return None
-    return msgspec.json.decode(data, type=Prose) if data else ""
+    if not data:
+        return ""
+    try:
+        why: Prose = msgspec.json.decode(data, type=Prose)
+    except msgspec.MsgspecError:  # cut off: what there is of it
+        return data.decode(errors="replace")[:TEXT]
+    return why
 
 
 def _in_child(
@@ -129,9 +137,17 @@ def _in_child(
             raise StartFailed(phrase("cannot_enter", folder=begin.cwd, error=error.strerror)) from None
         become(complaint)
     except Exception as error:  # noqa: BLE001  a child that is not yet a rank must not become a second supervisor
-        why = error.why if isinstance(error, StartFailed) else (str(error) or repr(error))[:4000]
-        os.write(complaint, msgspec.json.encode(why))
+        os.write(complaint, encode_complaint(error))
         os._exit(FAILED)
+
+
+def encode_complaint(error: Exception) -> bytes:
+    """Why a rank could not start, for `read_complaint`."""
+    why = error.why if isinstance(error, StartFailed) else (str(error) or repr(error))[:TEXT]
+    try:
+        return msgspec.json.encode(why)
+    except UnicodeEncodeError:  # a path need not be valid text
+        return msgspec.json.encode(ascii(why)[:TEXT])
 
 
 def _open_outputs(begin: Begin) -> tuple[int, int]:

@@ -12,10 +12,12 @@ clients may both receive a key. `gone` is called once if the supervisor dies or 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +45,7 @@ from torchloom.agent.supervisor.protocol import (
     from_supervisor,
 )
 from torchloom.agent.supervisor.protocol import check as check_word
-from torchloom.agent.supervisor.transport import PacketSocket
+from torchloom.agent.supervisor.transport import receive, send_all
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.views.wording.phrases import render
@@ -289,3 +291,52 @@ class SupervisorClient:
         self._looks.clear()
         if tell:
             self.gone(gone)
+
+
+class PacketSocket:
+    """The agent's end of the connection. The supervisor itself does not import asyncio."""
+
+    def __init__(self, connection: socket.socket, heard: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+        """`lost` is called once, after the last that was heard, unless it was closed here."""
+        self._connection = connection
+        self._heard = heard
+        self._lost = lost
+        self._outbox: deque[bytes] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        connection.setblocking(False)
+        self._loop.add_reader(connection, self._read)
+
+    def say(self, data: bytes) -> None:
+        self._outbox.append(data)
+        self._write()
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._connection)
+            self._loop.remove_writer(self._connection)
+            self._connection.close()
+
+    def _write(self) -> None:
+        try:
+            send_all(self._connection, self._outbox)
+            self._loop.remove_writer(self._connection)
+        except BlockingIOError:
+            self._loop.add_writer(self._connection, self._write)
+        except OSError:  # what it said before it was lost is still to be read, and then the end
+            self._outbox.clear()
+            self._loop.remove_writer(self._connection)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._open:
+                try:
+                    data = receive(self._connection)
+                except ConnectionError:
+                    data = b""
+                if data:
+                    self._heard(data)
+                else:
+                    self.close()
+                    self._lost()

@@ -6,13 +6,11 @@ A path too long for a sockaddr_un (108 bytes) is reached through the open folder
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
 from torchloom.agent.supervisor.protocol import FromSupervisor, encode
@@ -143,50 +141,3 @@ class ClientConnection:
 
     def close(self) -> None:
         self.connection.close()
-
-
-class PacketSocket:
-    def __init__(self, connection: socket.socket, heard: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-        """`lost` is called once, after the last that was heard, unless it was closed here."""
-        self._connection = connection
-        self._heard = heard
-        self._lost = lost
-        self._outbox: deque[bytes] = deque()
-        self._loop = asyncio.get_running_loop()
-        self._open = True
-        connection.setblocking(False)
-        self._loop.add_reader(connection, self._read)
-
-    def say(self, data: bytes) -> None:
-        self._outbox.append(data)
-        self._write()
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._loop.remove_reader(self._connection)
-            self._loop.remove_writer(self._connection)
-            self._connection.close()
-
-    def _write(self) -> None:
-        try:
-            send_all(self._connection, self._outbox)
-            self._loop.remove_writer(self._connection)
-        except BlockingIOError:
-            self._loop.add_writer(self._connection, self._write)
-        except OSError:  # what it said before it was lost is still to be read, and then the end
-            self._outbox.clear()
-            self._loop.remove_writer(self._connection)
-
-    def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._open:
-                try:
-                    data = receive(self._connection)
-                except ConnectionError:
-                    data = b""
-                if data:
-                    self._heard(data)
-                else:
-                    self.close()
-                    self._lost()

@@ -212,7 +212,7 @@ def curves(call: Call) -> int:
         return view, await weaver.curves(job, call.args.replica, None if call.json else _SCREEN_CURVES)
 
     view, curves_view = call.query(look)
-    marks = view.jobs[0].marks
+    marks = next((job.marks for job in view.jobs), ())
     return call.show(
         plain(curves_view) | {"marks": marks},
         lambda: view_curves.curves(curves_view, view.plane.now, call.screen, marks),

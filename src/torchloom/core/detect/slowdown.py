@@ -46,7 +46,7 @@ class SlowdownDetector:
         self._learning: list[float] = []
         self._batch = self._normal_batch = 0.0
         """Samples in a step, smoothed over examined beats and the last of each block; and when the normal was learnt.
-        0: not has_batch."""
+        0: not known."""
         self.change = 0
         """The number of the change of values in force when the normal was learnt."""
         self._slow = self._well = self._fast = 0

@@ -63,7 +63,7 @@ class Group(NamedTuple):
 
 
 def group_stacks(stacks: Mapping[int, str]) -> tuple[Group, ...]:
-    """Those with the same stack of the main thread together; the largest group_stacks first."""
+    """Those with the same stack of the main thread together; the largest group first."""
     alike: dict[tuple[Frame, ...], list[int]] = {}
     for rank, text in stacks.items():
         alike.setdefault(_main_stack(text), []).append(rank)

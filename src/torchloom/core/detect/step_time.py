@@ -106,6 +106,8 @@ class StepTimeBaseline:
             self._full = self._beats - rest + STRIDE
             if self._beats < SINGLY or self._beats >= self._lesson:
                 self._learn(block.at[-1])
+        elif self._beats >= self._full:  # where phases are frequent, each block may be shorter than a stride
+            self._end_stride(block.at[-1])
 
     def hear(self, times: StepTimes, now: float) -> None:
         """The steps since it was last heard."""

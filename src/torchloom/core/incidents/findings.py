@@ -28,7 +28,7 @@ def handle_findings(cluster: ClusterState, rank: RankId, findings: Iterable[Find
 
 
 def _began(cluster: ClusterState, rank: RankId, finding: Finding, now: float) -> Decision:
-    incident = _find_open(cluster, rank, finding)
+    incident = cluster.incidents.find_open(rank.job, _about(rank, finding))
     if incident is not None:
         return _also(incident, rank, finding)
     run = cluster.runs.of(rank.replica_id)
@@ -53,7 +53,7 @@ def _began(cluster: ClusterState, rank: RankId, finding: Finding, now: float) ->
 
 
 def _over(cluster: ClusterState, rank: RankId, finding: Finding) -> Decision:
-    incident = _find_open(cluster, rank, finding)
+    incident = cluster.incidents.find_open(rank.job, _about(rank, finding))
     if incident is None:
         return NOTHING
     return Decision((IncidentAmended(id=incident.id, outcome=finding.what, closed=True),))
@@ -65,11 +65,6 @@ def _also(incident: Incident, rank: RankId, finding: Finding) -> Decision:
         return NOTHING
     evidence = phrase("of_rank", rank=rank.rank, what=finding.what)
     return Decision((IncidentAmended(id=incident.id, evidence=(evidence,), culprits=(rank.rank,)),))
-
-
-def _find_open(cluster: ClusterState, rank: RankId, finding: Finding) -> Incident | None:
-    about = _about(rank, finding)
-    return next((i for i in cluster.incidents.open_of(rank.job) if i.about == about), None)
 
 
 def _about(rank: RankId, finding: Finding) -> About:

@@ -19,9 +19,9 @@ ENDING = frozenset({"restart", "evict", "rollback"})
 
 
 def rule_for(task: Task | None, kind: EventKind) -> Rule:
-    """The job's own rule for this, or the default."""
+    """The job's own rule for this, or the default. What only a newer weaver detects is reported."""
     own = next((rule for rule in reversed(task.policy) if rule.on == kind), None) if task is not None else None
-    return own or DEFAULTS[kind]
+    return own or DEFAULTS.get(kind) or Rule(on=kind, do=("report",))
 
 
 def planned(*do: Response) -> Phrase:

@@ -196,7 +196,7 @@ def _end(cluster: ClusterState, run: Run, response: ResponseBegan, what: Respons
         kill_now=response.ranks if response.kind in HANGS else (),
         rollback=response.rollback if what == "rollback" else None,
         rank=alone if response.kind in {"frozen", "held"} else None,
-        uses_restart=KINDS[response.kind].uses_restart,
+        uses_restart=response.kind not in KINDS or KINDS[response.kind].uses_restart,
     )
     return merge_decisions([Decision(drained), stop(cluster, run, now, cause)])
 

@@ -182,7 +182,8 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
             ranks |= {rank.rank: rank for rank in statuses}
     bad = [rank for rank in ranks.values() if rank.state == "ended" and (rank.code != 0 or rank.signal)]
     # A process that was done may still be aborted by what its libraries leave running.
-    failed = [rank for rank in bad if not (rank.signal in AT_EXIT and rank.rank in finished_ranks(cluster, run))]
+    finished = finished_ranks(cluster, run) if bad else set()
+    failed = [rank for rank in bad if not (rank.signal in AT_EXIT and rank.rank in finished)]
     if failed:
         return _stop_failed(cluster, run, failed, now)
     records: list[Record] = [*_record_left(cluster, run, ranks), *report_silent_agents(cluster, run, now)]

@@ -27,6 +27,7 @@ from torchloom.protocol.ids import RankId
 from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.operator import Mark
 from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.rank import Beat
 from torchloom.protocol.records import (
     ChangeDecided,
     ChangeProposed,
@@ -62,11 +63,8 @@ from torchloom.protocol.run_records import AttemptStopping
 from torchloom.protocol.views import Assignment, CheckpointsView
 from torchloom.settings import Settings
 
-FORMAT = 2
-"""Of the log and the snapshots; any other is refused rather than misread.
-
-1 stored sentences. 2 stores phrases and typed reasons (docs/decisions/0015-phrases.md).
-"""
+FORMAT = 3
+"""Of the log and the snapshots; any other is refused rather than misread. 1 stored sentences; 2 had other names."""
 KEEP_EVICTED = 1000
 KEEP_MARKS = 50
 """Of each job."""
@@ -182,10 +180,21 @@ class ClusterState:
         of_job = self.incidents.open_of(run.replica_id.job)
         return [incident for incident in of_job if self.runs.concerned(incident.job, incident.about) == run]
 
+    def reporting_beats(self, job: str) -> list[Beat]:
+        """The last beats of the ranks that train; of all ranks, if none trains any more."""
+        ranks = self.ranks.of_job(job)
+        live = [rank for rank in ranks if rank.presence is Presence.LIVE and not self.is_evicted(rank)]
+        runs = self.jobs[job].phase is JobPhase.RUNNING
+        runtimes = (self.runtime.ranks.get(rank.id) for rank in (live if runs and live else ranks))
+        return [runtime.beat for runtime in runtimes if runtime is not None and runtime.beat is not None]
+
+    def is_evicted(self, rank: Rank) -> bool:
+        """Whether the lighthouse of its job must not count on it."""
+        return bool(rank.member) and rank.member in self.evicted.get(rank.id.job, ())
+
     def step_of(self, job: str) -> int | None:
         """Of the rank that is least far; None if none has reported since this weaver started."""
-        runtimes = map(self.runtime.ranks.get, self.ranks.ids_of(job))
-        return min((rank.beat.step for rank in runtimes if rank is not None and rank.beat is not None), default=None)
+        return min((beat.step for beat in self.reporting_beats(job)), default=None)
 
     def restart_runtime(self, now: float) -> None:
         """After a replay, a reconnection or a suspension: every timer starts again."""

@@ -94,7 +94,7 @@ class Ranks(dict[RankId, Rank]):
 
     def of_replica(self, replica: ReplicaId) -> list[Rank]:
         """Sorted."""
-        return [self[id] for id in sorted(self.ids_of(replica.job)) if id.replica_id == replica]
+        return [self[id] for id in sorted(id for id in self.ids_of(replica.job) if id.replica_id == replica)]
 
     def find(self, id: RankId, incarnation: str) -> Rank | None:
         """The rank, if this is its latest incarnation."""
