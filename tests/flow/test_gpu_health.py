@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.agent.nvml.fake import A, B, FakeDriver, build
-from tests.flow.agents import Cluster, cluster
+from tests.flow.agents import Cluster, cluster, needs_nodes
 from torchloom.agent.monitor.pressure import read_pressure
 from torchloom.agent.monitor.xids import describe
+from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import DeviceMarkedFailed
 
 LOST = 15
@@ -65,7 +66,8 @@ def test_a_gpu_that_tells_of_a_fatal_error_gets_no_ranks_until_a_person_says_tha
     assert machine.incidents() == [("device", A)]
 
     site.submit(nproc_per_node=2)
-    site.until(site.waits, "a job that waits")
+    there = needs_nodes(1, 2, n1=phrase("room_free", free=1, count=2, failed=1))
+    site.until(lambda: site.waits_for() == there, "a job that waits")
     driver.set(A, error=None)
     assert site.loom("recover", A).returncode == 0
     site.until(lambda: site.trains(2), "two ranks")

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.flow.agents import Cluster, cluster
+from tests.flow.agents import Cluster, cluster, needs_nodes
+from torchloom.protocol.phrase import phrase
 
 
 @pytest.fixture
@@ -36,7 +37,8 @@ def test_an_agent_that_is_asked_to_end_takes_its_ranks_along_and_the_job_waits_f
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     assert "2 ranks ended with it" in site.log()
-    site.until(site.waits, "a job that waits")
+    there = needs_nodes(1, 2, n1=phrase("room_leaving"))
+    site.until(lambda: site.waits_for() == there, "a job that waits")
     start(site)
     site.until(lambda: site.trains(2, attempt=1), "two ranks again")
 

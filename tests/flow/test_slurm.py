@@ -14,9 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.flow.agents import SCRIPT, Cluster, cluster
+from tests.flow.agents import SCRIPT, Cluster, cluster, needs_nodes
 from tests.flow.records import codes
 from tests.flow.slurm import NoSlurm, Slurm, slurm
+from torchloom.protocol.phrase import phrase
 
 BATCH = Path(__file__).parent.parent.parent / "examples" / "slurm.sbatch"
 
@@ -116,7 +117,9 @@ def test_a_job_outlives_its_allocation_and_goes_on_in_the_next_one(site: Slurm, 
     site.run("scancel", first)
     until(lambda: site.over(first), lambda: site.printed(first))
     until(lambda: not site.left(first), lambda: site.left(first))
-    plane.until(plane.waits, "a job that waits")
+    away = (phrase("room_leaving"), phrase("room_silent"))
+    there = {needs_nodes(2, 1, n1=one, n2=other) for one in away for other in away}
+    plane.until(lambda: plane.waits_for() in there, "a job that waits")
     second = allocate(site, plane)
     plane.until(lambda: plane.trains(2, attempt=1), "two ranks again")
     (plane.folder / "finish").touch()
