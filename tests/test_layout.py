@@ -1,7 +1,6 @@
 """The layout of the source tree: small folders and files, one meaning for each module name, no import cycles.
 
-docs/decisions/0018-packages.md has the reasons. Exceptions are named here one by one; an exception that is no longer
-needed fails its test, so that the lists only get shorter.
+docs/decisions/0018-packages.md has the reasons.
 """
 
 from __future__ import annotations
@@ -18,10 +17,6 @@ SOURCE = ROOT / "src" / "torchloom"
 MOST_MODULES = 20
 MOST_LINES = 400
 
-LARGE_FOLDERS: set[str] = set()
-LONG_MODULES: set[str] = set()
-OUTSIDE_LAYERS: set[str] = set()
-CYCLES: list[set[str]] = []
 TWO_SIDES = {
     "checkpoints": "checkpoints of a job: the verb and the table",
     "control_plane": "nats-server and weaver together: the process that supervises them, and its verbs",
@@ -42,8 +37,6 @@ TWO_SIDES = {
     "why": "the story of an incident: the verb and the view",
 }
 """Names that several packages use for one concept, with the concept."""
-AMBIGUOUS: set[str] = set()
-"""Names that several packages use for different things: to be renamed."""
 
 
 def _dotted(path: Path) -> str:
@@ -88,12 +81,12 @@ def _reachable(name: str, edges: dict[str, set[str]]) -> set[str]:
 
 def test_folders_are_small() -> None:
     sizes = Counter(name.rpartition(".")[0] for name, path in MODULES.items() if path.name != "__init__.py")
-    assert {folder for folder, size in sizes.items() if size > MOST_MODULES} == LARGE_FOLDERS
+    assert {folder for folder, size in sizes.items() if size > MOST_MODULES} == set()
 
 
 def test_modules_are_short() -> None:
     lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
-    assert {name for name, length in lengths.items() if length > MOST_LINES} == LONG_MODULES
+    assert {name for name, length in lengths.items() if length > MOST_LINES} == set()
 
 
 def test_a_module_name_has_one_meaning() -> None:
@@ -102,8 +95,7 @@ def test_a_module_name_has_one_meaning() -> None:
         if not path.name.startswith("__"):
             homes[path.stem].add(name)
     shared = {stem for stem, names in homes.items() if len(names) > 1}
-    assert shared == set(TWO_SIDES) | AMBIGUOUS
-    assert not set(TWO_SIDES) & AMBIGUOUS
+    assert shared == set(TWO_SIDES)
 
 
 def test_every_module_is_in_a_layer() -> None:
@@ -113,8 +105,8 @@ def test_every_module_is_in_a_layer() -> None:
     outside = {
         name for name in MODULES if name != "torchloom" and not any(f"{name}.".startswith(f"{m}.") for m in layered)
     }
-    assert outside == OUTSIDE_LAYERS
+    assert outside == set()
 
 
 def test_no_import_cycles_even_lazy_or_for_types_only() -> None:
-    assert _cycles() == CYCLES
+    assert _cycles() == []

@@ -132,6 +132,6 @@ def permissions(role: Role, rank: RankId | None = None) -> Permissions:
         if role in stream.readers:
             publish.append(f"$JS.API.DIRECT.GET.{stream.name}")
             publish.append(f"$JS.API.STREAM.INFO.{stream.name}")
-    if role is Role.WEAVER:  # keeper of the streams, and the one who answers
+    if role is Role.WEAVER:  # it owns the streams and answers requests
         publish += ["$JS.API.>", "_INBOX.>"]
     return Permissions(tuple(publish), tuple(subscribe), answer=role is Role.AGENT)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from torchloom.cli.job_options import add_rules, with_rules
 from torchloom.cli.verb_registry import Verbs, seconds
-from torchloom.errors import Refused
 from torchloom.shared.suggestions import unknown
 
 if TYPE_CHECKING:
@@ -113,16 +112,6 @@ async def runs_of(weaver: WeaverClient, job: str) -> Sequence[RunView]:
     if not view.runs:
         raise unknown("job", job, [run.job for run in (await weaver.runs()).runs])
     return view.runs
-
-
-async def run_of(weaver: WeaverClient, job: str) -> RunView:
-    """The one run of a job, or of one of its replicas."""
-    runs = await runs_of(weaver, job)
-    named = next((run for run in runs if run.job == job), None)
-    if named is None and len(runs) > 1:
-        completion_names = ", ".join(run.job for run in runs)
-        raise Refused(f"{job} has several replicas", hint=f"name one of them: {completion_names}")
-    return named or runs[0]
 
 
 def cancel(call: Call) -> int:

@@ -53,7 +53,7 @@ def is_gradient(name: str) -> bool:
 
 
 class NonFiniteDetector:
-    """NaN and infinity. A gradient norm may overflow now and then (loss scaling skips that step): see Level."""
+    """NaN and infinity. A gradient norm may overflow now and then (loss scaling skips that step): see SpikeDetector."""
 
     __slots__ = ("_clean", "_names")
 

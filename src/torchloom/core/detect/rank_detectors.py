@@ -1,4 +1,4 @@
-"""What is learnt of one life of a rank from its beats. A next life begins with new senses.
+"""The detectors that learn from the beats of one incarnation of a rank. The next incarnation gets new ones.
 
 This runs for every beat of every rank, a hundred thousand times a second in a large fleet. So it is cheap where nothing
 is wrong. Each detector says within which limits there is nothing for it to examine:
@@ -6,9 +6,9 @@ is wrong. Each detector says within which limits there is nothing for it to exam
     an ordinary beat    is within all limits: it is put aside, and with others makes a block to learn from
     any other beat      is examined by all detectors at once, after they have learnt from what was put aside
 
-No limit moves while beats are put aside. A detector that is suspicious, has told something, or knows too little yet
-sets a limit that no beat is within, and so examines each. A loss or gradient norm above its limit may stay there for
-minutes, and says nothing about the rest of the beat: its detector alone examines it.
+No limit moves while beats are put aside. A detector that is suspicious, has reported a finding, or knows too little yet
+sets a limit that no beat is within, and so examines each beat. A loss or gradient norm above its limit may stay there
+for minutes, and says nothing about the rest of the beat: only its own detector examines it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The newest incarnation of a rank is the rank; an older one is muted. Incarnations are ordered by themselves, not by
 arrival, so late and repeated messages change nothing. Evidence of life and death comes from different senders (the
-rank, the server, an agent) in any order; core/presence.py says what each sign means in each state.
+rank, the server, an agent) in any order; core/state/presence.py says what each sign means in each state.
 """
 
 from __future__ import annotations
