@@ -21,7 +21,6 @@ TWO_SIDES = {
     "checkpoints": "checkpoints of a job: the verb and the table",
     "control_plane": "nats-server and weaver together: the process that supervises them, and its verbs",
     "curves": "the thinned history of a rank: kept and drawn",
-    "goodput": "the share of productive time: computed and shown",
     "knobs": "values that may be changed: their rules and the verb",
     "lighthouse": "the lighthouse of a job: its messages and its verb",
     "main": "the entry point of a process",

@@ -7,8 +7,8 @@ from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.operator import Done
 from torchloom.views import listings
 from torchloom.views.answers import answer
+from torchloom.views.format.numbers import clock
 from torchloom.views.format.tables import Screen, columns_of
-from torchloom.views.format.times import clock
 
 
 def test_a_knob_shows_its_value_bounds_and_who_changed_it() -> None:

@@ -62,8 +62,8 @@ from torchloom.protocol.run_records import (
     RunSubmitted,
 )
 from torchloom.views.format.json_document import document
+from torchloom.views.format.numbers import stamp
 from torchloom.views.format.tables import Screen
-from torchloom.views.format.times import stamp
 from torchloom.views.records import ROWS, Event, Teller, as_object, lines, sentences
 
 RANK = RankId("mnist", REPLICA, 1)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import pytest
 
 from torchloom.views.format.tables import Cell, Column, Screen, clean, columns_of, cut, table
 
-COLUMNS = [Column("NAME", shrinks=True), Column("N", right=True), Column("TEXT", shrinks=True)]
+COLUMNS = [
+    Column("NAME", itemgetter(0), shrinks=True),
+    Column("N", itemgetter(1), right=True),
+    Column("TEXT", itemgetter(2), shrinks=True),
+]
 
 
 def test_columns_are_aligned_and_numbers_stand_right() -> None:

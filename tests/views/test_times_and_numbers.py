@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchloom.views.format.numbers import number, size, sparkline, value
-from torchloom.views.format.times import ago, clock, duration, stamp
+from torchloom.views.format.numbers import ago, clock, duration, number, size, sparkline, stamp, value
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from torchloom.protocol.incident_records import About
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.views import Goodput, IncidentView
 from torchloom.views import why
+from torchloom.views.format.numbers import clock, coarse
 from torchloom.views.format.tables import Screen, columns_of
-from torchloom.views.format.times import clock, coarse
-from torchloom.views.goodput import goodput
+from torchloom.views.job_runs import goodput
 from torchloom.views.listings import incidents
 from torchloom.views.wording.phrases import render, shorten
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torchloom.checkpoints.store.inventory import Entry, Inventory, text
@@ -10,52 +9,48 @@ from torchloom.checkpoints.store.manifest import folder_name
 from torchloom.checkpoints.store.retention import Pruned
 from torchloom.protocol.views import CheckpointsView
 from torchloom.views.format.json_document import plain
-from torchloom.views.format.numbers import ABSENT, size
-from torchloom.views.format.tables import Cell, Column, Row, Screen, clean, table
-from torchloom.views.format.times import ago, duration
+from torchloom.views.format.numbers import ago, duration, size
+from torchloom.views.format.tables import Cell, Column, Screen, clean, table
+from torchloom.views.wording.phrases import names
 
 _NAMED = 6
 """Checkpoints named in a sentence before the rest is only counted."""
 
 
 def answer(
-    found: Inventory, told: CheckpointsView | None, now: float, screen: Screen, *, here: bool = True
+    inventory: Inventory, report: CheckpointsView | None, now: float, screen: Screen, *, here: bool = True
 ) -> list[str]:
     """Where they are, the table, what a resume takes, and what went wrong."""
-    folder = clean(found.folder)
-    lines = [f"{told.job} saves into {folder}", ""] if told and folder else []
-    if found.entries:
-        lines += [*checkpoints(found, now, screen), "", resume(found)]
-    elif told and not folder:
-        lines += [f"job {told.job} has reported no checkpoints"]
+    folder = clean(inventory.folder)
+    lines = [f"{report.job} saves into {folder}", ""] if report and folder else []
+    if inventory.entries:
+        lines += [*checkpoints(inventory, now, screen), "", resume(inventory)]
+    elif report and not folder:
+        lines += [f"job {report.job} has reported no checkpoints"]
     else:
         lines += [f"no checkpoints in {folder}"]
-    if told and folder and not here:
-        lines += [f"the folder is on {clean(told.node)}: run `loom checkpoints --verify {folder}` there"]
-    return lines + (failures(told, now) if told else [])
+    if report and folder and not here:
+        lines += [f"the folder is on {clean(report.node)}: run `loom checkpoints --verify {folder}` there"]
+    if report and report.failed is not None:
+        last, times = report.failed, f"{report.failures:,} time{'' if report.failures == 1 else 's'}"
+        lines += [f"saving failed {times}, the last at step {last.step:,}, {ago(last.at, now)}: {clean(last.why)}"]
+    return lines
 
 
-def checkpoints(found: Inventory, now: float, screen: Screen) -> list[str]:
+def checkpoints(inventory: Inventory, now: float, screen: Screen) -> list[str]:
     """Names are shown where the step does not tell them."""
-    shown = [entry for entry in found.entries if entry.status not in {"writing", "abandoned"}]
-    named = any(entry.name != folder_name(entry.step) for entry in shown)
-    columns = [
-        Column("STEP", right=True), *([Column("NAME", shrinks=True)] if named else []), Column("SIZE", right=True),
-        Column("AGE", right=True), Column("TOOK", right=True), Column("KIND"), Column("STATE", shrinks=True),
-    ]  # fmt: skip
-    rows: list[Row] = [
-        [
-            f"{entry.step:,}",
-            *([entry.name] if named else []),
-            ABSENT if entry.status == "writing" else size(entry.size),
-            duration(now - entry.created),
-            ABSENT if entry.seconds is None else duration(entry.seconds),
-            entry.kind or ABSENT,
-            state(entry),
-        ]
-        for entry in found.entries
+    columns: list[Column[Entry]] = [
+        Column("STEP", lambda entry: f"{entry.step:,}", right=True),
+        Column("SIZE", lambda entry: None if entry.status == "writing" else size(entry.size), right=True),
+        Column("AGE", lambda entry: duration(now - entry.created), right=True),
+        Column("TOOK", lambda entry: None if entry.seconds is None else duration(entry.seconds), right=True),
+        Column("KIND", lambda entry: entry.kind),
+        Column("STATE", state, shrinks=True),
     ]
-    return table(columns, rows, screen)
+    shown = [entry for entry in inventory.entries if entry.status not in {"writing", "abandoned"}]
+    if any(entry.name != folder_name(entry.step) for entry in shown):
+        columns.insert(1, Column("NAME", lambda entry: entry.name, shrinks=True))
+    return table(columns, inventory.entries, screen)
 
 
 def state(entry: Entry) -> Cell:
@@ -75,51 +70,42 @@ def state(entry: Entry) -> Cell:
     return Cell(entry.status)
 
 
-def resume(found: Inventory) -> str:
+def resume(inventory: Inventory) -> str:
     """Which one would be taken, in a sentence."""
-    chosen = found.resume
+    chosen = inventory.resume
     if chosen is None:
-        return "none of them is whole: a resume would find nothing" if found.finished else "nothing to resume from yet"
+        none_whole = "none of them is whole: a resume would find nothing"
+        return none_whole if inventory.finished else "nothing to resume from yet"
     name = clean(chosen.name)
-    if not found.verified:
+    if not inventory.verified:
         return f"a resume would take {name}; with --verify this is certain"
-    newer = found.finished.index(chosen)
+    newer = inventory.finished.index(chosen)
     return f"a resume takes {name}" + (f": {newer:,} newer {'is' if newer == 1 else 'are'} damaged" if newer else "")
 
 
-def failures(told: CheckpointsView, now: float) -> list[str]:
-    """What could not be written."""
-    if told.failed is None:
-        return []
-    last = told.failed
-    times = f"{told.failures:,} time{'' if told.failures == 1 else 's'}"
-    return [f"saving failed {times}, the last at step {last.step:,}, {ago(last.at, now)}: {clean(last.why)}"]
-
-
-def surveyed(found: Inventory, told: CheckpointsView | None) -> dict[str, Any]:
+def surveyed(inventory: Inventory, report: CheckpointsView | None) -> dict[str, Any]:
     """The same for a program; what only a job knows is empty for a folder."""
     return {
-        "job": told.job if told else None,
-        "node": told.node if told else None,
-        "folder": found.folder,
-        "verified": found.verified,
-        "resume": found.resume.name if found.resume else None,
-        "checkpoints": plain(found.entries),
-        "failures": told.failures if told else 0,
-        "failed": plain(told.failed) if told else None,
+        "job": report.job if report else None,
+        "node": report.node if report else None,
+        "folder": inventory.folder,
+        "verified": inventory.verified,
+        "resume": inventory.resume.name if inventory.resume else None,
+        "checkpoints": plain(inventory.entries),
+        "failures": report.failures if report else 0,
+        "failed": plain(report.failed) if report else None,
     }
 
 
 def question(pruned: Pruned, folder: str) -> str:
-    return (
-        f"this will delete {_count(pruned)} in {clean(folder)} and free {size(pruned.bytes)}: {_names(pruned.deleted)}"
-    )
+    deleted = names(map(clean, pruned.deleted), _NAMED)
+    return f"this will delete {_count(pruned)} in {clean(folder)} and free {size(pruned.bytes)}: {deleted}"
 
 
 def pruned(done: Pruned, folder: str, dry_run: bool) -> list[str]:
     if done.deleted:
-        did = ("would delete", "free") if dry_run else ("deleted", "freed")
-        lines = [f"{did[0]} {_count(done)} in {clean(folder)} and {did[1]} {size(done.bytes)}"]
+        delete, free = ("would delete", "free") if dry_run else ("deleted", "freed")
+        lines = [f"{delete} {_count(done)} in {clean(folder)} and {free} {size(done.bytes)}"]
     else:
         lines = [f"nothing to delete in {clean(folder)}"]
     lines += [f"  {clean(name)}" for name in done.deleted]
@@ -138,8 +124,3 @@ def pruned_document(done: Pruned, folder: str, dry_run: bool) -> dict[str, Any]:
 
 def _count(pruned: Pruned) -> str:
     return f"{len(pruned.deleted):,} checkpoint{'' if len(pruned.deleted) == 1 else 's'}"
-
-
-def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(map(clean, names[:_NAMED]))
-    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED:,} more"

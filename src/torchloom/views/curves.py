@@ -6,9 +6,8 @@ from bisect import bisect
 from collections.abc import Sequence
 
 from torchloom.protocol.views import CurvesView, MarkView, Point
-from torchloom.views.format.numbers import ABSENT, number, sparkline
-from torchloom.views.format.tables import Column, Row, Screen, clean, cut, table
-from torchloom.views.format.times import clock, duration
+from torchloom.views.format.numbers import ABSENT, clock, duration, number, sparkline
+from torchloom.views.format.tables import Cell, Column, Screen, clean, cut, table
 
 _WIDTH = 48
 
@@ -36,22 +35,29 @@ def _head(rank: str, points: tuple[Point, ...], now: float) -> str:
 
 
 def _body(points: tuple[Point, ...], screen: Screen, marks: Sequence[MarkView]) -> list[str]:
-    columns = [Column(""), Column("CURVE"), Column("FIRST", right=True), Column("LAST", right=True)]
-    series: list[tuple[str, list[float | None]]] = [
-        ("step", [float(p.step) for p in points]),
-        ("loss", [p.loss for p in points]),
-        ("samples/s", [p.samples_per_second for p in points]),
-    ]
     width = _WIDTH if screen.width is None else max(8, min(_WIDTH, screen.width - 40))
-    rows: list[Row] = []
-    for name, values in series:
-        numbers = [v for v in values if v is not None]
-        digits = 6 if name != "step" else 1  # steps are whole
-        first, last = (number(numbers[0], digits), number(numbers[-1], digits)) if numbers else (ABSENT, ABSENT)
-        rows.append([name, sparkline(values, width) if numbers else ABSENT, first, last])
+    rows = [
+        _row("step", [p.step for p in points], width, digits=1),  # steps are whole
+        _row("loss", [p.loss for p in points], width),
+        _row("samples/s", [p.samples_per_second for p in points], width),
+    ]
     if line := _mark_line(points, marks, min(width, len(points))):
-        rows.append(["marks", line, "", ""])
+        rows.append(("marks", line, "", ""))
+    columns: list[Column[tuple[str, str, str, str]]] = [
+        Column("", lambda row: row[0]),
+        Column("CURVE", lambda row: row[1]),
+        Column("FIRST", lambda row: Cell(row[2]), right=True),
+        Column("LAST", lambda row: Cell(row[3]), right=True),
+    ]
     return table(columns, rows, Screen(None, None, screen.colour))
+
+
+def _row(name: str, values: Sequence[float | None], width: int, digits: int = 6) -> tuple[str, str, str, str]:
+    """The name of a curve, the curve, its first and its last value."""
+    numbers = [v for v in values if v is not None]
+    if not numbers:
+        return name, ABSENT, ABSENT, ABSENT
+    return name, sparkline(values, width), number(numbers[0], digits), number(numbers[-1], digits)
 
 
 def _mark_line(points: tuple[Point, ...], marks: Sequence[MarkView], width: int) -> str:

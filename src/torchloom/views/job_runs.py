@@ -1,17 +1,28 @@
-"""Runs in words: what a run is doing, how it ended, its exit code; and the same of several runs that are one job."""
+"""Runs in words: what a run does, how it ended, where its time went; and the same of several runs that are one job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torchloom.core.state.runs import LIGHTHOUSE
 from torchloom.protocol.run_records import AttemptNote
-from torchloom.protocol.views import IncidentView, RunView
+from torchloom.protocol.views import Goodput, IncidentView, RunView
+from torchloom.views.format.numbers import duration
 
 OVER = frozenset({"done", "failed", "cancelled"})
 INTERRUPTED = 130
 _REASONS = 3
 """Of restarts, told one by one."""
+_CAUSES = {
+    "waiting": "waiting for room",
+    "redone": "steps that had to be done again",
+    "moving": "moving off a node that left",
+    "node": "lost nodes",
+    "not_finite": "numbers that were not finite",
+    "loss_spike": "jumps of the loss",
+    "device_warning": "device warnings",
+}
+_LEAST_SECONDS = 0.05
 
 
 def told(run: RunView) -> str:
@@ -46,7 +57,7 @@ def summary(run: RunView, now: float, incidents: Sequence[IncidentView] = ()) ->
         count, since = ("1 restart", "its first sign") if len(again) == 1 else (f"{len(again)} restarts", "first signs")
         parts.append(f"{count}{_causes(again, parts[0])}, {lost:.1f} s from {since} until all ranks ran again")
         if run.goodput is not None and run.goodput.elapsed > 0:
-            parts.append(f"{100 * run.goodput.productive / run.goodput.elapsed:.0f} % of the time productive")
+            parts.append(f"{_share(run.goodput)} of the time productive")
     return ", ".join(parts)
 
 
@@ -120,3 +131,28 @@ def all_told(job: str, runs: Sequence[RunView], now: float, incidents: Sequence[
         parts.append(f"{again} restart{'s' if again != 1 else ''}, while the others continued")
     reasons = [f"{label(run)}: {run.reason}" for run in there if run.phase == "failed"]
     return ", ".join(parts) + (f" ({'; '.join(reasons)})" if reasons else "")
+
+
+def goodput(view: Goodput) -> str:
+    """`92 % of 1 h 3 min was productive; lost: hang 3 min 2 s, starting 12 s`."""
+    text = f"{_share(view)} of {duration(view.elapsed)} was productive"
+    causes = sorted(view.lost.items(), key=lambda item: -item[1])
+    lost = [f"{_CAUSES.get(cause, cause)} {duration(seconds)}" for cause, seconds in causes if seconds > _LEAST_SECONDS]
+    return f"{text}; lost: {', '.join(lost)}" if lost else text
+
+
+def together(views: Iterable[Goodput]) -> Goodput | None:
+    """Of several replicas: the time of all of them."""
+    goodputs = list(views)
+    if not goodputs:
+        return None
+    causes = {cause for view in goodputs for cause in view.lost}
+    return Goodput(
+        elapsed=sum(view.elapsed for view in goodputs),
+        productive=sum(view.productive for view in goodputs),
+        lost={cause: sum(view.lost.get(cause, 0.0) for view in goodputs) for cause in sorted(causes)},
+    )
+
+
+def _share(view: Goodput) -> str:
+    return f"{view.productive / view.elapsed:.0%}".replace("%", " %") if view.elapsed > 0 else "0 %"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from torchloom.knobs import describe
+from torchloom.protocol.incident_records import About
 from torchloom.protocol.knob_values import Value
-from torchloom.protocol.node import Reading
 from torchloom.protocol.views import ChangeView, DeviceView, IncidentView, JobView, KnobView, NodeView, RankView
-from torchloom.views.format.numbers import ABSENT, number, value
-from torchloom.views.format.short_names import name_of, short, short_devices
-from torchloom.views.format.tables import Cell, Column, Row, Screen, cut, table
-from torchloom.views.format.times import ago, clock, coarse
+from torchloom.views.format.numbers import ABSENT, ago, clock, coarse, number, value
+from torchloom.views.format.tables import Cell, Column, Screen, cut, table
 
 _STYLES = {
     "live": "green", "running": "green", "healthy": "green", "ok": "green", "finished": "dim", "left": "dim",
@@ -25,6 +25,7 @@ _ROOMY = 110
 """Columns of a terminal from which on a decision stands beside an incident."""
 _DECISION = 24
 _URGENCY = {"dead": 0, "failed": 0, "lost": 1, "evicted": 1, "live": 2}
+_UUID_HEAD = re.compile(r"[A-Z]+-[0-9a-f]{8}(?=(-[0-9a-f]{4}){3}-[0-9a-f]{12}$)")
 
 
 def state(word: str) -> Cell:
@@ -33,61 +34,38 @@ def state(word: str) -> Cell:
 
 
 def jobs(views: Sequence[JobView], now: float, screen: Screen) -> list[str]:
-    columns = [
-        Column("JOB", shrinks=True), Column("PHASE"), Column("RANKS", right=True), Column("STEP", right=True),
-        Column("LOSS", right=True), Column("SAMPLES/S", right=True), Column("BEGAN"), Column("ENDED"),
-        Column("REASON", shrinks=True),
-    ]  # fmt: skip
-    rows: list[Row] = [
-        [
-            job.job,
-            state("paused" if job.paused and job.phase == "running" else job.phase),
-            f"{job.live}/{job.ranks}",
-            ABSENT if job.step is None else f"{job.step:,}",
-            number(job.loss),
-            number(job.samples_per_second),
-            clock(job.began, now),
-            ABSENT if job.ended is None else clock(job.ended, now),
-            job.reason or ABSENT,
-        ]
-        for job in views
+    columns: list[Column[JobView]] = [
+        Column("JOB", lambda job: job.job, shrinks=True),
+        Column("PHASE", lambda job: state("paused" if job.paused and job.phase == "running" else job.phase)),
+        Column("RANKS", lambda job: f"{job.live}/{job.ranks}", right=True),
+        Column("STEP", lambda job: None if job.step is None else f"{job.step:,}", right=True),
+        Column("LOSS", lambda job: number(job.loss), right=True),
+        Column("SAMPLES/S", lambda job: number(job.samples_per_second), right=True),
+        Column("BEGAN", lambda job: clock(job.began, now)),
+        Column("ENDED", lambda job: None if job.ended is None else clock(job.ended, now)),
+        Column("REASON", lambda job: job.reason, shrinks=True),
     ]
-    return table(columns, rows, screen)
+    return table(columns, views, screen)
 
 
 def ranks(views: Sequence[RankView], now: float, screen: Screen) -> list[str]:
     """Those in trouble first, then by name."""
-    columns = [
-        Column("JOB", shrinks=True), Column("REPLICA", shrinks=True), Column("RANK", right=True), Column("PRESENCE"),
-        Column("STEP", right=True), Column("LOSS", right=True), Column("SAMPLES/S", right=True),
-        Column("HEARD", right=True), Column("NODE", shrinks=True), Column("DEVICES", shrinks=True),
-    ]  # fmt: skip
-    rows: list[list[str | Cell]] = []
-    listed = sorted(views, key=lambda v: (_URGENCY.get(_presence(v), 3), v.rank))
-    for view in listed:
-        beat = view.beat
-        bad_loss = beat is not None and "loss" in beat.not_finite
-        rows.append(
-            [
-                view.rank.job,
-                view.rank.replica,
-                str(view.rank.rank),
-                state(_presence(view)),
-                ABSENT if beat is None else f"{beat.step:,}" + (" counted" if view.counted else ""),
-                Cell("not finite", "red") if bad_loss else ABSENT if beat is None else number(beat.loss),
-                ABSENT if beat is None else number(beat.samples_per_second),
-                ABSENT if view.heard is None else ago(view.heard, now),
-                view.node,
-                ", ".join(view.devices) or ABSENT,
-            ]
-        )
+    columns: list[Column[RankView]] = [
+        Column("JOB", lambda view: view.rank.job, shrinks=True),
+        Column("REPLICA", lambda view: view.rank.replica, shrinks=True),
+        Column("RANK", lambda view: str(view.rank.rank), right=True),
+        Column("PRESENCE", lambda view: state(_presence(view))),
+        Column("STEP", _step, right=True),
+        Column("LOSS", _loss, right=True),
+        Column("SAMPLES/S", lambda view: number(view.beat.samples_per_second if view.beat else None), right=True),
+        Column("HEARD", lambda view: None if view.heard is None else ago(view.heard, now), right=True),
+        Column("NODE", lambda view: view.node, shrinks=True),
+        Column("DEVICES", lambda view: ", ".join(view.devices), shrinks=True),
+    ]
     if any(view.member for view in views):
-        columns[7:7] = [Column("QUORUM", right=True)]
-        columns.append(Column("TORCHFT ID", shrinks=True))
-        for row, view in zip(rows, listed, strict=True):
-            row[7:7] = [_quorum(view)]
-            row.append(view.member or ABSENT)
-    return table(columns, rows, screen)
+        columns.insert(7, Column("QUORUM", _quorum, right=True))
+        columns.append(Column("TORCHFT ID", lambda view: view.member, shrinks=True))
+    return table(columns, sorted(views, key=lambda v: (_URGENCY.get(_presence(v), 3), v.rank)), screen)
 
 
 def _presence(view: RankView) -> str:
@@ -97,120 +75,151 @@ def _presence(view: RankView) -> str:
     return "drained" if view.drained and view.presence == "left" else view.presence
 
 
-def _quorum(view: RankView) -> str:
+def _step(view: RankView) -> str | None:
+    return None if view.beat is None else f"{view.beat.step:,}" + (" counted" if view.counted else "")
+
+
+def _loss(view: RankView) -> str | Cell:
+    if view.beat is None:
+        return ABSENT
+    return Cell("not finite", "red") if "loss" in view.beat.not_finite else number(view.beat.loss)
+
+
+def _quorum(view: RankView) -> str | None:
     """Its number, and how many replicas are in it."""
     beat = view.beat
     if beat is None or beat.quorum is None:
-        return ABSENT
+        return None
     return f"{beat.quorum:,}" + (f" ({beat.participants})" if beat.participants is not None else "")
 
 
 def devices(views: Sequence[DeviceView], now: float, screen: Screen) -> list[str]:
-    columns = [
-        Column("DEVICE", shrinks=True), Column("NODE", shrinks=True), Column("HEALTH"), Column("SINCE"),
-        Column("CAUSE", shrinks=True), Column("REPLICAS", shrinks=True),
-    ]  # fmt: skip
-    rows: list[list[str | Cell]] = [
-        [
-            device.device,
-            device.node or ABSENT,
-            state(device.health),
-            clock(device.since, now) if device.since else ABSENT,
-            device.cause or ABSENT,
-            ", ".join(map(str, device.replicas)) or ABSENT,
+    columns: list[Column[DeviceView]] = [
+        Column("DEVICE", lambda view: view.device, shrinks=True),
+        Column("NODE", lambda view: view.node, shrinks=True),
+        Column("HEALTH", lambda view: state(view.health)),
+        Column("SINCE", lambda view: clock(view.since, now) if view.since else None),
+        Column("CAUSE", lambda view: view.cause, shrinks=True),
+        Column("REPLICAS", lambda view: ", ".join(map(str, view.replicas)), shrinks=True),
+    ]
+    if any(view.reading is not None for view in views):
+        columns[3:3] = [
+            Column("USE", _use, right=True),
+            Column("MEMORY", _memory, right=True),
+            Column("TEMP", _temperature, right=True),
         ]
-        for device in views
-    ]
-    if any(device.reading is not None for device in views):
-        columns[3:3] = [Column("USE", right=True), Column("MEMORY", right=True), Column("TEMP", right=True)]
-        for row, device in zip(rows, views, strict=True):
-            row[3:3] = _readings(device.reading)
-    return table(columns, rows, screen)
+    return table(columns, views, screen)
 
 
-def _readings(reading: Reading | None) -> list[str | Cell]:
-    """Use, memory and temperature, as far as the device tells them."""
-    if reading is None:
-        return [ABSENT, ABSENT, ABSENT]
-    use, held, total, heat = reading.utilisation, reading.memory_mb, reading.memory_total_mb, reading.temperature
-    slow = "yellow" if reading.throttled else ""
-    return [
-        ABSENT if use is None else f"{use:.0f} %",
-        ABSENT if held is None or total is None else f"{held / 1024:.1f}/{total / 1024:.0f} GB",
-        ABSENT if heat is None else Cell(f"{heat:.0f} °C", slow),
-    ]
+def _use(view: DeviceView) -> str | None:
+    if view.reading is None or view.reading.utilisation is None:
+        return None
+    return f"{view.reading.utilisation:.0f} %"
+
+
+def _memory(view: DeviceView) -> str | None:
+    if view.reading is None or view.reading.memory_mb is None or view.reading.memory_total_mb is None:
+        return None
+    return f"{view.reading.memory_mb / 1024:.1f}/{view.reading.memory_total_mb / 1024:.0f} GB"
+
+
+def _temperature(view: DeviceView) -> Cell | None:
+    if view.reading is None or view.reading.temperature is None:
+        return None
+    return Cell(f"{view.reading.temperature:.0f} °C", "yellow" if view.reading.throttled else "")
+
+
+def name_of(about: About) -> str:
+    """What an incident is about, by its name."""
+    return str(about.rank) if about.rank is not None else about.run or about.job or about.device or about.node
+
+
+def short(incident: IncidentView) -> str:
+    """What went wrong, without the name of the job; why ranks were ended, if they were, says more."""
+    if incident.stopped and incident.reason:
+        return incident.reason
+    return incident.what if incident.about.device else incident.short or incident.what
 
 
 def incidents(views: Sequence[IncidentView], now: float, screen: Screen) -> list[str]:
     """One line for each; `loom why` tells the rest. What went wrong has the room, the less there is the more so."""
     narrow = screen.width is not None and screen.width < _ROOMY
-    columns = [
-        Column("ID"), Column("AGE", right=True), Column("KIND"), Column("ABOUT", shrinks=True), Column("STATE"),
-        Column("WHAT", shrinks=True), *([] if narrow else [Column("DECISION", shrinks=True)]),
-    ]  # fmt: skip
-    devices = short_devices(i.about.device for i in views if i.about.device) if screen.width is not None else {}
-    rows: list[Row] = []
-    for incident in views:
-        about, what = incident.job or name_of(incident.about), short(incident)
-        if incident.about.device in devices:
-            about = devices[incident.about.device]
-            told = incident.short if narrow and what == incident.what else what  # its name stands beside it
-            what = told.replace(incident.about.device, about)
-        over = "over" if narrow or incident.closed is None else f"over in {coarse(incident.closed - incident.opened)}"
-        decision = incident.brief or ABSENT
-        rows.append(
-            [
-                incident.id,
-                coarse(now - incident.opened),
-                incident.kind or ABSENT,
-                about,
-                Cell("open", "red") if incident.closed is None else Cell(over, "dim"),
-                what,
-                *([] if narrow else [decision if screen.width is None else cut(decision, _DECISION)]),
-            ]
-        )
-    return table(columns, rows, screen)
+    devices = _short_devices(i.about.device for i in views if i.about.device) if screen.width is not None else {}
+
+    def what(incident: IncidentView) -> str:
+        device, text = incident.about.device, short(incident)
+        if device not in devices:
+            return text
+        if narrow and text == incident.what:  # its name stands beside it
+            text = incident.short
+        return text.replace(device, devices[device])
+
+    def ended(incident: IncidentView) -> Cell:
+        if incident.closed is None:
+            return Cell("open", "red")
+        return Cell("over" if narrow else f"over in {coarse(incident.closed - incident.opened)}", "dim")
+
+    columns: list[Column[IncidentView]] = [
+        Column("ID", lambda incident: incident.id),
+        Column("AGE", lambda incident: coarse(now - incident.opened), right=True),
+        Column("KIND", lambda incident: incident.kind),
+        Column("ABOUT", lambda one: devices.get(one.about.device) or one.job or name_of(one.about), shrinks=True),
+        Column("STATE", ended),
+        Column("WHAT", what, shrinks=True),
+    ]
+    if not narrow:
+        width = None if screen.width is None else _DECISION
+        columns.append(Column("DECISION", lambda incident: cut(incident.brief, width), shrinks=True))
+    return table(columns, views, screen)
+
+
+def _short_devices(names: Iterable[str]) -> dict[str, str]:
+    """For each name of a device that holds a uuid, what is enough to tell it from the others: `GPU-307a982d`."""
+    heads = {name: match[0] for name in set(names) if (match := _UUID_HEAD.match(name))}
+    shared = Counter(heads.values())
+    return {name: head for name, head in heads.items() if shared[head] == 1}
 
 
 def knobs(views: Sequence[KnobView], now: float, screen: Screen) -> list[str]:
-    columns = [
-        Column("NAME"), Column("VALUE", shrinks=True), Column("BOUNDS", shrinks=True), Column("UNIT"),
-        Column("CHANGED"), Column("BY", shrinks=True), Column("HELP", shrinks=True),
-    ]  # fmt: skip
-    rows: list[Row] = [
-        [
-            view.spec.name,
-            ", ".join([value(view.value), *(f"{value(v)} in {r}" for r, v in view.elsewhere.items())]),
-            describe(view.spec) + (", per rank" if view.spec.per == "rank" else ""),
-            view.spec.unit or ABSENT,
-            ABSENT if view.changed is None else f"{clock(view.changed, now)} {view.change}".rstrip(),
-            view.changed_by or ABSENT,
-            view.spec.help or ABSENT,
-        ]
-        for view in sorted(views, key=lambda v: v.spec.name)
+    def values(view: KnobView) -> str:
+        return ", ".join([value(view.value), *(f"{value(v)} in {r}" for r, v in view.elsewhere.items())])
+
+    def changed(view: KnobView) -> str | None:
+        return None if view.changed is None else f"{clock(view.changed, now)} {view.change}".rstrip()
+
+    columns: list[Column[KnobView]] = [
+        Column("NAME", lambda view: view.spec.name),
+        Column("VALUE", lambda view: Cell(values(view)), shrinks=True),
+        Column(
+            "BOUNDS", lambda view: describe(view.spec) + (", per rank" if view.spec.per == "rank" else ""), shrinks=True
+        ),
+        Column("UNIT", lambda view: view.spec.unit),
+        Column("CHANGED", changed),
+        Column("BY", lambda view: view.changed_by, shrinks=True),
+        Column("HELP", lambda view: view.spec.help, shrinks=True),
     ]
-    return table(columns, rows, screen)
+    return table(columns, sorted(views, key=lambda v: v.spec.name), screen)
 
 
 def changes(views: Sequence[ChangeView], now: float, screen: Screen) -> list[str]:
-    columns = [
-        Column("ID"), Column("WHEN"), Column("WHO", shrinks=True), Column("WHAT", shrinks=True),
-        Column("STEP", right=True), Column("OUTCOME", shrinks=True), Column("REVERTED BY"),
-    ]  # fmt: skip
-    rows: list[Row] = [
-        [
-            view.id,
-            clock(view.asked, now),
-            view.operator or ABSENT,
-            moved(view.action, view.values, view.before, view.over)
-            + ("" if view.target == view.job else f" on {view.target}"),
-            f"{view.step:,}",
-            Cell(f"{view.phase}: {view.outcome}" if view.outcome else view.phase, _CHANGE_STYLES.get(view.phase, "")),
-            view.reverted_by or ABSENT,
-        ]
-        for view in views
+    def what(view: ChangeView) -> str:
+        target = "" if view.target == view.job else f" on {view.target}"
+        return moved(view.action, view.values, view.before, view.over) + target
+
+    def outcome(view: ChangeView) -> Cell:
+        text = f"{view.phase}: {view.outcome}" if view.outcome else view.phase
+        return Cell(text, _CHANGE_STYLES.get(view.phase, ""))
+
+    columns: list[Column[ChangeView]] = [
+        Column("ID", lambda view: view.id),
+        Column("WHEN", lambda view: clock(view.asked, now)),
+        Column("WHO", lambda view: view.operator, shrinks=True),
+        Column("WHAT", what, shrinks=True),
+        Column("STEP", lambda view: f"{view.step:,}", right=True),
+        Column("OUTCOME", outcome, shrinks=True),
+        Column("REVERTED BY", lambda view: view.reverted_by),
     ]
-    return table(columns, rows, screen)
+    return table(columns, views, screen)
 
 
 def moved(action: str, values: Mapping[str, Value], before: Mapping[str, Value], over: int = 0) -> str:
@@ -225,30 +234,24 @@ def moved(action: str, values: Mapping[str, Value], before: Mapping[str, Value],
 
 
 def nodes(views: Sequence[NodeView], now: float, screen: Screen) -> list[str]:
-    columns = [
-        Column("NODE", shrinks=True), Column("STATE"), Column("RANKS", right=True), Column("CORES", right=True),
-        Column("MEMORY", right=True), Column("GPUS", right=True), Column("STANDBY", right=True),
-        Column("HEARD", right=True), Column("ADDRESS"), Column("JOBS", shrinks=True),
-    ]  # fmt: skip
-    rows: list[Row] = []
-    for view in views:
-        beat = view.beat
-        jobs = dict.fromkeys(attempt.job for attempt in beat.attempts if any(r.state != "ended" for r in attempt.ranks))
-        rows.append(
-            [
-                view.node,
-                _node_state(view, now),
-                f"{view.used}/{len(beat.devices) or beat.cores}",
-                str(beat.cores),
-                f"{beat.memory_mb / 1024:.1f} GB",
-                str(len(beat.devices)) if beat.devices else ABSENT,
-                f"{beat.standby_mb} MB" if beat.standby_mb else ABSENT,
-                ago(view.heard, now),
-                beat.host,
-                ", ".join(jobs) or ABSENT,
-            ]
-        )
-    return table(columns, rows, screen)
+    columns: list[Column[NodeView]] = [
+        Column("NODE", lambda view: view.node, shrinks=True),
+        Column("STATE", lambda view: _node_state(view, now)),
+        Column("RANKS", lambda view: f"{view.used}/{len(view.beat.devices) or view.beat.cores}", right=True),
+        Column("CORES", lambda view: str(view.beat.cores), right=True),
+        Column("MEMORY", lambda view: f"{view.beat.memory_mb / 1024:.1f} GB", right=True),
+        Column("GPUS", lambda view: str(len(view.beat.devices) or ABSENT), right=True),
+        Column("STANDBY", lambda view: f"{view.beat.standby_mb} MB" if view.beat.standby_mb else None, right=True),
+        Column("HEARD", lambda view: ago(view.heard, now), right=True),
+        Column("ADDRESS", lambda view: view.beat.host),
+        Column("JOBS", _jobs_on, shrinks=True),
+    ]
+    return table(columns, views, screen)
+
+
+def _jobs_on(view: NodeView) -> str:
+    running = (attempt for attempt in view.beat.attempts if any(rank.state != "ended" for rank in attempt.ranks))
+    return ", ".join(dict.fromkeys(attempt.job for attempt in running))
 
 
 def _node_state(view: NodeView, now: float) -> Cell:

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.views import Assignment, DeviceView
-from torchloom.views.format.numbers import ABSENT
-from torchloom.views.format.tables import Cell, Column, Row, Screen, table
+from torchloom.views.format.tables import Column, Screen, table
 from torchloom.views.listings import state
 
 Key = TypeVar("Key", str, ReplicaId)
@@ -58,30 +57,32 @@ def drmap(assignments: Sequence[Assignment], devices: Sequence[DeviceView], scre
 
 
 def device_table(assignments: Sequence[Assignment], devices: Sequence[DeviceView], screen: Screen) -> list[str]:
-    known = {view.device: view for view in devices}
-    columns = [
-        Column("DEVICE", shrinks=True), Column("NODE", shrinks=True), Column("HEALTH"),
-        Column("REPLICAS", right=True), Column("JOB/REPLICA", shrinks=True),
-    ]  # fmt: skip
-    rows: list[Row] = []
-    for device, replicas in by_device(assignments).items():
-        view = known.get(device)
-        node = view.node if view else next((s.node for s in assignments if s.device == device), "")
-        health = state(view.health) if view else Cell(ABSENT)
-        rows.append([device, node or ABSENT, health, str(len(replicas)), ", ".join(map(str, replicas))])
-    return table(columns, rows, screen)
+    nodes = {a.device: a.node for a in reversed(assignments)} | {view.device: view.node for view in devices}
+    health = {view.device: state(view.health) for view in devices}
+    replicas = by_device(assignments)
+    columns: list[Column[str]] = [
+        Column("DEVICE", lambda device: device, shrinks=True),
+        Column("NODE", nodes.get, shrinks=True),
+        Column("HEALTH", health.get),
+        Column("REPLICAS", lambda device: str(len(replicas[device])), right=True),
+        Column("JOB/REPLICA", lambda device: ", ".join(map(str, replicas[device])), shrinks=True),
+    ]
+    return table(columns, replicas, screen)
 
 
 def replica_table(assignments: Sequence[Assignment], screen: Screen) -> list[str]:
-    columns = [
-        Column("JOB", shrinks=True), Column("REPLICA", shrinks=True), Column("RANKS", right=True),
-        Column("DEVICES", shrinks=True),
-    ]  # fmt: skip
-    rows: list[Row] = []
-    for replica, devices in by_replica(assignments).items():
-        ranks = sorted({s.rank for s in assignments if s.replica == replica and s.rank is not None})
-        rows.append([replica.job, replica.replica, spans(ranks) or "by hand", ", ".join(devices)])
-    return table(columns, rows, screen)
+    devices = by_replica(assignments)
+
+    def ranks(replica: ReplicaId) -> str:
+        return spans(sorted({a.rank for a in assignments if a.replica == replica and a.rank is not None})) or "by hand"
+
+    columns: list[Column[ReplicaId]] = [
+        Column("JOB", lambda replica: replica.job, shrinks=True),
+        Column("REPLICA", lambda replica: replica.replica, shrinks=True),
+        Column("RANKS", ranks, right=True),
+        Column("DEVICES", lambda replica: ", ".join(devices[replica]), shrinks=True),
+    ]
+    return table(columns, devices, screen)
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchloom.protocol.node import Check
-from torchloom.views.format.tables import Cell, Column, Row, Screen, clean, table
+from torchloom.views.format.tables import Cell, Column, Screen, clean, table
 from torchloom.views.wording.phrases import render
 
 FIT, DOUBTED, NOT_FIT = "ok", "look", "not fit"
@@ -15,20 +15,22 @@ FIT, DOUBTED, NOT_FIT = "ok", "look", "not fit"
 
 def fitness(found: Mapping[str, tuple[Check, ...]], screen: Screen) -> list[str]:
     """What was found on each node; below it, what to do about what is not good."""
-    columns = [Column("NODE"), Column("CHECK"), Column("STATE"), Column("FOUND", shrinks=True)]
-    rows: list[Row] = [
-        [node, check.what, _state(check), render(check.found)] for node, checks in found.items() for check in checks
+    columns: list[Column[tuple[str, Check]]] = [
+        Column("NODE", lambda pair: pair[0]),
+        Column("CHECK", lambda pair: pair[1].what),
+        Column("STATE", lambda pair: _state(pair[1])),
+        Column("FOUND", lambda pair: render(pair[1].found), shrinks=True),
     ]
-    lines = table(columns, rows, screen)
     every = [(node, check) for node, checks in found.items() for check in checks]
-    wrong = [(node, check) for node, check in every if not check.fit or check.remedy]
+    lines = table(columns, every, screen)
     if all(check.fit for _, check in every):
         lines += ["", "fit" if len(found) == 1 else f"all {len(found)} nodes are fit"]
-    if not wrong:
-        return lines
-    problems = [f"{node}: {check.what}: {clean(render(check.found))}" for node, check in wrong]
-    advice = [f"  → {clean(render(check.remedy))}" if check.remedy else "" for _, check in wrong]
-    return [*lines, "", *(line for pair in zip(problems, advice, strict=True) for line in pair if line)]
+    wrong = [(node, check) for node, check in every if not check.fit or check.remedy]
+    lines += [""] if wrong else []
+    for node, check in wrong:
+        lines.append(f"{node}: {check.what}: {clean(render(check.found))}")
+        lines += [f"  → {clean(render(check.remedy))}"] if check.remedy else []
+    return lines
 
 
 def _state(check: Check) -> Cell:

@@ -9,8 +9,7 @@ from torchloom.core.incidents.policy import DEFAULTS, planned, rule_for
 from torchloom.job.policy_syntax import written
 from torchloom.protocol.job import EventKind, Rule, Task
 from torchloom.settings import Settings
-from torchloom.views.format.numbers import ABSENT
-from torchloom.views.format.tables import Cell, Column, Row, Screen, table
+from torchloom.views.format.tables import Cell, Column, Screen, table
 from torchloom.views.wording.phrases import render_all
 
 
@@ -64,23 +63,16 @@ def patience(rule: Rule, settings: Settings) -> float:
 
 
 def lines(rows: list[PolicyRow], task: Task | None, screen: Screen) -> list[str]:
-    limited = any(row.limit is not None for row in rows)
-    columns = [
-        Column("EVENT"), Column("RESPONSE", shrinks=True), Column("AFTER", right=True),
-        *([Column("LIMIT", right=True)] if limited else []), Column("OWN"), Column("WHAT IT IS", shrinks=True),
-    ]  # fmt: skip
-    cells: list[Row] = [
-        [
-            Cell(row.event, "bold" if row.own else ""),
-            _responses(row),
-            f"{row.after:g} s" if row.after else ABSENT,
-            *([ABSENT if row.limit is None else str(row.limit)] if limited else []),
-            Cell("yes", "bold") if row.own else Cell(ABSENT, "dim"),
-            row.explained,
-        ]
-        for row in rows
+    columns: list[Column[PolicyRow]] = [
+        Column("EVENT", lambda row: Cell(row.event, "bold" if row.own else "")),
+        Column("RESPONSE", _responses, shrinks=True),
+        Column("AFTER", lambda row: f"{row.after:g} s" if row.after else None, right=True),
+        Column("OWN", lambda row: Cell("yes", "bold") if row.own else Cell("-", "dim")),
+        Column("WHAT IT IS", lambda row: row.explained, shrinks=True),
     ]
-    shown = table(columns, cells, screen)
+    if any(row.limit is not None for row in rows):
+        columns.insert(3, Column("LIMIT", lambda row: None if row.limit is None else str(row.limit), right=True))
+    shown = table(columns, rows, screen)
     if task is not None and task.dry_run:
         shown.append(screen.paint("a dry run: what would be done is only told in the incident", "yellow"))
     return shown

@@ -22,11 +22,9 @@ from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import Entry, Record, named_jobs
 from torchloom.views.answers import names
 from torchloom.views.format.json_document import plain
-from torchloom.views.format.numbers import size
-from torchloom.views.format.short_names import name_of
+from torchloom.views.format.numbers import size, stamp
 from torchloom.views.format.tables import Screen, clean
-from torchloom.views.format.times import stamp
-from torchloom.views.listings import moved
+from torchloom.views.listings import moved, name_of
 from torchloom.views.wording.phrases import fill, render, render_all
 
 

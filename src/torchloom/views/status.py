@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torchloom.protocol.views import ClusterView, IncidentView, PlaneView
 from torchloom.views import listings
-from torchloom.views.format.short_names import name_of
+from torchloom.views.format.numbers import ago, duration
 from torchloom.views.format.tables import Screen, clean, cut, wrapped
-from torchloom.views.format.times import ago, duration
 
 _LEAST_RANKS = 5
 """Ranks shown on even the lowest terminal."""
@@ -75,7 +74,7 @@ def incidents(view: ClusterView, screen: Screen) -> list[str]:
 
 def incident_lines(incident: IncidentView, screen: Screen) -> list[str]:
     """One incident in a few lines: what, then what was decided and why, then how it ended."""
-    texts = [f"  {name_of(incident.about)}: {incident.what}"]
+    texts = [f"  {listings.name_of(incident.about)}: {incident.what}"]
     if incident.decision:
         texts.append(f"  decided: {incident.decision}" + (f" ({incident.reason})" if incident.reason else ""))
     if incident.outcome:

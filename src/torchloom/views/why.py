@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.protocol.views import Goodput, IncidentView, MarkView
-from torchloom.views.format.short_names import name_of, short
+from torchloom.views.format.numbers import ago, clock, duration
 from torchloom.views.format.tables import Screen, clean, cut, wrapped
-from torchloom.views.format.times import ago, clock, duration
-from torchloom.views.goodput import goodput
-from torchloom.views.listings import incidents
+from torchloom.views.job_runs import goodput
+from torchloom.views.listings import incidents, name_of, short
 from torchloom.views.wording.incident_templates import ODD_ONE_OUT
 
 _LABEL = 10

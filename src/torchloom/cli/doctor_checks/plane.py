@@ -13,7 +13,7 @@ from torchloom.errors import TorchLoomError, Unreachable
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import ClusterView
 from torchloom.settings import Settings
-from torchloom.views.format.times import duration
+from torchloom.views.format.numbers import duration
 
 _CLOCK = 1.0
 """Seconds by which two clocks may differ before times on a screen mislead."""

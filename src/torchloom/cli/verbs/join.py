@@ -54,7 +54,7 @@ def token(call: Call) -> int:
     from torchloom.bus.join_token import make_token
     from torchloom.bus.state_folder import StateFolder
     from torchloom.protocol.subjects import Role
-    from torchloom.views.format.times import stamp
+    from torchloom.views.format.numbers import stamp
 
     lifetime = parse_lifetime(call.args.expires)
     roles = [Role(name) for name in dict.fromkeys(call.args.role or _DEFAULT_ROLES)]

@@ -19,7 +19,7 @@ def add(verbs: Verbs) -> None:
 
 def settings(call: Call) -> int:
     from torchloom.settings import documentation
-    from torchloom.views.format.tables import Cell, Column, Row, table
+    from torchloom.views.format.tables import Cell, Column, table
 
     documented = documentation()
     if call.args.markdown:
@@ -33,15 +33,15 @@ def settings(call: Call) -> int:
     if call.json:
         call.print_json(settings_shown)
         return 0
-    rows: list[Row] = [
-        [
-            row["variable"],
-            Cell(row["value"] or "-", "bold" if row["value"] != row["default"] else ""),
-            row["default"] or "-",
-            row["meaning"],
-        ]
-        for row in settings_shown
+    columns: list[Column[dict[str, str]]] = [
+        Column("VARIABLE", lambda row: row["variable"]),
+        Column(
+            "VALUE",
+            lambda row: Cell(row["value"] or "-", "bold" if row["value"] != row["default"] else ""),
+            shrinks=True,
+        ),
+        Column("DEFAULT", lambda row: row["default"]),
+        Column("MEANING", lambda row: row["meaning"], shrinks=True),
     ]
-    columns = [Column("VARIABLE"), Column("VALUE", shrinks=True), Column("DEFAULT"), Column("MEANING", shrinks=True)]
-    call.print(table(columns, rows, call.screen))
+    call.print(table(columns, settings_shown, call.screen))
     return 0

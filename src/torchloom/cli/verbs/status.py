@@ -123,7 +123,7 @@ def status(call: Call) -> int:
     from torchloom.views import status as view_status
     from torchloom.views.format.json_document import plain
     from torchloom.views.format.tables import Screen, wrapped
-    from torchloom.views.goodput import goodput, together
+    from torchloom.views.job_runs import goodput, together
 
     job = call.args.job
     view, runs = see_job(call, job, None if call.json or call.args.all else _SCREEN_RANKS)

@@ -40,8 +40,7 @@ def add(verbs: Verbs) -> None:
 
 def why(call: Call) -> int:
     from torchloom.views import why as view_why
-    from torchloom.views.goodput import together
-    from torchloom.views.job_runs import told
+    from torchloom.views.job_runs import together, told
 
     view, job, found, runs = call.query(lambda weaver: _look(weaver, call.args.name))
     now = view.plane.now

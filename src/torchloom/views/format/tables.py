@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+from torchloom.views.format.numbers import ABSENT
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 _GAP = "  "
@@ -48,11 +50,14 @@ class Cell(NamedTuple):
     style: str = ""
 
 
-Row = Sequence[str | Cell]
+Item = TypeVar("Item")
 
 
-class Column(NamedTuple):
+@dataclass(frozen=True)
+class Column(Generic[Item]):
     head: str
+    cell: Callable[[Item], str | Cell | None]
+    """What it shows of an item. No text is shown as `-`."""
     right: bool = False
     """Numbers stand to the right."""
     shrinks: bool = False
@@ -83,32 +88,31 @@ def cut(text: str, width: int | None) -> str:
     return kept + "…"
 
 
-def table(columns: Sequence[Column], rows: Iterable[Row], screen: Screen) -> list[str]:
-    """The lines of a table with a head. A row's cells are text, or text with a style."""
-    cells = [[Cell(clean(c)) if isinstance(c, str) else Cell(clean(c.text), c.style) for c in row] for row in rows]
+def table(columns: Sequence[Column[Item]], items: Iterable[Item], screen: Screen) -> list[str]:
+    """The lines of a table with a head and a row for each item."""
+    cells = [[_cell(column.cell(item)) for column in columns] for item in items]
     widths = [
         max([columns_of(column.head), *(columns_of(row[i].text) for row in cells)]) for i, column in enumerate(columns)
     ]
     _shrink(columns, widths, screen.width)
-    lines = [_line([Cell(column.head, "dim") for column in columns], columns, widths, screen)]
-    lines += [_line(row, columns, widths, screen) for row in cells]
-    return lines
+    rows = [[Cell(column.head, "dim") for column in columns], *cells]
+    return [_line(row, columns, widths, screen) for row in rows]
 
 
-def _shrink(columns: Sequence[Column], widths: list[int], width: int | None) -> None:
-    if width is None:
-        return
-    over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    while over > 0:
+def _cell(shown: str | Cell | None) -> Cell:
+    cell = shown if isinstance(shown, Cell) else Cell(shown or ABSENT)
+    return Cell(clean(cell.text), cell.style)
+
+
+def _shrink(columns: Sequence[Column[Item]], widths: list[int], width: int | None) -> None:
+    while width is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > width:
         soft = [i for i, column in enumerate(columns) if column.shrinks and widths[i] > _NARROWEST]
         if not soft:
             return
-        widest = max(soft, key=lambda i: widths[i])
-        widths[widest] -= 1
-        over -= 1
+        widths[max(soft, key=lambda i: widths[i])] -= 1
 
 
-def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], screen: Screen) -> str:
+def _line(row: Sequence[Cell], columns: Sequence[Column[Item]], widths: Sequence[int], screen: Screen) -> str:
     parts = []
     room = screen.width
     for i, cell in enumerate(row):

@@ -62,11 +62,11 @@ def render_all(texts: Iterable[Prose]) -> tuple[str, ...]:
     return tuple(map(render, texts))
 
 
-def names(items: Iterable[object]) -> str:
+def names(items: Iterable[object], most: int = SHOWN) -> str:
     """Some names for a sentence: the first few, and how many more."""
     listed = [str(item) for item in items]
-    shown = ", ".join(listed[:SHOWN])
-    return shown if len(listed) <= SHOWN else f"{shown} and {len(listed) - SHOWN} more"
+    shown = ", ".join(listed[:most])
+    return shown if len(listed) <= most else f"{shown} and {len(listed) - most:,} more"
 
 
 def name_ranks(spans: Sequence[tuple[int, int] | int]) -> str:
