@@ -29,8 +29,7 @@ from benchmarks.report import finish, quantile, table
 from benchmarks.torchrun import Torchrun
 from torchloom.bus.connection import connect, find
 from torchloom.protocol.codec import decode_entry
-from torchloom.protocol.incident_records import IncidentOpened
-from torchloom.protocol.records import RankJoined
+from torchloom.protocol.records import IncidentOpened, RankJoined
 from torchloom.protocol.subjects import LOG, Role
 from torchloom.settings import Settings
 

@@ -27,8 +27,7 @@ from benchmarks.receivers import LagProbe
 from benchmarks.report import finish, quantile, table
 from torchloom.bus.connection import connect, find
 from torchloom.protocol.codec import decode_entry
-from torchloom.protocol.incident_records import IncidentOpened
-from torchloom.protocol.records import RankLost
+from torchloom.protocol.records import IncidentOpened, RankLost
 from torchloom.protocol.subjects import LOG, Role
 from torchloom.settings import Settings
 

@@ -26,8 +26,8 @@ from torchloom.bus.connection import connect, find
 from torchloom.bus.log_reader import read_log
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.protocol.codec import decode_entry
-from torchloom.protocol.incident_records import IncidentOpened
 from torchloom.protocol.operator import Done, Register
+from torchloom.protocol.records import IncidentOpened
 from torchloom.protocol.subjects import LOG_STREAM, Role
 from torchloom.protocol.views import ClusterView
 from torchloom.settings import Settings

@@ -19,8 +19,7 @@ import psutil
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.checkpoints.store.search import latest
 from torchloom.protocol.codec import decode_entry
-from torchloom.protocol.incident_records import IncidentOpened
-from torchloom.protocol.records import RankJoined, RankLost, Record
+from torchloom.protocol.records import IncidentOpened, RankJoined, RankLost, Record
 from torchloom.protocol.run_records import AttemptLaunched, AttemptRunning
 from torchloom.protocol.subjects import LOG, Role
 from torchloom.protocol.views import ClusterView, RankView

@@ -20,7 +20,6 @@ MOST_LINES = 400
 TWO_SIDES = {
     "checkpoints": "checkpoints of a job: the verb and the table",
     "control_plane": "nats-server and weaver together: the process that supervises them, and its verbs",
-    "curves": "the thinned history of a rank: kept and drawn",
     "knobs": "values that may be changed: their rules and the verb",
     "lighthouse": "the lighthouse of a job: its messages and its verb",
     "main": "the entry point of a process",
@@ -28,7 +27,6 @@ TWO_SIDES = {
     "node_checks": "whether a node is fit: decided and shown",
     "orders": "what one rank is asked to do at once: the weaver's side and the rank's",
     "policy": "the response to each kind of incident: the table, and how it is explained",
-    "queries": "requests to see something: the messages and the answers",
     "records": "what the log contains: the messages and their sentences",
     "settings": "environment variables: their table, and the verb that prints it",
     "stacks": "stacks of a rank: written by the rank, read by the agent",

@@ -27,7 +27,6 @@ from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import BadInput, Refused
 from torchloom.protocol.codec import decode_ask, encode
 from torchloom.protocol.ids import check_name
-from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.operator import (
     Annotate,
     Ask,
@@ -40,6 +39,7 @@ from torchloom.protocol.operator import (
     SetKnobs,
     Steer,
 )
+from torchloom.protocol.rank import KnobSpec, Value
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import ChangeView, CheckpointsView, ClusterView, JobView, KnobsView
 from torchloom.settings import Settings

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from torchloom.errors import BadInput
-from torchloom.protocol.knob_values import KnobSpec, Value
+from torchloom.protocol.rank import KnobSpec, Value
 
 MAX_INT = 2**53
 """Whole numbers beyond this are not exact in every reader of JSON."""

@@ -12,7 +12,7 @@ from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import encode
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import Launch, Place
-from torchloom.protocol.queries import QueryLines
+from torchloom.protocol.views import QueryLines
 
 
 def launch(folder: Path, attempt: int, submitted: float) -> Launch:

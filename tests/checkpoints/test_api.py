@@ -23,8 +23,7 @@ from torchloom.checkpoints import threadlet_bridge
 from torchloom.checkpoints.api import Checkpoints
 from torchloom.checkpoints.store.locks import PRUNER, WriterLock
 from torchloom.errors import AlreadyUp, BadInput, BadState
-from torchloom.protocol.knob_values import Value
-from torchloom.protocol.rank import Resumed, Saved, SaveFailed
+from torchloom.protocol.rank import Resumed, Saved, SaveFailed, Value
 
 
 def saved(checkpoints: Checkpoints, steps: Any) -> list[int]:

@@ -16,10 +16,22 @@ from torchloom.bus.connection import connect, find
 from torchloom.protocol.codec import decode_ask, decode_look, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask, Done, No
-from torchloom.protocol.queries import Look, QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
 from torchloom.protocol.records import Entry, Record
 from torchloom.protocol.subjects import ASK, LOG, LOG_STREAM, LOOK, Role
-from torchloom.protocol.views import CheckpointsView, ClusterView, CurvesView, KnobsView, Point, RunsView
+from torchloom.protocol.views import (
+    CheckpointsView,
+    ClusterView,
+    CurvesView,
+    KnobsView,
+    Look,
+    Point,
+    QueryCheckpoints,
+    QueryCluster,
+    QueryCurves,
+    QueryKnobs,
+    QueryRuns,
+    RunsView,
+)
 from torchloom.settings import Settings
 
 

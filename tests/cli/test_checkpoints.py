@@ -16,8 +16,8 @@ from torchloom.checkpoints.store.locks import reading
 from torchloom.cli.parser import build
 from torchloom.cli.verb_registry import verbs_of
 from torchloom.cli.verbs.shell import _Completer
-from torchloom.protocol.queries import QueryCheckpoints
-from torchloom.protocol.views import CheckpointsView, SavedStep
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.views import CheckpointsView, QueryCheckpoints, SavedStep
 
 
 @pytest.fixture
@@ -35,7 +35,10 @@ def steps(folder: Path) -> list[str]:
 
 
 def told(folder: str, job: str = "mnist", node: str = "n7") -> CheckpointsView:
-    saved = SavedStep(step=500, folder=folder, node=node, size=120_000_000, seconds=2.5, stall=0.1, at=1.0)
+    saved = SavedStep(
+        rank=RankId(job, "main", 0), incarnation="0" * 24, step=500, folder=folder, node=node, size=120_000_000,
+        seconds=2.5, stall=0.1, at=1.0,
+    )  # fmt: skip
     return CheckpointsView(job=job, folder=folder, node=node, saved=(saved,))
 
 

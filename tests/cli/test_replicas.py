@@ -14,10 +14,10 @@ from tests.cli.responder import Responder
 from tests.views.samples import LIFE, NOW, cluster, incident, job, rank
 from torchloom.cli import completion_names
 from torchloom.protocol.ids import RankId, ReplicaId
-from torchloom.protocol.incident_records import About
 from torchloom.protocol.job import Rule, Task, Torchft
 from torchloom.protocol.node import Place
 from torchloom.protocol.rank import Beat
+from torchloom.protocol.records import About
 from torchloom.protocol.views import Goodput, RunsView, RunView
 
 RULE = Rule(on="straggler", do=("evict",))

@@ -14,8 +14,7 @@ from tests.views.samples import GPU, NOW, assignment, cluster, device, incident,
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import ReplicaDrained
-from torchloom.protocol.queries import QueryCluster, QueryCurves
-from torchloom.protocol.views import MarkView, Point
+from torchloom.protocol.views import MarkView, Point, QueryCluster, QueryCurves
 
 
 def keys(struct: type[msgspec.Struct]) -> set[str]:

@@ -18,11 +18,10 @@ from torchloom.cli.verbs.run import _task
 from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.errors import BadInput
 from torchloom.job.policy_syntax import FORM
-from torchloom.protocol.incident_records import About
 from torchloom.protocol.job import Rule, Task
 from torchloom.protocol.operator import Submit
-from torchloom.protocol.queries import QueryCluster
-from torchloom.protocol.views import Goodput, RunsView, RunView
+from torchloom.protocol.records import About
+from torchloom.protocol.views import Goodput, QueryCluster, RunsView, RunView
 from torchloom.settings import Settings
 
 SPENT = Goodput(elapsed=100, productive=90, lost={"crash": 10})

@@ -40,7 +40,7 @@ from torchloom.core.events import (
 )
 from torchloom.core.incidents.policy import rule_for
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.presence import PRESENT
+from torchloom.core.state.ranks import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.protocol.facts import (
     DeviceFailed,
@@ -52,7 +52,6 @@ from torchloom.protocol.facts import (
     RankStacks,
 )
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan
 from torchloom.protocol.job import EventKind, Rule, Task
 from torchloom.protocol.node import Inspect, RankStatus
 from torchloom.protocol.operator import Ask, Cancel, Drain, Fail, Recover, Steer, Submit
@@ -75,8 +74,8 @@ from torchloom.protocol.rank import (
     StepTimes,
     Verdict,
 )
-from torchloom.protocol.records import Record
-from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, Record
+from torchloom.protocol.run_records import AttemptStopping, ResponseBegan
 from torchloom.settings import Settings
 
 SETTINGS = Settings()

@@ -10,7 +10,6 @@ from torchloom.core.events import BeatReceived, LinkOpened, NodeBeatReceived, Re
 from torchloom.core.jobs.placement import explain_wait
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import IncidentOpened
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import (
     AttemptStatus,
@@ -28,6 +27,7 @@ from torchloom.protocol.node import (
 from torchloom.protocol.operator import Done, No, Submit
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import Beat, Hello
+from torchloom.protocol.records import IncidentOpened
 
 JOB = "mnist"
 

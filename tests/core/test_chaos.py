@@ -14,9 +14,10 @@ from torchloom.core.detect.finding import Finding
 from torchloom.core.events import BeatReceived, Tick
 from torchloom.core.incidents.periodic_checks import hang_of_run
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentOpened, ResponseBegan
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import Beat, ChangeSpec
+from torchloom.protocol.records import About, IncidentOpened
+from torchloom.protocol.run_records import ResponseBegan
 
 EVENTS = 25_000
 

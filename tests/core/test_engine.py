@@ -19,11 +19,10 @@ from torchloom.core.incidents.periodic_checks import SLICE
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runtime import RankRuntime
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.operator import Ask, Steer
 from torchloom.protocol.rank import Beat, StepTimes
-from torchloom.protocol.records import MembersEvicted, RankForgotten, RankLost
+from torchloom.protocol.records import About, IncidentOpened, MembersEvicted, RankForgotten, RankLost
 
 
 def test_what_the_watch_detects_is_part_of_what_is_decided() -> None:

@@ -6,10 +6,9 @@ import pytest
 
 from torchloom.core.decision import Decision
 from torchloom.core.incident_ids import number_incidents, provisional
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan
 from torchloom.protocol.node import Inspect, Rollback
-from torchloom.protocol.records import OrderGiven
-from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, OrderGiven
+from torchloom.protocol.run_records import AttemptStopping, ResponseBegan
 
 FIRST, SECOND = provisional("lost", "a"), provisional("lost", "b")
 

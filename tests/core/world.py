@@ -28,8 +28,6 @@ from torchloom.core.events import (
 from torchloom.core.state.cluster import ClusterState
 from torchloom.knobs import BadValue
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import IncidentOpened
-from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.operator import Ask, Done, No, Revert, SetKnobs, Steer
 from torchloom.protocol.phrase import Phrase
 from torchloom.protocol.rank import (
@@ -39,6 +37,7 @@ from torchloom.protocol.rank import (
     Hello,
     Introduce,
     Knobs,
+    KnobSpec,
     Muted,
     Order,
     Ordered,
@@ -47,10 +46,11 @@ from torchloom.protocol.rank import (
     Reply,
     Report,
     StepReport,
+    Value,
     Verdict,
     Welcome,
 )
-from torchloom.protocol.records import ChangeDecided, ChangeProposed, ChangeSettled, OrderGiven, Record
+from torchloom.protocol.records import ChangeDecided, ChangeProposed, ChangeSettled, IncidentOpened, OrderGiven, Record
 from torchloom.settings import Settings
 from torchloom.threadlet.changes.participant import Participant
 from torchloom.threadlet.changes.step_boundary import ASK_AGAIN, PATIENCE

@@ -14,7 +14,7 @@ from torchloom.bus.nats_server import find_binary
 from torchloom.cli.parser import build
 from torchloom.cli.verb_registry import options_of, verbs_of
 from torchloom.core.detect.incident_kinds import KINDS
-from torchloom.core.state.presence import JobPhase, Presence
+from torchloom.core.state.ranks import JobPhase, Presence
 from torchloom.job import job_file
 from torchloom.job.policy_syntax import parse_rule
 from torchloom.protocol.subjects import Role

@@ -23,10 +23,9 @@ from torchloom.bus.state_folder import StateFolder
 from torchloom.protocol.codec import decode_answer, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask
-from torchloom.protocol.queries import QueryCluster
 from torchloom.protocol.records import RankLost, Record
 from torchloom.protocol.subjects import ASK, LOOK, Role
-from torchloom.protocol.views import Answer, ClusterView, IncidentView, RankView
+from torchloom.protocol.views import Answer, ClusterView, IncidentView, QueryCluster, RankView
 from torchloom.settings import Settings
 
 PATIENCE = 90.0

@@ -13,9 +13,8 @@ import msgspec
 from torchloom.bus.connection import connect, find
 from torchloom.bus.log_reader import read_log
 from torchloom.protocol.codec import decode_entry
-from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.records import Record
+from torchloom.protocol.records import IncidentAmended, IncidentOpened, Record
 from torchloom.protocol.subjects import LOG_STREAM, Role
 from torchloom.settings import Settings
 from torchloom.views.wording.phrases import render

@@ -11,9 +11,8 @@ from tests.flow.monitoring import Exporter, Monitoring, missing, monitoring
 from tests.flow.plane import Plane, plane
 from tests.flow.records import phrases
 from torchloom.protocol.ids import ReplicaId
-from torchloom.protocol.incident_records import About
 from torchloom.protocol.operator import Done, Recover
-from torchloom.protocol.records import DeviceMarkedFailed
+from torchloom.protocol.records import About, DeviceMarkedFailed
 from torchloom.protocol.views import IncidentView
 from torchloom.weaver.ingress_config import read_token
 

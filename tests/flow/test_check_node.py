@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.flow.agents import LOOM, cluster, needs_nodes
-from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.records import About, IncidentOpened
 
 
 @pytest.mark.timeout(300)

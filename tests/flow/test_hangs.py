@@ -22,8 +22,7 @@ from tests.flow.troubled import (
     blames,
 )
 from torchloom.core.detect.incident_kinds import HANGS
-from torchloom.protocol.incident_records import ResponseBegan
-from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.run_records import AttemptStopping, ResponseBegan
 
 pytestmark = pytest.mark.timeout(600)
 Start = Callable[..., Run]

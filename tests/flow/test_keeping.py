@@ -16,8 +16,7 @@ from tests.flow.records import codes, of_incident
 from tests.flow.test_steering import change
 from tests.flow.test_surviving import restart_weaver
 from torchloom.bus.weaver_client import WeaverClient
-from torchloom.protocol.incident_records import IncidentOpened
-from torchloom.protocol.records import CheckpointSaved
+from torchloom.protocol.records import CheckpointSaved, IncidentOpened
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import CheckpointsView, IncidentView
 

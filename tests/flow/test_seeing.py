@@ -13,9 +13,8 @@ from tests.flow.plane import plane
 from tests.flow.proxy import Proxy
 from tests.flow.records import codes, of_incident
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.operator import Done, Fail, No
-from torchloom.protocol.records import RankDied, RankLost
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, RankDied, RankLost
 
 CLOSED = "Client Closed"
 """As the server says it: nobody else knows that a link closed."""

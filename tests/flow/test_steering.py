@@ -29,9 +29,8 @@ from torchloom.errors import Refused
 from torchloom.knobs import BadValue
 from torchloom.protocol.codec import encode
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.knob_values import Value
 from torchloom.protocol.operator import Ask, Done, No, SetKnobs, Steer
-from torchloom.protocol.rank import Order
+from torchloom.protocol.rank import Order, Value
 from torchloom.protocol.records import ChangeDecided, ChangeProposed, ChangeSettled, OrderGiven
 from torchloom.protocol.subjects import COMMAND, Role
 from torchloom.shared.liveness_page import STEP, view

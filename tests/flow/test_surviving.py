@@ -158,9 +158,8 @@ async def _term(up: Plane, term: int) -> bool:
 
 async def test_curves_can_be_drawn_after_a_restart(tmp_path: Path) -> None:
     from torchloom.protocol.codec import encode
-    from torchloom.protocol.queries import QueryCurves
     from torchloom.protocol.subjects import LOOK
-    from torchloom.protocol.views import CurvesView
+    from torchloom.protocol.views import CurvesView, QueryCurves
 
     async with plane(tmp_path / "s", weaver=False) as up:
         up.env["TORCHLOOM_CURVE_SECONDS"] = "0.2"

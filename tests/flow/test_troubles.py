@@ -11,9 +11,8 @@ from campaigns import hangs
 from tests.flow.faults import Run, Up
 from tests.flow.scripts import trained
 from tests.flow.troubled import TROUBLED, Told, blames
-from torchloom.protocol.incident_records import ResponseBegan
 from torchloom.protocol.records import ChangeSettled
-from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.run_records import AttemptStopping, ResponseBegan
 
 pytestmark = pytest.mark.timeout(600)
 

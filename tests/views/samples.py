@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torchloom.protocol.ids import RankId, ReplicaId
-from torchloom.protocol.incident_records import About
-from torchloom.protocol.knob_values import KnobSpec
-from torchloom.protocol.rank import Beat
+from torchloom.protocol.rank import Beat, KnobSpec
+from torchloom.protocol.records import About
 from torchloom.protocol.views import (
     Assignment,
     ChangeView,

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.views.samples import NOW
+from tests.views.samples import LIFE, NOW
 from torchloom.checkpoints.store.inventory import Entry, Inventory
 from torchloom.checkpoints.store.retention import Pruned
+from torchloom.protocol.ids import RankId
 from torchloom.protocol.views import CheckpointsView, FailedStep
 from torchloom.views import checkpoints as view
 from torchloom.views.format.tables import Screen, columns_of
@@ -98,7 +99,8 @@ def test_an_empty_folder_is_said_in_a_sentence() -> None:
 
 
 def test_a_job_says_where_it_saves_and_what_failed() -> None:
-    failed = FailedStep(step=600, why="no space", at=NOW - 42)
+    rank = RankId("mnist", "main", 0)
+    failed = FailedStep(rank=rank, incarnation=LIFE, step=600, folder="/runs/a", why="no space", at=NOW - 42)
     told = CheckpointsView(job="mnist", folder="/runs/a", node="n7", failures=2, failed=failed)
     first, *_, last = view.answer(found(entry(5)), told, NOW, Screen())
     assert first == "mnist saves into /runs/a"

@@ -9,14 +9,14 @@ import pytest
 
 from tests.views.samples import GPU, LIFE, NOW, REPLICA
 from torchloom.protocol.ids import RankId, ReplicaId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
 from torchloom.protocol.job import Task
-from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.node import Place
 from torchloom.protocol.operator import JobAnnotated, NodeDrained, ReplicaDrained
-from torchloom.protocol.rank import ChangeSpec, Hello
+from torchloom.protocol.rank import ChangeSpec, Hello, KnobSpec
 from torchloom.protocol.records import (
     Abort,
+    About,
+    Blame,
     ChangeDecided,
     ChangeProposed,
     ChangeSettled,
@@ -29,6 +29,8 @@ from torchloom.protocol.records import (
     DeviceRegistered,
     Entry,
     InboxRead,
+    IncidentAmended,
+    IncidentOpened,
     JobBegan,
     JobEnded,
     JobForgotten,
@@ -58,6 +60,8 @@ from torchloom.protocol.run_records import (
     AttemptPaused,
     AttemptRunning,
     AttemptStopping,
+    ResponseBegan,
+    ResponseWent,
     RunEnded,
     RunSubmitted,
 )
@@ -102,7 +106,7 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         ["Registered device: GPU-1 for replica_id: hi (job manual, by ann@box)"],
     ),
     (
-        DeviceBlamed(device="GPU-1", by="b1252eee80b0e499", cause="XID 79", alert=True),
+        DeviceBlamed(device="GPU-1", blame=Blame(by="b1252eee80b0e499", cause="XID 79", alert=True)),
         ["Device GPU-1 is said to be broken (b1252eee80b0e499): XID 79"],
     ),
     (
@@ -176,19 +180,23 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     ),
     (OrderEnded(id="o1", outcome="applied on 1 rank"), ["Order o1 ended: applied on 1 rank"]),
     (
-        CheckpointSaved(rank=RANK, step=1200, folder="/a", node="n1", size=1_234_567_890, seconds=3.125, stall=0.1),
+        CheckpointSaved(
+            rank=RANK, incarnation=LIFE, step=1200, folder="/a", node="n1", size=1_234_567_890, seconds=3.125, stall=0.1
+        ),
         ["Checkpoint of mnist at step 1,200 written to /a on n1: 1.2 GB in 3.12 s, training stood still for 0.10 s"],
     ),
     (
-        CheckpointFailed(rank=RANK, step=1200, folder="/a", why="no space left on device"),
+        CheckpointFailed(rank=RANK, incarnation=LIFE, step=1200, folder="/a", why="no space left on device"),
         ["Checkpoint of mnist at step 1,200 could not be written to /a: no space left on device"],
     ),
     (
-        JobResumed(rank=OTHER, step=1200, path="/a/step-1200"),
+        JobResumed(rank=OTHER, incarnation=LIFE, step=1200, path="/a/step-1200"),
         ["Job other resumed at step 1,200 from /a/step-1200 (rank hi/0)"],
     ),
     (
-        JobResumed(rank=OTHER, step=1, path="/a/step-1", rejected={"step-2": "no manifest", "step-3": "torn"}),
+        JobResumed(
+            rank=OTHER, incarnation=LIFE, step=1, path="/a/step-1", rejected={"step-2": "no manifest", "step-3": "torn"}
+        ),
         [
             "Job other resumed at step 1 from /a/step-1 (rank hi/0); newer ones are damaged: step-2 (no manifest), "
             "step-3 (torn)"
@@ -208,19 +216,19 @@ SENTENCES: list[tuple[Any, list[str]]] = [
         [f"Rank {RANK} is in replica hi:u1 of torchft"],
     ),
     (
-        MemberRegrouped(rank=RANK, quorum=1200, step=40, participants=1),
+        MemberRegrouped(rank=RANK, incarnation=LIFE, quorum=1200, step=40, participants=1),
         [f"Replica {RANK.replica_id} is in quorum 1,200 of 1 replica, at step 40"],
     ),
     (
-        MemberHealed(rank=RANK, step=1200, source="ho:u2", seconds=0.123),
+        MemberHealed(rank=RANK, incarnation=LIFE, step=1200, source="ho:u2", seconds=0.123),
         [f"Replica {RANK.replica_id} healed from ho:u2 to step 1,200 in 0.12 s"],
     ),
     (
-        MemberDiscarded(rank=RANK, step=40, count=1, quorum=3, why="a peer is gone"),
+        MemberDiscarded(rank=RANK, incarnation=LIFE, step=40, count=1, quorum=3, why="a peer is gone"),
         [f"Replica {RANK.replica_id} did not commit step 40 (quorum 3): a peer is gone"],
     ),
     (
-        MemberDiscarded(rank=RANK, step=40, count=7, quorum=3),
+        MemberDiscarded(rank=RANK, incarnation=LIFE, step=40, count=7, quorum=3),
         [f"Replica {RANK.replica_id} did not commit 7 tries up to step 40 (quorum 3)"],
     ),
     (

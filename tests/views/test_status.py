@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.views.samples import LIFE, NOW, cluster, device, incident, job, plane, rank
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About
 from torchloom.protocol.node import Reading
 from torchloom.protocol.rank import Beat
+from torchloom.protocol.records import About
 from torchloom.protocol.views import CurvesView, Point
 from torchloom.views.curves import curves
 from torchloom.views.format.tables import Screen, columns_of

@@ -9,8 +9,8 @@ import pytest
 from tests.views.samples import NOW, incident
 from torchloom.core.incidents.policy import planned
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About
 from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.records import About
 from torchloom.protocol.views import Goodput, IncidentView
 from torchloom.views import why
 from torchloom.views.format.numbers import clock, coarse

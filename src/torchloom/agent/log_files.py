@@ -12,8 +12,7 @@ import msgspec
 from torchloom.agent.attempt import LAUNCH, OVER
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.node import Launch, Prepare
-from torchloom.protocol.queries import QueryLines
-from torchloom.protocol.views import LinesView
+from torchloom.protocol.views import LinesView, QueryLines
 
 _decode = msgspec.json.Decoder(Launch).decode
 

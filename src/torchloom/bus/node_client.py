@@ -8,8 +8,8 @@ from nats.aio.client import Client
 from torchloom.bus.weaver_client import View, read_answer
 from torchloom.errors import Unreachable
 from torchloom.protocol.codec import encode
-from torchloom.protocol.queries import NodeLook, QueryLines
 from torchloom.protocol.subjects import CHECK, LINES
+from torchloom.protocol.views import NodeLook, QueryLines
 
 
 async def ask_node(

@@ -19,9 +19,22 @@ from torchloom.bus.connection import connect, find
 from torchloom.errors import Refused, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_answer, encode
 from torchloom.protocol.operator import Ask, Done, No
-from torchloom.protocol.queries import Look, QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
 from torchloom.protocol.subjects import ASK, LOOK, Role
-from torchloom.protocol.views import CheckpointsView, ClusterView, CurvesView, KnobsView, NodeView, PlaneView, RunsView
+from torchloom.protocol.views import (
+    CheckpointsView,
+    ClusterView,
+    CurvesView,
+    KnobsView,
+    Look,
+    NodeView,
+    PlaneView,
+    QueryCheckpoints,
+    QueryCluster,
+    QueryCurves,
+    QueryKnobs,
+    QueryRuns,
+    RunsView,
+)
 from torchloom.settings import Settings
 
 PAGE = 1000

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from torchloom.protocol.knob_values import Value
-from torchloom.protocol.rank import Resumed, Saved, SaveFailed
+from torchloom.protocol.rank import Resumed, Saved, SaveFailed, Value
 
 CheckpointNews = Saved | SaveFailed | Resumed
 

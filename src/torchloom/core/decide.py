@@ -38,7 +38,6 @@ from torchloom.core.incidents import findings, hangs
 from torchloom.core.jobs import reconcile, submission
 from torchloom.core.ranks import checkpoint_reports, lifecycle
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.device import Blame
 from torchloom.core.state.pending_operations import PendingOperation
 from torchloom.core.torchft import drain, members
 from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned, Inspected, RankExited
@@ -62,7 +61,7 @@ from torchloom.protocol.rank import (
     SaveFailed,
     StepReport,
 )
-from torchloom.protocol.records import TermBegan
+from torchloom.protocol.records import Blame, TermBegan
 
 __all__ = ["NOTHING", "Decision", "decide"]
 

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 
 from torchloom.core.decision import Decision
 from torchloom.core.state.pending_operations import Volatile
-from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened, ResponseBegan
 from torchloom.protocol.node import Inspect, Rollback
 from torchloom.protocol.phrase import Prose
-from torchloom.protocol.records import OrderGiven, Record
-from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.records import IncidentAmended, IncidentOpened, OrderGiven, Record
+from torchloom.protocol.run_records import AttemptStopping, ResponseBegan
 
 
 def provisional(*key: object) -> str:

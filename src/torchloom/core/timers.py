@@ -7,8 +7,7 @@ from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.incident_ids import close_incident
 from torchloom.core.ranks import checkpoint_reports, lifecycle
 from torchloom.core.state.cluster import ClusterState, Job, life_over
-from torchloom.core.state.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence
-from torchloom.core.state.ranks import Rank
+from torchloom.core.state.ranks import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence, Rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import JobEnded, JobForgotten, RankForgotten, Record

@@ -15,8 +15,7 @@ from nats.aio.client import Client
 from torchloom.bus.node_client import ask_node
 from torchloom.errors import Refused, Unreachable
 from torchloom.protocol.node import Place
-from torchloom.protocol.queries import QueryLines
-from torchloom.protocol.views import LinesView, RunView
+from torchloom.protocol.views import LinesView, QueryLines, RunView
 from torchloom.views.job_runs import label
 
 COLOURS = (36, 33, 35, 32, 34, 31)

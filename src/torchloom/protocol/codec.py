@@ -11,10 +11,9 @@ from torchloom.protocol.facts import Fact
 from torchloom.protocol.lighthouse import Evict, LighthouseBeat
 from torchloom.protocol.node import NodeBeat, NodeCommand
 from torchloom.protocol.operator import Ask
-from torchloom.protocol.queries import Look, NodeLook, QueryLines
 from torchloom.protocol.rank import Beat, Command, Reply, Report
 from torchloom.protocol.records import Entry
-from torchloom.protocol.views import Answer, CurvePoints
+from torchloom.protocol.views import Answer, CurvePoints, Look, NodeLook, QueryLines
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:

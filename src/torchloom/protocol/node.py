@@ -169,12 +169,17 @@ class Rollback(Part, frozen=True):
     """There was a checkpoint before that step: if none is found, that is an error, and the job does not start over."""
 
 
-class Prepare(Message, frozen=True):
-    """Find what to resume from and a port to meet at. Answered in beats."""
+class AttemptCommand(Message, frozen=True):
+    """Base of the commands to an agent: each is about one attempt."""
 
     term: int
     job: Name
     attempt: int
+
+
+class Prepare(AttemptCommand, frozen=True):
+    """Find what to resume from and a port to meet at. Answered in beats."""
+
     task: Task
     ordinal: int = 1
     """The how-manieth attempt of its run this is; `attempt` counts on over all runs of the job."""
@@ -183,12 +188,9 @@ class Prepare(Message, frozen=True):
     """Do not resume from the newest."""
 
 
-class Launch(Message, frozen=True):
+class Launch(AttemptCommand, frozen=True):
     """Start these ranks. Told again until beats show them."""
 
-    term: int
-    job: Name
-    attempt: int
     task: Task
     places: tuple[Place, ...]
     """Of the whole attempt; an agent starts those on its node."""
@@ -204,42 +206,30 @@ class Launch(Message, frozen=True):
     submitted: float = 0.0
 
 
-class Halt(Message, frozen=True):
+class Halt(AttemptCommand, frozen=True):
     """End what is left of an attempt: ask, and after the grace kill."""
 
-    term: int
-    job: Name
-    attempt: int
     grace_seconds: float = 0.0
     kill: tuple[RankNumber, ...] = ()
     """These at once: they cannot hear."""
 
 
-class Examine(Message, frozen=True):
+class Examine(AttemptCommand, frozen=True):
     """Look whether the node is fit for ranks of a job. Answered in beats."""
 
-    term: int
-    job: Name
-    attempt: int
     folder: Annotated[str, Meta(max_length=4096)] = ""
     """Where its checkpoints will be written."""
 
 
-class Inspect(Message, frozen=True):
+class Inspect(AttemptCommand, frozen=True):
     """Look at the ranks of an attempt: where is each? Answered with Inspected."""
 
-    term: int
-    job: Name
-    attempt: int
     incident: Name
 
 
-class Dismiss(Message, frozen=True):
+class Dismiss(AttemptCommand, frozen=True):
     """An attempt is over and known to be: forget it."""
 
-    term: int
-    job: Name
-    attempt: int
     last: bool = False
     """No further attempt follows: what was kept ready for it is not needed."""
 

@@ -8,41 +8,50 @@ from msgspec import Meta
 
 from torchloom.protocol.ids import Name, RankId, RankNumber, ReplicaId, RequestId, Text
 from torchloom.protocol.job import Task
-from torchloom.protocol.knob_values import Values
 from torchloom.protocol.message import Message
 from torchloom.protocol.phrase import Prose
+from torchloom.protocol.rank import Values
 
 
-class Fail(Message, frozen=True):
+class Request(Message, frozen=True, kw_only=True):
+    """Base of the requests."""
+
+    operator: Text = ""
+    """Who asks."""
+
+
+class JobRequest(Request, frozen=True):
+    """Base of the requests about one job that are repeated until they are answered."""
+
+    request: RequestId
+    job: Name
+
+
+class Fail(Request, frozen=True):
     device: Name
     cause: Text = "unspecified"
-    operator: Text = ""
 
 
-class Recover(Message, frozen=True):
+class Recover(Request, frozen=True):
     device: Name
-    operator: Text = ""
 
 
-class Register(Message, frozen=True):
+class Register(Request, frozen=True):
     """By hand: this replica uses this device."""
 
     device: Name
     job: Name
     replica: Name
     node: Annotated[str, Meta(max_length=255)] = ""
-    operator: Text = ""
 
 
 Patience = Annotated[float, Meta(gt=0, le=86_400)]
 """Seconds to wait for a committed change to take effect; then the answer is that it is committed."""
 
 
-class SetKnobs(Message, frozen=True):
+class SetKnobs(JobRequest, frozen=True):
     """Change values on all ranks of a job (or of one replica, or of one rank) at one step."""
 
-    request: RequestId
-    job: Name
     values: Values
     replica: Name | None = None
     rank: RankNumber | None = None
@@ -53,81 +62,62 @@ class SetKnobs(Message, frozen=True):
     wait: bool = True
     """Answer when it has taken effect; otherwise when it is certain that it will."""
     patience: Patience = 10.0
-    operator: Text = ""
 
 
-class Revert(Message, frozen=True):
+class Revert(JobRequest, frozen=True):
     """Undo a change: the values it found come back, at one step."""
 
-    request: RequestId
-    job: Name
     change: Name
     patience: Patience = 10.0
-    operator: Text = ""
 
 
-class Steer(Message, frozen=True):
+class Steer(JobRequest, frozen=True):
     """Do something to all ranks of a job, of one replica, or to one rank."""
 
-    request: RequestId
     verb: Literal["pause", "resume", "stop", "checkpoint", "kill", "stacks"]
-    job: Name
     replica: Name | None = None
     rank: RankNumber | None = None
     patience: Patience = 10.0
-    operator: Text = ""
 
 
-class Submit(Message, frozen=True):
+class Submit(JobRequest, frozen=True):
     """Run a job."""
 
-    request: RequestId
-    job: Name
     task: Task
-    operator: Text = ""
 
 
-class Cancel(Message, frozen=True):
+class Cancel(JobRequest, frozen=True):
     """End a job that was submitted, and do not start it again."""
 
-    request: RequestId
-    job: Name
     why: Text = "cancelled"
-    operator: Text = ""
 
 
-class Drain(Message, frozen=True):
+class Drain(Request, frozen=True):
     """Start nothing more on a node, or again; ranks that run there continue."""
 
     node: Name
     undo: bool = False
-    operator: Text = ""
 
 
-class EvictReplica(Message, frozen=True):
+class EvictReplica(Request, frozen=True):
     """Kill a replica and do not count on it any more; if torchLoom started it, start it again."""
 
     job: Name
     replica: Name
-    operator: Text = ""
 
 
-class DrainReplica(Message, frozen=True):
+class DrainReplica(Request, frozen=True):
     """Have a replica leave at the end of a step, and start it again only when that is undone."""
 
     job: Name
     replica: Name
     undo: bool = False
-    operator: Text = ""
 
 
-class Annotate(Message, frozen=True):
+class Annotate(JobRequest, frozen=True):
     """Add a note to a job, also to one that has ended."""
 
-    request: RequestId
-    job: Name
     text: Annotated[str, Meta(min_length=1, max_length=500)]
-    operator: Text = ""
 
 
 Ask = (

@@ -7,51 +7,81 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from torchloom.protocol.ids import MAX_RANK, Incarnation, Name, Seconds, Text
-from torchloom.protocol.knob_values import Action, KnobSpec, Value, Values
 from torchloom.protocol.message import Message, Part
 
 MAX_METRICS: Final = 32
 """User metrics in one beat; further names are dropped and counted."""
 
 
-class Hello(Message, frozen=True):
-    """A rank begins a life: who speaks, from where, on what."""
+KnobName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_:-]{0,63}$")]
+Value = bool | int | float | Annotated[str, Meta(max_length=1000)] | tuple[float, ...]
+"""What a knob can hold."""
+Values = Annotated[dict[KnobName, Value], Meta(max_length=64)]
+Action = Literal["set", "pause", "stop", "checkpoint"]
+"""What a change does to all its ranks at one step."""
+
+
+class KnobSpec(Part, frozen=True):
+    """A value of a running job that may be changed."""
+
+    name: KnobName
+    kind: Literal["float", "int", "bool", "enum", "text", "floats"]
+    value: Value
+    """When it was offered."""
+    low: float | None = None
+    high: float | None = None
+    choices: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
+    unit: Annotated[str, Meta(max_length=32)] = ""
+    help: Annotated[str, Meta(max_length=500)] = ""
+    per: Literal["job", "rank"] = "job"
+
+
+class RankDescription(Part, frozen=True):
+    """One life of a rank: where it runs, and on what."""
 
     incarnation: Incarnation
     node: Annotated[str, Meta(max_length=255)]
     pid: int
     devices: Annotated[tuple[Name, ...], Meta(max_length=64)]
     world_size: Annotated[int, Meta(ge=1, le=MAX_RANK)] = 1
+    counted: bool = False
+    """Its script has not attached: the steps of its optimizer are counted, and nothing else is known of it."""
+
+
+class Hello(RankDescription, frozen=True, tag=True, tag_field="is"):
+    """A rank begins a life: who speaks, from where, on what."""
+
     launcher: Annotated[str, Meta(max_length=64)] = ""
     version: Annotated[str, Meta(max_length=64)] = ""
     step: int = 0
-    counted: bool = False
-    """Its script has not attached: the steps of its optimizer are counted, and nothing else is known of it."""
     process: Annotated[str, Meta(max_length=255)] = ""
     """Which of which kernel (shared/process_id.py)."""
 
 
-class Knobs(Message, frozen=True):
-    """A rank says which values it lets be changed, and whether it can save a checkpoint when asked."""
+class RankMessage(Message, frozen=True):
+    """Base of what a rank reports and answers."""
 
     incarnation: Incarnation
+
+
+class Knobs(RankMessage, frozen=True):
+    """A rank says which values it lets be changed, and whether it can save a checkpoint when asked."""
+
     knobs: Annotated[tuple[KnobSpec, ...], Meta(max_length=128)]
     checkpoints: bool = False
 
 
-class Goodbye(Message, frozen=True):
+class Goodbye(RankMessage, frozen=True):
     """A life ends on purpose, or by an error that Python could still report."""
 
-    incarnation: Incarnation
     how: Literal["finished", "interrupted", "failed"]
     error: Text = ""
     step: int = 0
 
 
-class Saved(Message, frozen=True):
+class Saved(RankMessage, frozen=True):
     """A checkpoint is on disk, whole and durable. Told by the one rank that completes it."""
 
-    incarnation: Incarnation
     step: int
     folder: Text
     """Absolute path of the folder that holds `step-N`."""
@@ -62,10 +92,9 @@ class Saved(Message, frozen=True):
     """Of which training stood still."""
 
 
-class SaveFailed(Message, frozen=True):
+class SaveFailed(RankMessage, frozen=True):
     """A checkpoint could not be written; the last good one is still there, and the next interval tries again."""
 
-    incarnation: Incarnation
     step: int
     folder: Text
     why: Text
@@ -73,20 +102,18 @@ class SaveFailed(Message, frozen=True):
     """Its class, and of an OSError the name of its number: `OSError ENOSPC`. The same for failures that are alike."""
 
 
-class Resumed(Message, frozen=True):
+class Resumed(RankMessage, frozen=True):
     """Training continues from a checkpoint."""
 
-    incarnation: Incarnation
     step: int
     path: Text
     rejected: Annotated[dict[Annotated[str, Meta(max_length=255)], Text], Meta(max_length=100)] = {}
     """Newer ones that were not whole, and why."""
 
 
-class Joined(Message, frozen=True):
+class Joined(RankMessage, frozen=True):
     """The rank belongs to a torchft replica, under the id that torchft made for this life of it."""
 
-    incarnation: Incarnation
     member: Name
     """`name:uuid`."""
     lighthouse: Text = ""
@@ -95,29 +122,26 @@ class Joined(Message, frozen=True):
     """Of torchft."""
 
 
-class Regrouped(Message, frozen=True):
+class Regrouped(RankMessage, frozen=True):
     """torchft has put the replica into another quorum. Told by rank 0 of each."""
 
-    incarnation: Incarnation
     quorum: int
     step: int
     participants: int
 
 
-class Healed(Message, frozen=True):
+class Healed(RankMessage, frozen=True):
     """The replica has taken over the state of a peer. Told by rank 0 of it."""
 
-    incarnation: Incarnation
     step: int
     source: Text = ""
     """Whose."""
     seconds: Seconds = 0.0
 
 
-class Discarded(Message, frozen=True):
+class Discarded(RankMessage, frozen=True):
     """Steps that the replica did not commit, since this was last told. Told by rank 0 of it."""
 
-    incarnation: Incarnation
     step: int
     """That was tried, and will be again."""
     count: Annotated[int, Meta(ge=1)]
@@ -187,11 +211,16 @@ class Beat(Message, frozen=True, gc=False):  # there are very many, and none is 
 Report = Hello | Goodbye | Knobs | Saved | SaveFailed | Resumed | Joined | Regrouped | Healed | Discarded
 
 
-class StepReport(Message, frozen=True):
+class RankReply(RankMessage, frozen=True):
+    """Base of the answers to commands."""
+
+    id: str
+    """Of the change or order, or of the request for it."""
+
+
+class StepReport(RankReply, frozen=True):
     """Where a rank is: the steps that it has finished, and how long each takes."""
 
-    incarnation: Incarnation
-    id: str
     step: int
     step_seconds: float = 0.0
     paused: bool = False
@@ -199,11 +228,9 @@ class StepReport(Message, frozen=True):
     """Values as they are now; told by rank 0 of a replica."""
 
 
-class Ready(Message, frozen=True):
+class Ready(RankReply, frozen=True):
     """A rank promises not to pass the step of a change without a verdict; or says why it cannot take it."""
 
-    incarnation: Incarnation
-    id: str
     ok: bool
     why: Text = ""
     step: int = 0
@@ -211,22 +238,18 @@ class Ready(Message, frozen=True):
     """The only trouble is that the step has passed: a later one may do."""
 
 
-class Applied(Message, frozen=True):
+class Applied(RankReply, frozen=True):
     """A rank has taken a change at this step."""
 
-    incarnation: Incarnation
-    id: str
     step: int
     ok: bool = True
     result: Text = ""
     """What came of it (the path of a checkpoint), or why it failed."""
 
 
-class Ordered(Message, frozen=True):
+class Ordered(RankReply, frozen=True):
     """The result of an order."""
 
-    incarnation: Incarnation
-    id: str
     outcome: Literal["applied", "refused", "expired"]
     text: Annotated[str, Meta(max_length=60_000)] = ""
 
@@ -250,72 +273,61 @@ class ChangeSpec(Part, frozen=True):
     """A change of the same step that is not to have any effect after all."""
 
 
-class Welcome(Message, frozen=True):
-    """You are known. Beat this often."""
+class RankCommand(Message, frozen=True):
+    """Base of the commands."""
 
     term: int
     incarnation: Incarnation
+
+
+class Welcome(RankCommand, frozen=True):
+    """You are known. Beat this often."""
+
     beat_seconds: Annotated[float, Meta(gt=0, le=3600)]
     changes: tuple[ChangeSpec, ...] = ()
     """Of the job so far: in force from their steps on."""
 
 
-class Introduce(Message, frozen=True):
+class Introduce(RankCommand, frozen=True):
     """The sender of a beat is unknown: say Hello."""
 
-    term: int
-    incarnation: Incarnation
 
-
-class Muted(Message, frozen=True):
+class Muted(RankCommand, frozen=True):
     """A newer life of this rank exists; the addressed one is not listened to."""
 
-    term: int
-    incarnation: Incarnation
     newest: Incarnation
     pid: int = 0
     """Of the newer one."""
     node: Annotated[str, Meta(max_length=255)] = ""
 
 
-class Farewell(Message, frozen=True):
+class Farewell(RankCommand, frozen=True):
     """Your goodbye is in the log."""
 
-    term: int
-    incarnation: Incarnation
 
-
-class QueryStep(Message, frozen=True):
+class QueryStep(RankCommand, frozen=True):
     """A change is being prepared: how far are you? Answered with StepReport."""
 
-    term: int
-    incarnation: Incarnation
     id: str
 
 
-class Propose(Message, frozen=True):
+class Propose(RankCommand, frozen=True):
     """Take this change at its step, if the verdict is commit. Answered with Ready."""
 
-    term: int
-    incarnation: Incarnation
     job: Name
     change: ChangeSpec
 
 
-class Verdict(Message, frozen=True):
+class Verdict(RankCommand, frozen=True):
     """The change is to be taken, or not. Answered with Applied once taken."""
 
-    term: int
-    incarnation: Incarnation
     id: Name
     commit: bool
 
 
-class Order(Message, frozen=True):
+class Order(RankCommand, frozen=True):
     """Do this now. Answered with Ordered."""
 
-    term: int
-    incarnation: Incarnation
     id: Name
     verb: Literal["resume", "kill", "stacks"]
     seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0

@@ -1,4 +1,7 @@
-"""Everything that the log contains. The state of the weaver is a fold of these records."""
+"""Everything that the log contains. The state of the weaver is a fold of these records.
+
+Records of runs are in run_records.py, and those that only a request leaves in operator.py.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,23 @@ from typing import Literal
 import msgspec
 
 from torchloom.protocol.ids import Incarnation, RankId, ReplicaId
-from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
-from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.operator import RequestRecord
 from torchloom.protocol.phrase import Prose
-from torchloom.protocol.rank import ChangeSpec, Hello
-from torchloom.protocol.run_records import (
-    AttemptBegan,
-    AttemptEnded,
-    AttemptLaunched,
-    AttemptPaused,
-    AttemptRunning,
-    AttemptStopping,
-    RunEnded,
-    RunSubmitted,
+from torchloom.protocol.rank import (
+    ChangeSpec,
+    Discarded,
+    Healed,
+    Hello,
+    Joined,
+    KnobSpec,
+    Regrouped,
+    Resumed,
+    Saved,
+    SaveFailed,
+    Value,
 )
+from torchloom.protocol.run_records import RunRecord
 
 
 class TermBegan(Message, frozen=True):
@@ -31,6 +35,12 @@ class TermBegan(Message, frozen=True):
     term: int
     weaver: str
     """host:pid of the process that took over."""
+
+
+class InboxRead(Message, frozen=True):
+    """The durable inbox has been decided on up to here; a restarted weaver continues after it."""
+
+    seq: int
 
 
 class JobBegan(Message, frozen=True):
@@ -55,40 +65,36 @@ class RankJoined(Message, frozen=True):
     hello: Hello
 
 
-class RankAttached(Message, frozen=True):
+class LifeRecord(Message, frozen=True):
+    """Base of the records about a life of a rank."""
+
+    rank: RankId
+    incarnation: Incarnation
+
+
+class RankAttached(LifeRecord, frozen=True):
     """Its script speaks for itself now; until then its steps were counted for it."""
 
-    rank: RankId
-    incarnation: Incarnation
 
-
-class RankLost(Message, frozen=True):
+class RankLost(LifeRecord, frozen=True):
     """Its link closed or it fell silent. It may come back; nothing is done yet."""
 
-    rank: RankId
-    incarnation: Incarnation
     reason: Prose
     patient: bool = False
     """The process may well be alive (frozen, network): wait longer before calling it dead."""
 
 
-class RankFound(Message, frozen=True):
-    rank: RankId
-    incarnation: Incarnation
+class RankFound(LifeRecord, frozen=True):
     reason: Prose
 
 
-class RankDied(Message, frozen=True):
-    rank: RankId
-    incarnation: Incarnation
+class RankDied(LifeRecord, frozen=True):
     reason: Prose
     confirmed: bool = False
     """Its end was seen or told; a presumed death can still turn out wrong."""
 
 
-class RankLeft(Message, frozen=True):
-    rank: RankId
-    incarnation: Incarnation
+class RankLeft(LifeRecord, frozen=True):
     how: Literal["finished", "interrupted"]
 
 
@@ -96,6 +102,9 @@ class RankForgotten(Message, frozen=True):
     """Gone for long, and its job continues without it."""
 
     rank: RankId
+
+
+RankRecord = RankJoined | RankAttached | RankLost | RankFound | RankDied | RankLeft | RankForgotten
 
 
 class DeviceRegistered(Message, frozen=True):
@@ -107,15 +116,24 @@ class DeviceRegistered(Message, frozen=True):
     operator: str = ""
 
 
-class DeviceBlamed(Message, frozen=True):
-    """A source reports that a device is broken; others may do so too, each for its own reason."""
+class Blame(Part, frozen=True):
+    """A source reports that a device has failed."""
 
-    device: str
     by: str
     """An alert, a source, or `hand`."""
     cause: Prose
     began: float = 0.0
     alert: bool = False
+    """An alert, which its source repeats while it lasts."""
+    overruled: bool = False
+    """An operator has reported since that the device works."""
+
+
+class DeviceBlamed(Message, frozen=True):
+    """A source reports that a device is broken; others may do so too, each for its own reason."""
+
+    device: str
+    blame: Blame
     node: str = ""
 
 
@@ -138,6 +156,59 @@ class DeviceMarkedRecovered(Message, frozen=True):
     source: str
 
 
+DeviceRecord = DeviceRegistered | DeviceBlamed | DeviceCleared | DeviceMarkedFailed | DeviceMarkedRecovered
+
+
+class About(Part, frozen=True):
+    """What an incident is about. One of rank, run, job, device and node is set."""
+
+    rank: RankId | None = None
+    run: str = ""
+    job: str = ""
+    device: str = ""
+    node: str = ""
+    part: str = ""
+    """Which part of it, where several may have an incident at once: a kind of trouble, a change, a node's agent."""
+
+
+class IncidentOpened(Message, frozen=True):
+    id: str
+    what: Prose
+    """One line: what went wrong."""
+    about: About
+    job: str = ""
+    affected: tuple[ReplicaId, ...] = ()
+    """The replicas on a device."""
+    culprits: tuple[int, ...] = ()
+    """Ranks that have the trouble; none if all wait and nobody stands out."""
+    checkpoints: tuple[str, ...] = ()
+    """Those that are damaged."""
+    errors: tuple[str, ...] = ()
+    """Which of them the evidence contains (SaveFailed.error)."""
+    evidence: tuple[Prose, ...] = ()
+    decision: Prose = ""
+    reason: Prose = ""
+    kind: str = ""
+    """One of EventKind, where a policy may act on it."""
+
+
+class IncidentAmended(Message, frozen=True):
+    """More is known: evidence is added, a decision or an outcome is replaced."""
+
+    id: str
+    evidence: tuple[Prose, ...] = ()
+    decision: Prose = ""
+    reason: Prose = ""
+    outcome: Prose = ""
+    closed: bool = False
+    culprits: tuple[int, ...] = ()
+    """Further ranks that have the trouble."""
+    stacks: str | None = None
+    """The evidence is the stacks of ranks: the node whose agent took them, or empty if ranks told them themselves."""
+    errors: tuple[str, ...] = ()
+    """Further ones that the evidence contains."""
+
+
 class KnobsOffered(Message, frozen=True):
     """What may be changed in a job, when that became more or other."""
 
@@ -152,6 +223,7 @@ class ChangeProposed(Message, frozen=True):
     change: ChangeSpec
     job: str
     lives: tuple[tuple[RankId, Incarnation], ...]
+    """The ranks it is for, each with its incarnation."""
     request: str
     operator: str = ""
     before: dict[str, Value] = {}
@@ -205,78 +277,50 @@ class OrderEnded(Message, frozen=True):
     id: str
     outcome: Prose
     applied: int = 0
+    """The number of ranks that confirmed; one that is gone may have obeyed without a reply, or never received it."""
     ok: bool = True
     """Every rank it was for has done it."""
 
 
-class CheckpointSaved(Message, frozen=True):
-    """A checkpoint of the rank's job is on disk, whole and durable."""
+ChangeRecord = KnobsOffered | ChangeProposed | ChangeDecided | ChangeSettled | OrderGiven | OrderEnded
 
+
+# Reports of ranks, with the rank that sent them.
+
+
+class CheckpointSaved(Saved, frozen=True, kw_only=True):
     rank: RankId
-    step: int
-    folder: str
     node: str
-    size: int
-    seconds: float
-    stall: float = 0.0
 
 
-class CheckpointFailed(Message, frozen=True):
-    """A checkpoint of the rank's job could not be written; the last good one is still there."""
-
+class CheckpointFailed(SaveFailed, frozen=True, kw_only=True):
     rank: RankId
-    step: int
-    folder: str
-    why: str
 
 
-class JobResumed(Message, frozen=True):
-    """A rank continues from a checkpoint of its job."""
-
+class JobResumed(Resumed, frozen=True, kw_only=True):
     rank: RankId
-    step: int
-    path: str
-    rejected: dict[str, str] = {}
-    """Newer ones that were not whole, and why."""
 
 
-class MemberJoined(Message, frozen=True):
-    """A life of a rank belongs to a torchft replica."""
-
+class MemberJoined(Joined, frozen=True, kw_only=True):
     rank: RankId
-    incarnation: Incarnation
-    member: str
-    lighthouse: str = ""
-    version: str = ""
     devices: tuple[str, ...] = ()
 
 
-class MemberRegrouped(Message, frozen=True):
-    """A replica is in another quorum."""
-
+class MemberRegrouped(Regrouped, frozen=True, kw_only=True):
     rank: RankId
-    quorum: int
-    step: int
-    participants: int
 
 
-class MemberHealed(Message, frozen=True):
-    """A replica has taken over the state of a peer."""
-
+class MemberHealed(Healed, frozen=True, kw_only=True):
     rank: RankId
-    step: int
-    source: str = ""
-    seconds: float = 0.0
 
 
-class MemberDiscarded(Message, frozen=True):
-    """A replica did not commit some steps."""
-
+class MemberDiscarded(Discarded, frozen=True, kw_only=True):
     rank: RankId
-    step: int
-    count: int
-    quorum: int
-    why: str = ""
+
+
+ReportRecord = (
+    CheckpointSaved | CheckpointFailed | JobResumed | MemberJoined | MemberRegrouped | MemberHealed | MemberDiscarded
+)
 
 
 class MembersEvicted(Message, frozen=True):
@@ -287,58 +331,10 @@ class MembersEvicted(Message, frozen=True):
     reason: Prose = ""
 
 
-class InboxRead(Message, frozen=True):
-    """The durable inbox has been decided on up to here; a restarted weaver continues after it."""
-
-    seq: int
-
-
 Record = (
-    TermBegan
-    | JobBegan
-    | JobEnded
-    | JobForgotten
-    | RankJoined
-    | RankAttached
-    | RankLost
-    | RankFound
-    | RankDied
-    | RankLeft
-    | RankForgotten
-    | DeviceRegistered
-    | DeviceBlamed
-    | DeviceCleared
-    | DeviceMarkedFailed
-    | DeviceMarkedRecovered
-    | IncidentOpened
-    | IncidentAmended
-    | KnobsOffered
-    | ChangeProposed
-    | ChangeDecided
-    | ChangeSettled
-    | OrderGiven
-    | OrderEnded
-    | CheckpointSaved
-    | CheckpointFailed
-    | JobResumed
-    | MemberJoined
-    | MemberRegrouped
-    | MemberHealed
-    | MemberDiscarded
-    | MembersEvicted
-    | RunSubmitted
-    | AttemptBegan
-    | AttemptLaunched
-    | AttemptRunning
-    | AttemptPaused
-    | AttemptStopping
-    | ResponseBegan
-    | ResponseWent
-    | AttemptEnded
-    | RunEnded
-    | RequestRecord
-    | InboxRead
-)
+    TermBegan | InboxRead | JobBegan | JobEnded | JobForgotten | IncidentOpened | IncidentAmended | MembersEvicted
+    | RankRecord | DeviceRecord | ChangeRecord | ReportRecord | RunRecord | RequestRecord
+)  # fmt: skip
 
 
 def named_jobs(record: Record) -> frozenset[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchloom.protocol.job import EventKind, Task
+from torchloom.protocol.job import EventKind, Response
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.node import ExitCause, Place, Rollback
+from torchloom.protocol.operator import Submit
 from torchloom.protocol.phrase import Prose
 
 
@@ -46,27 +47,27 @@ class AttemptNote(Part, frozen=True):
     """It takes over the state of other replicas."""
 
 
-class RunSubmitted(Message, frozen=True):
-    job: str
-    task: Task
-    request: str
-    operator: str = ""
+class RunSubmitted(Submit, frozen=True):
+    """A job is to be run, as requested; of several replicas each is a run of its own."""
 
 
-class AttemptBegan(Message, frozen=True):
-    """All ranks of a job are to be started, on these nodes."""
+class AttemptRecord(Message, frozen=True):
+    """Base of the records about an attempt."""
 
     job: str
     attempt: int
+
+
+class AttemptBegan(AttemptRecord, frozen=True):
+    """All ranks of a job are to be started, on these nodes."""
+
     places: tuple[Place, ...]
     reason: Prose = ""
 
 
-class AttemptLaunched(Message, frozen=True):
+class AttemptLaunched(AttemptRecord, frozen=True):
     """Its agents have the command to start it: where ranks meet, and what they resume from."""
 
-    job: str
-    attempt: int
     host: str
     port: int
     resume: str = ""
@@ -76,28 +77,22 @@ class AttemptLaunched(Message, frozen=True):
     """Other replicas train, and it takes over their state: nothing is to be done again."""
 
 
-class AttemptRunning(Message, frozen=True):
+class AttemptRunning(AttemptRecord, frozen=True):
     """All its ranks are running."""
 
-    job: str
-    attempt: int
     warm: int = 0
     why_cold: Prose = ""
 
 
-class AttemptPaused(Message, frozen=True):
+class AttemptPaused(AttemptRecord, frozen=True):
     """All its ranks are paused, or continue."""
 
-    job: str
-    attempt: int
     held: bool = True
 
 
-class AttemptStopping(Message, frozen=True):
+class AttemptStopping(AttemptRecord, frozen=True):
     """One of its ranks failed, or it is not wanted any more: all of them are ended."""
 
-    job: str
-    attempt: int
     reason: Prose
     kind: EventKind | None = None
     failure: Failure | None = None
@@ -116,11 +111,30 @@ class AttemptStopping(Message, frozen=True):
     """That it was stopped for."""
 
 
-class AttemptEnded(Message, frozen=True):
-    """None of its processes is left."""
+class ResponseBegan(Message, frozen=True):
+    """What a policy does about an incident of a job, one thing after the other."""
 
     job: str
-    attempt: int
+    incident: str
+    kind: EventKind
+    do: tuple[Response, ...]
+    ranks: tuple[int, ...] = ()
+    """Who is to blame."""
+    reason: Prose = ""
+    step: int = 0
+    rollback: Rollback | None = None
+
+
+class ResponseWent(Message, frozen=True):
+    """So much of it is left to be done."""
+
+    job: str
+    left: tuple[Response, ...] = ()
+
+
+class AttemptEnded(AttemptRecord, frozen=True):
+    """None of its processes is left."""
+
     wait_seconds: float = 0.0
     """Before the next one begins."""
 
@@ -131,3 +145,7 @@ class RunEnded(Message, frozen=True):
     reason: Prose = ""
     step: int = 0
     """The furthest step that was reported."""
+
+
+AnyAttemptRecord = AttemptBegan | AttemptLaunched | AttemptRunning | AttemptPaused | AttemptStopping | AttemptEnded
+RunRecord = RunSubmitted | AnyAttemptRecord | ResponseBegan | ResponseWent | RunEnded

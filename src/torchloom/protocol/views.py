@@ -1,4 +1,4 @@
-"""Answers to queries: what viewers receive."""
+"""Queries, which are requests to see something and change nothing, and their answers: what viewers receive."""
 
 from __future__ import annotations
 
@@ -7,16 +7,87 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from torchloom.protocol.ids import RankId, ReplicaId, Seconds, Text
-from torchloom.protocol.incident_records import About
+from torchloom.protocol.ids import Name, RankId, RankNumber, ReplicaId, Seconds, Text
 from torchloom.protocol.job import Task
-from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.node import Check, NodeBeat, Place, Reading
 from torchloom.protocol.operator import Done, No
-from torchloom.protocol.rank import Beat
-from torchloom.protocol.records import Record
+from torchloom.protocol.rank import Beat, KnobSpec, RankDescription, Value
+from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, IncidentOpened, JobResumed, Record
 from torchloom.protocol.run_records import AttemptNote
+
+
+class QueryCluster(Message, frozen=True):
+    """A picture of everything, ranks in pages."""
+
+    job: Name | None = None
+    offset: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=0, le=1000)] = 1000
+    readings: bool = False
+    """With what devices say of themselves; the pages must be smaller then, to fit a message."""
+    incident: Name | None = None
+    """Of incidents this one alone, with all that is known of it; otherwise old ones are shortened."""
+
+
+class QueryCurves(Message, frozen=True):
+    """The downsampled history of each rank of a job."""
+
+    job: Name
+    replica: Name | None = None
+    offset: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=1, le=100)] = 100
+
+
+class QueryKnobs(Message, frozen=True):
+    """The knobs of a job and the changes made to them."""
+
+    job: Name
+
+
+class QueryRuns(Message, frozen=True):
+    """The jobs that torchLoom starts itself, or one of them, and the nodes that agents run on."""
+
+    job: Name | None = None
+
+
+class QueryLines(Message, frozen=True):
+    """What a rank printed. Asked of the agent on its node."""
+
+    job: Name
+    rank: RankNumber = 0
+    which: Literal["out", "err"] = "out"
+    ordinal: int | None = None
+    """Of which attempt; the last one, if none is named."""
+    submitted: float | None = None
+    """Of the run that was submitted then; of the last one that was started there, if none is named."""
+    at: Annotated[int, Meta(ge=0)] = 0
+    """From which byte on."""
+    most: Annotated[int, Meta(ge=1, le=512 * 1024)] = 256 * 1024
+
+
+class QueryNodeChecks(Message, frozen=True):
+    """Is a node fit for ranks? Asked of its agent, which looks now."""
+
+    folder: Annotated[str, Meta(max_length=4096)] = ""
+    """Where checkpoints will be written."""
+
+
+class QueryBandwidth(Message, frozen=True):
+    """How fast is the network to a peer that is asked the same? Asked of both agents."""
+
+    host: Annotated[str, Meta(max_length=255)]
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+    rank: Annotated[int, Meta(ge=0, le=1)]
+
+
+class QueryCheckpoints(Message, frozen=True):
+    """The checkpoints that a job has reported."""
+
+    job: Name
+
+
+Look = QueryCluster | QueryCurves | QueryKnobs | QueryCheckpoints | QueryRuns
+NodeLook = QueryNodeChecks | QueryBandwidth
 
 
 class Point(NamedTuple):
@@ -34,21 +105,14 @@ class CurvePoints(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[tuple[RankId, Point], ...]
 
 
-class RankView(Part, frozen=True):
+class RankView(RankDescription, frozen=True, kw_only=True):
     rank: RankId
     presence: str
     since: float
     reason: str
-    incarnation: str
-    node: str
-    pid: int
-    devices: tuple[str, ...]
-    world_size: int
     heard: float | None = None
     """When it last spoke; absent if not since this weaver began."""
     beat: Beat | None = None
-    counted: bool = False
-    """Its script has not attached: of its training the step alone is known, counted at its optimizer."""
     member: str = ""
     """The id that torchft has given its replica."""
     evicted: bool = False
@@ -101,22 +165,16 @@ class DeviceView(Part, frozen=True):
     """What it last said of itself; absent where no agent reads it."""
 
 
-class IncidentView(Part, frozen=True):
-    id: str
+class IncidentView(IncidentOpened, frozen=True, kw_only=True, tag=False):
+    """An incident as people read it, and what came of it."""
+
     opened: float
     what: str
-    about: About
-    job: str = ""
-    affected: tuple[ReplicaId, ...] = ()
-    """The replicas on a device."""
-    culprits: tuple[int, ...] = ()
-    """Ranks that have the trouble; none if all wait and nobody stands out."""
     evidence: tuple[str, ...] = ()
     decision: str = ""
     reason: str = ""
     outcome: str = ""
     closed: float | None = None
-    kind: str = ""
     short: str = ""
     """What went wrong, in a list that names the job or device beside it."""
     brief: str = ""
@@ -196,32 +254,21 @@ class KnobsView(Message, frozen=True):
     """Newest first."""
 
 
-class SavedStep(Part, frozen=True):
-    """A checkpoint that was written."""
+class SavedStep(CheckpointSaved, frozen=True, kw_only=True, tag=False):
+    """A checkpoint that was written, and when the weaver learnt of it."""
 
-    step: int
-    folder: str
-    node: str
-    size: int
-    seconds: float
-    stall: float
     at: float
-    """When the weaver learnt of it."""
 
 
-class FailedStep(Part, frozen=True):
+class FailedStep(CheckpointFailed, frozen=True, kw_only=True, tag=False):
     """A checkpoint that could not be written."""
 
-    step: int
-    why: str
     at: float
 
 
-class ResumedStep(Part, frozen=True):
+class ResumedStep(JobResumed, frozen=True, kw_only=True, tag=False):
     """Where training resumed."""
 
-    step: int
-    path: str
     at: float
 
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 from torchloom.checkpoints import threadlet_bridge
 from torchloom.errors import BadInput, BadSetting
 from torchloom.protocol.ids import check_name
-from torchloom.protocol.knob_values import Value
+from torchloom.protocol.rank import Value
 from torchloom.settings import Settings
 from torchloom.shared.incarnation import first_incarnation
 from torchloom.threadlet import process_hooks

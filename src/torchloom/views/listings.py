@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from torchloom.knobs import describe
-from torchloom.protocol.incident_records import About
-from torchloom.protocol.knob_values import Value
+from torchloom.protocol.rank import Value
+from torchloom.protocol.records import About
 from torchloom.protocol.views import ChangeView, DeviceView, IncidentView, JobView, KnobView, NodeView, RankView
 from torchloom.views.format.numbers import ABSENT, ago, clock, coarse, number, value
 from torchloom.views.format.tables import Cell, Column, Screen, cut, table

@@ -11,16 +11,14 @@ from msgspec.structs import replace
 from torchloom.core.jobs.placement import explain_wait
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState, Job
-from torchloom.core.state.device import Device
+from torchloom.core.state.device_map import Device
 from torchloom.core.state.incidents import DECIDED, Incident
-from torchloom.core.state.presence import JobPhase, Presence
-from torchloom.core.state.ranks import Rank
+from torchloom.core.state.ranks import JobPhase, Presence, Rank
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.state.runtime import NODE_SILENCE
-from torchloom.protocol.knob_values import Value
 from torchloom.protocol.node import NodeBeat, RankStatus, Reading
 from torchloom.protocol.phrase import Phrase, phrase
-from torchloom.protocol.queries import QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
+from torchloom.protocol.rank import Value
 from torchloom.protocol.views import (
     ChangeView,
     CheckpointsView,
@@ -34,6 +32,11 @@ from torchloom.protocol.views import (
     MarkView,
     NodeView,
     PlaneView,
+    QueryCheckpoints,
+    QueryCluster,
+    QueryCurves,
+    QueryKnobs,
+    QueryRuns,
     RankView,
     RunsView,
     RunView,

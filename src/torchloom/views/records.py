@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from msgspec.structs import asdict
 
 from torchloom.core.state.change_ledger import abort_phrase
-from torchloom.protocol import incident_records as incidents
 from torchloom.protocol import operator as requests
 from torchloom.protocol import records as log
 from torchloom.protocol import run_records as runs
@@ -152,7 +151,7 @@ ROWS: Mapping[type[Record], Row] = {
     log.RankLeft: Row("Rank {rank} left: {how}"),
     log.RankForgotten: Row("Rank {rank} forgotten: gone for long"),
     log.DeviceRegistered: Row(_seated),
-    log.DeviceBlamed: Row("Device {device} is said to be broken ({by}): {cause}"),
+    log.DeviceBlamed: Row("Device {device} is said to be broken ({blame.by}): {blame.cause}"),
     log.DeviceCleared: Row("Device {device} is not said to be broken any more by {by}"),
     log.DeviceMarkedFailed: Row(
         "Device {device} failed: {cause} (said by {source}); "
@@ -160,14 +159,14 @@ ROWS: Mapping[type[Record], Row] = {
         "red",
     ),
     log.DeviceMarkedRecovered: Row("Device {device} recovered (said by {source})", "green"),
-    incidents.IncidentOpened: Row(
+    log.IncidentOpened: Row(
         lambda record: fill(
             "Incident {id} opened: {name}: {what}{evidence:? [|]}{decision:?; decided: }{reason}",
             _incident_fields(record) | {"name": name_of(record.about)},
         ),
         "red",
     ),
-    incidents.IncidentAmended: Row(
+    log.IncidentAmended: Row(
         lambda record: fill(
             "Incident {id} {closed:if|closed|amended}{evidence:?: }{decision:?; decided: }{reason}"
             "{outcome:?; outcome: }",
@@ -208,8 +207,8 @@ ROWS: Mapping[type[Record], Row] = {
     ),
     runs.AttemptEnded: Row("No process of {job} is left{wait_seconds:if|; it starts again in {wait_seconds:g} s}"),
     runs.RunEnded: Row("Job {job} is {phase}{reason:?: }"),
-    incidents.ResponseBegan: Row("The policy of {job} acts on {incident}{reason:? (|)}: {do:then}", "yellow"),
-    incidents.ResponseWent: Row("The policy of {job} {left:if|continues: {left:then}|has acted}"),
+    runs.ResponseBegan: Row("The policy of {job} acts on {incident}{reason:? (|)}: {do:then}", "yellow"),
+    runs.ResponseWent: Row("The policy of {job} {left:if|continues: {left:then}|has acted}"),
     requests.JobAnnotated: Row("Note on {job}{operator:? by }{step:? at step }: {text}"),
     requests.ReplicaDrained: Row(
         "{job} {drained:if|is to leave at the end of a step, and to stay away|may come back}{operator:? (|)}"
@@ -220,7 +219,7 @@ ROWS: Mapping[type[Record], Row] = {
 }
 
 
-def _incident_fields(record: incidents.IncidentOpened | incidents.IncidentAmended) -> dict[str, Any]:
+def _incident_fields(record: log.IncidentOpened | log.IncidentAmended) -> dict[str, Any]:
     """The reason belongs to a decision, and is not shown without one."""
     reason = f" ({render(record.reason)})" if record.decision and record.reason else ""
     return asdict(record) | {"reason": reason, "evidence": "; ".join(render_all(record.evidence))}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from torchloom.core.state.curves import Curve
-from torchloom.core.state.runtime import RuntimeState
+from torchloom.core.state.runtime import Curve, RuntimeState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.views import CurvePoints, Point
 from torchloom.settings import Settings

@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from torchloom.bus.tasks import TaskSet
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.presence import Presence
-from torchloom.core.state.ranks import Rank
+from torchloom.core.state.ranks import Presence, Rank
 from torchloom.protocol.codec import encode
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId

@@ -17,8 +17,17 @@ from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.codec import decode_look, encode
 from torchloom.protocol.operator import Done, No
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.queries import Look, QueryCheckpoints, QueryCluster, QueryCurves, QueryKnobs, QueryRuns
-from torchloom.protocol.views import Answer, ClockView, PlaneView
+from torchloom.protocol.views import (
+    Answer,
+    ClockView,
+    Look,
+    PlaneView,
+    QueryCheckpoints,
+    QueryCluster,
+    QueryCurves,
+    QueryKnobs,
+    QueryRuns,
+)
 from torchloom.views.answers import rendered
 from torchloom.views.queries import checkpoints, curves, knobs, picture, runs
 from torchloom.views.wording.phrases import render

@@ -16,6 +16,7 @@ from torchloom.checkpoints.store.checksums import describe
 from torchloom.checkpoints.store.inventory import Entry, Inventory, inventory_from_reports, take_inventory
 from torchloom.checkpoints.store.manifest import Manifest
 from torchloom.errors import BadState
+from torchloom.protocol.ids import RankId
 from torchloom.protocol.views import SavedStep
 
 NOW = 1_800_000_000.0
@@ -213,7 +214,10 @@ def test_an_empty_folder_is_empty_and_a_missing_one_an_error(tmp_path: Path) -> 
 
 def test_what_was_told_of_is_listed_once_a_step_by_the_latest_word() -> None:
     def saved(step: int, at: float, size: int) -> SavedStep:
-        return SavedStep(step=step, folder="/runs", node="n7", size=size, seconds=1.0, stall=0.1, at=at)
+        return SavedStep(
+            rank=RankId("mnist", "main", 0), incarnation="0" * 24, step=step, folder="/runs", node="n7", size=size,
+            seconds=1.0, stall=0.1, at=at,
+        )  # fmt: skip
 
     found = inventory_from_reports("/runs", [saved(10, 1.0, 100), saved(20, 2.0, 100), saved(10, 3.0, 200)])
     assert [(e.step, e.size, e.created, e.status, e.node) for e in found.entries] == [

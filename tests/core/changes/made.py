@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from tests.core.loom import Loom, life
 from torchloom.core.events import ReplyReceived, ReportReceived
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.operator import SetKnobs, Steer
 from torchloom.protocol.rank import (
     Knobs,
+    KnobSpec,
     StepReport,
 )
 

@@ -18,10 +18,9 @@ from tests.examples import examples
 from torchloom.core.events import RequestReceived
 from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About
 from torchloom.protocol.operator import SetKnobs
 from torchloom.protocol.rank import Applied, Beat, ChangeSpec, Command, Propose, Ready, Reply
-from torchloom.protocol.records import Record
+from torchloom.protocol.records import About, Record
 from torchloom.threadlet.changes.participant import Participant
 
 MOVES = st.lists(st.tuples(st.sampled_from(CHOICES), st.integers(0, 999)), min_size=10, max_size=100)

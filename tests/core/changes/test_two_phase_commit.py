@@ -15,9 +15,8 @@ from torchloom.core.decision import Decision
 from torchloom.core.events import ReplyReceived, ReportReceived, VerdictKnown
 from torchloom.core.state import change_ledger
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.presence import Presence
+from torchloom.core.state.ranks import Presence
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.operator import Done, No, Revert, SetKnobs
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import (
@@ -35,9 +34,11 @@ from torchloom.protocol.rank import (
 )
 from torchloom.protocol.records import (
     Abort,
+    About,
     ChangeDecided,
     ChangeProposed,
     ChangeSettled,
+    IncidentOpened,
     JobBegan,
     OrderEnded,
     RankDied,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.core.loom import HI, Loom
 from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceWarned
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About
 from torchloom.protocol.operator import Done, Fail, No, Recover, Register
 from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.protocol.records import About
 
 
 def test_a_device_shared_by_two_replicas_fails_them_both() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.loom import Loom, life
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.device import BLAMES_KEPT
+from torchloom.core.state.device_map import BLAMES_KEPT
 from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, Fact
 from torchloom.protocol.node import NodeBeat
 from torchloom.protocol.operator import Done, Fail, Recover

@@ -16,12 +16,12 @@ from torchloom.core.incidents.policy import planned
 from torchloom.core.state.runs import Run
 from torchloom.protocol.facts import Inspected, RankStacks
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, ResponseBegan
 from torchloom.protocol.job import Rule, Torchft
 from torchloom.protocol.node import Halt, Inspect
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import Beat, Hello, Order, StepTimes
-from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.records import About, IncidentAmended
+from torchloom.protocol.run_records import AttemptStopping, ResponseBegan
 
 WELL: dict[str, object] = {"idle_seconds": 0.0, "frozen": 0.0, "held": 0.0, "computes": False, "phase": ""}
 TIMES = StepTimes(count=50, p50=0.02, p99=0.025, longest=0.03)

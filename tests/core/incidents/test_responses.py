@@ -12,14 +12,13 @@ from torchloom.core.incidents.policy import planned
 from torchloom.core.state.incidents import DECIDED
 from torchloom.protocol.facts import DeviceWarned
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, ResponseWent
 from torchloom.protocol.job import Rule
 from torchloom.protocol.node import Inspect
 from torchloom.protocol.operator import Fail, Recover
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import Applied, Beat, Hello, Knobs, Propose, QueryStep, Ready, StepReport, Verdict
-from torchloom.protocol.records import DeviceMarkedFailed
-from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.records import About, DeviceMarkedFailed, IncidentAmended
+from torchloom.protocol.run_records import AttemptStopping, ResponseWent
 
 
 def find(

@@ -6,9 +6,9 @@ from tests.core.site import JOB, Site, incidents
 from torchloom.core.events import ReportReceived
 from torchloom.core.incidents.policy import planned
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import IncidentOpened
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Goodbye
+from torchloom.protocol.records import IncidentOpened
 from torchloom.settings import Settings
 
 NODE_PATIENCE = Settings().node_patience_seconds

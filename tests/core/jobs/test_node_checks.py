@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from tests.core.site import Site, a_node, incidents, room, waiting
 from torchloom.core.jobs.node_checks import AGAIN_SECONDS, FRESH_SECONDS, PATIENCE_SECONDS, find_slow
-from torchloom.protocol.incident_records import About
 from torchloom.protocol.node import Fitness
 from torchloom.protocol.phrase import phrase
+from torchloom.protocol.records import About
 
 
 def examined(site: Site) -> list[int]:

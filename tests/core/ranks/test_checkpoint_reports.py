@@ -11,12 +11,18 @@ from torchloom.core.state.checkpoint_index import KEEP_SAVED
 from torchloom.core.state.cluster import ClusterState, State
 from torchloom.core.state.incidents import Incident
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.queries import QueryCheckpoints
 from torchloom.protocol.rank import Resumed, Saved, SaveFailed
-from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed, Record
-from torchloom.protocol.views import CheckpointsView, ResumedStep
+from torchloom.protocol.records import (
+    About,
+    CheckpointFailed,
+    CheckpointSaved,
+    IncidentAmended,
+    IncidentOpened,
+    JobResumed,
+    Record,
+)
+from torchloom.protocol.views import CheckpointsView, QueryCheckpoints, ResumedStep
 from torchloom.settings import Settings
 from torchloom.views.queries import checkpoints
 
@@ -64,7 +70,9 @@ def only_incident(loom: Loom) -> Incident:
 
 def test_a_written_checkpoint_is_recorded_with_the_node_of_the_rank_that_told() -> None:
     loom = joined()
-    record = CheckpointSaved(rank=HI, step=100, folder="/runs/a", node="node1", size=8, seconds=2.0, stall=0.5)
+    record = CheckpointSaved(
+        rank=HI, incarnation=life(1), step=100, folder="/runs/a", node="node1", size=8, seconds=2.0, stall=0.5
+    )
     assert save(loom, 100).records == (record,)
     view = seen(loom)
     assert (view.folder, view.node, view.failures, view.failed, view.resumed) == ("/runs/a", "node1", 0, None, None)
@@ -186,8 +194,10 @@ def test_it_does_not_hide_what_is_known_about_the_rank_itself() -> None:
 
 def test_a_resumption_is_recorded() -> None:
     loom = joined()
-    assert resume(loom, 100).records == (JobResumed(rank=HI, step=100, path="/runs/a/step-100"),)
-    assert seen(loom).resumed == ResumedStep(step=100, path="/runs/a/step-100", at=loom.now)
+    assert resume(loom, 100).records == (JobResumed(rank=HI, incarnation=life(1), step=100, path="/runs/a/step-100"),)
+    assert seen(loom).resumed == ResumedStep(
+        rank=HI, incarnation=life(1), step=100, path="/runs/a/step-100", at=loom.now
+    )
     assert not loom.cluster.incidents
 
 

@@ -8,10 +8,9 @@ from tests.core.loom import HI, Loom, a_hello, life
 from torchloom.core.events import ReportReceived
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import IncidentOpened
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import Farewell, Introduce, Muted, Welcome
-from torchloom.protocol.records import JobBegan, JobEnded, RankDied, RankFound, RankJoined, RankLost
+from torchloom.protocol.records import IncidentOpened, JobBegan, JobEnded, RankDied, RankFound, RankJoined, RankLost
 from torchloom.settings import Settings
 
 

@@ -12,11 +12,18 @@ from tests.examples import examples
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.goodput import KEEP_STRETCHES, Account, Stretch, tally
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import Place
 from torchloom.protocol.rank import Hello
-from torchloom.protocol.records import JobForgotten, JobResumed, RankJoined, Record
+from torchloom.protocol.records import (
+    About,
+    IncidentAmended,
+    IncidentOpened,
+    JobForgotten,
+    JobResumed,
+    RankJoined,
+    Record,
+)
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
@@ -131,7 +138,7 @@ def test_a_job_that_begins_anew_has_lost_everything() -> None:
 def test_an_attempt_that_says_itself_where_it_goes_on_has_lost_less() -> None:
     stop: list[tuple[float, Record]] = [(115, opened("crash")), (115, stopping(200, "i1"))]
     again: list[tuple[float, Record]] = [(116, ended()), (116, begun(2)), (117, launched(2)), (118, RUNNING)]
-    resumed = JobResumed(rank=RankId(JOB, "main", 0), step=150, path="p")
+    resumed = JobResumed(rank=RankId(JOB, "main", 0), incarnation=life(1), step=150, path="p")
     found = told(*START, *stop, *again, (119, resumed), (119, resumed), now=120)
     assert found.lost["redone"] == pytest.approx(25)
     assert found.productive == pytest.approx(77)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.loom import Loom
+from tests.core.loom import Loom, life
 from tests.core.site import JOB, Site
 from torchloom.core.incidents.policy import planned
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import LONGEST_ENTRY, MOST_ENTRIES, Incident, Incidents
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.queries import QueryCluster
-from torchloom.protocol.records import JobResumed
-from torchloom.protocol.run_records import AttemptStopping
-from torchloom.protocol.views import PlaneView
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, JobResumed
+from torchloom.protocol.run_records import AttemptStopping, ResponseBegan, ResponseWent
+from torchloom.protocol.views import PlaneView, QueryCluster
 from torchloom.settings import Settings
 from torchloom.views.queries import CLOSED_SHOWN, EVIDENCE_SHOWN, picture
 
@@ -108,7 +106,7 @@ def test_steps_are_lost_since_the_checkpoint_or_where_the_script_itself_says_it_
     assert cluster.incidents["i9"].step == 100
     site.settle()
     assert cluster.incidents["i9"].lost_steps == 70
-    cluster.fold((JobResumed(rank=RankId(JOB, "main", 0), step=90, path="p"),), now)
+    cluster.fold((JobResumed(rank=RankId(JOB, "main", 0), incarnation=life(1), step=90, path="p"),), now)
     assert cluster.incidents["i9"].lost_steps == 10
 
 
@@ -214,5 +212,5 @@ def test_the_incidents_of_a_job_are_not_crowded_out_by_those_of_others() -> None
 
 def test_records_of_a_job_that_is_not_known_are_no_one_s_story() -> None:
     cluster = ClusterState(Settings())
-    cluster.fold((JobResumed(rank=RankId("x", "main", 0), step=1, path="p"),), 1.0)
+    cluster.fold((JobResumed(rank=RankId("x", "main", 0), incarnation=life(1), step=1, path="p"),), 1.0)
     assert cluster.incidents == {}

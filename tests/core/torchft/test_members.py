@@ -8,7 +8,7 @@ from tests.core.site import JOB, Site
 from tests.core.torchft.made import evicted, member, outside, run_of, shine
 from torchloom.core.events import ReportReceived, RequestReceived
 from torchloom.core.incidents.policy import planned
-from torchloom.core.state.presence import Presence
+from torchloom.core.state.ranks import Presence
 from torchloom.core.torchft.members import evict
 from torchloom.protocol.facts import DeviceFailed, DeviceWarned, RankExited
 from torchloom.protocol.ids import RankId
@@ -48,15 +48,15 @@ def say(site: Site, report: Report, rank: RankId = RANK) -> tuple[Record, ...]:
         ),
         (
             Regrouped(incarnation=NEW, quorum=3, step=40, participants=2),
-            MemberRegrouped(rank=RANK, quorum=3, step=40, participants=2),
+            MemberRegrouped(rank=RANK, incarnation=NEW, quorum=3, step=40, participants=2),
         ),
         (
             Healed(incarnation=NEW, step=40, source="r1:b", seconds=0.5),
-            MemberHealed(rank=RANK, step=40, source="r1:b", seconds=0.5),
+            MemberHealed(rank=RANK, incarnation=NEW, step=40, source="r1:b", seconds=0.5),
         ),
         (
             Discarded(incarnation=NEW, step=40, count=2, quorum=3, why="a peer is gone"),
-            MemberDiscarded(rank=RANK, step=40, count=2, quorum=3, why="a peer is gone"),
+            MemberDiscarded(rank=RANK, incarnation=NEW, step=40, count=2, quorum=3, why="a peer is gone"),
         ),
     ],
 )

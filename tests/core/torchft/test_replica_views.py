@@ -7,12 +7,10 @@ from tests.core.torchft.made import group, join, member, outside, run_of
 from torchloom.core.events import BeatReceived, ReportReceived
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job import Task, Torchft
-from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.operator import Cancel, DrainReplica, EvictReplica, No, Submit
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.queries import QueryCluster, QueryKnobs, QueryRuns
-from torchloom.protocol.rank import Beat, Knobs
-from torchloom.protocol.views import JobView, PlaneView
+from torchloom.protocol.rank import Beat, Knobs, KnobSpec
+from torchloom.protocol.views import JobView, PlaneView, QueryCluster, QueryKnobs, QueryRuns
 from torchloom.views.queries import knobs, picture, runs
 
 PLANE = PlaneView(weaver="w", term=1, began=0.0, now=0.0, log_seq=0, version="0")

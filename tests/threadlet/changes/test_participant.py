@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from torchloom.knobs import BadValue
-from torchloom.protocol.knob_values import Action
-from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Verdict
+from torchloom.protocol.rank import Action, Applied, ChangeSpec, Propose, Ready, Verdict
 from torchloom.threadlet.changes.participant import JOURNAL, NEVER, Handover, Participant
 
 LIFE = "1" * 24

@@ -24,9 +24,8 @@ from torchloom.protocol.codec import decode_answer, decode_node_look, encode
 from torchloom.protocol.node import Fitness
 from torchloom.protocol.operator import No
 from torchloom.protocol.phrase import Phrase, phrase
-from torchloom.protocol.queries import QueryBandwidth, QueryNodeChecks
 from torchloom.protocol.subjects import CHECK, CLOCK
-from torchloom.protocol.views import Answer, BandwidthView, ClockView, NodeChecksView
+from torchloom.protocol.views import Answer, BandwidthView, ClockView, NodeChecksView, QueryBandwidth, QueryNodeChecks
 from torchloom.views.answers import rendered
 from torchloom.views.wording.phrases import render
 

@@ -110,8 +110,7 @@ async def _ask(call: Call, weaver: WeaverClient, views: Sequence[NodeView], netw
 async def _look(weaver: WeaverClient, node: str, folder: str) -> NodeChecksView:
     from torchloom.bus.node_client import ask_node
     from torchloom.protocol.node import Check
-    from torchloom.protocol.queries import QueryNodeChecks
-    from torchloom.protocol.views import NodeChecksView
+    from torchloom.protocol.views import NodeChecksView, QueryNodeChecks
 
     try:
         return await ask_node(weaver.client, node, QueryNodeChecks(folder=folder), NodeChecksView, LOOK_SECONDS)
@@ -127,8 +126,7 @@ async def _exchange(weaver: WeaverClient, one: NodeView, other: NodeView) -> Che
 
     from torchloom.bus.node_client import ask_node
     from torchloom.protocol.node import Check
-    from torchloom.protocol.queries import QueryBandwidth
-    from torchloom.protocol.views import BandwidthView
+    from torchloom.protocol.views import BandwidthView, QueryBandwidth
 
     what = f"network to {one.node}"[:64]
     port = random.choice(PORTS)

@@ -86,8 +86,7 @@ async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list
 async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
     """Everything that is known of an incident, however old."""
     from torchloom.protocol.ids import NAME
-    from torchloom.protocol.queries import QueryCluster
-    from torchloom.protocol.views import ClusterView
+    from torchloom.protocol.views import ClusterView, QueryCluster
 
     if not NAME.fullmatch(id):
         return None

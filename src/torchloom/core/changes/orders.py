@@ -14,11 +14,10 @@ from torchloom.core.state.pending_operations import (
     WaiterAdded,
 )
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import IncidentAmended
 from torchloom.protocol.operator import Done, No, Steer
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Command, Order
-from torchloom.protocol.records import OrderEnded, OrderGiven, Record
+from torchloom.protocol.records import IncidentAmended, OrderEnded, OrderGiven, Record
 
 AGAIN_SECONDS = 0.5
 EXPIRE_SECONDS = 10.0

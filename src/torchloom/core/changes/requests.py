@@ -13,9 +13,8 @@ from torchloom.core.changes.two_phase_commit import describe_success, query_step
 from torchloom.core.decision import Decision, Handlers, refuse
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.fields import copy_fields
 from torchloom.core.state.pending_operations import ChangeRequest, Lives, OperationBegan, WaiterAdded
-from torchloom.core.state.presence import Presence
+from torchloom.core.state.ranks import Presence
 from torchloom.protocol.operator import Done, No, Revert, SetKnobs, Steer
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 
@@ -64,7 +63,7 @@ def _to_change_request(cluster: ClusterState, ask: SetKnobs | Revert | Steer) ->
         case SetKnobs():
             return ChangeRequest(ask)
         case Steer(verb="pause" | "stop" | "checkpoint" as action):
-            return ChangeRequest(copy_fields(SetKnobs, ask, values={}), action=action)
+            return ChangeRequest(SetKnobs.from_fields(ask, values={}), action=action)
         case Revert():
             return _revert(cluster, ask)
     raise AssertionError(f"not a change: {ask!r}")
@@ -82,7 +81,7 @@ def _revert(cluster: ClusterState, ask: Revert) -> ChangeRequest | No:
         return No(why=phrase("reverted_already", change=ask.change, by=change.reverted_by))
     withdrawn = cluster.ledger.changes.get(change.change.withdraws)  # it takes effect again, as it was
     over = withdrawn.change.over if withdrawn else 0
-    wanted = copy_fields(SetKnobs, ask, replica=change.replica, rank=change.rank, values=change.before, over=over)
+    wanted = SetKnobs.from_fields(ask, replica=change.replica, rank=change.rank, values=change.before, over=over)
     return ChangeRequest(wanted, reverts=change.id)
 
 

@@ -33,15 +33,20 @@ from torchloom.core.state.pending_operations import (
     VerdictAsked,
     WaitersAnswered,
 )
-from torchloom.core.state.presence import PRESENT
-from torchloom.core.state.ranks import Rank
+from torchloom.core.state.ranks import PRESENT, Rank
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentOpened
-from torchloom.protocol.knob_values import Value
 from torchloom.protocol.operator import Done, No, SetKnobs
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.rank import ChangeSpec, Command, Propose, QueryStep, StepReport, Verdict, Welcome
-from torchloom.protocol.records import Abort, ChangeDecided, ChangeProposed, ChangeSettled, Record
+from torchloom.protocol.rank import ChangeSpec, Command, Propose, QueryStep, StepReport, Value, Verdict, Welcome
+from torchloom.protocol.records import (
+    Abort,
+    About,
+    ChangeDecided,
+    ChangeProposed,
+    ChangeSettled,
+    IncidentOpened,
+    Record,
+)
 
 AGAIN_SECONDS = 0.25
 """Between two questions to a rank that has not answered."""

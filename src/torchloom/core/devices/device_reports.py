@@ -18,22 +18,25 @@ from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.incidents.circuit_breaker import braked
 from torchloom.core.incidents.responses import Trouble, respond
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.device import Blame, Device
-from torchloom.core.state.presence import PRESENT
+from torchloom.core.state.device_map import Device
+from torchloom.core.state.ranks import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.core.torchft.members import evict
 from torchloom.protocol.facts import ALL_OVER, DeviceRecovered, DeviceWarned
 from torchloom.protocol.ids import ReplicaId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.job import EventKind
 from torchloom.protocol.operator import Done, Fail, Recover, Register
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import (
+    About,
+    Blame,
     DeviceBlamed,
     DeviceCleared,
     DeviceMarkedFailed,
     DeviceMarkedRecovered,
     DeviceRegistered,
+    IncidentAmended,
+    IncidentOpened,
     Record,
 )
 from torchloom.protocol.views import Assignment
@@ -52,9 +55,7 @@ def fail(cluster: ClusterState, device: str, source: str, blame: Blame, now: flo
     earlier = next((other for other in existing.blames if other.by == blame.by and other.began == blame.began), None)
     if earlier is not None and earlier.overruled:
         return Decision()
-    blamed = DeviceBlamed(
-        device=device, by=blame.by, cause=cause, began=blame.began, alert=blame.alert, node=existing.node
-    )
+    blamed = DeviceBlamed(device=device, blame=blame, node=existing.node)
     if existing.failed:
         more = (blamed, *_evidence(existing, _says(source, cause)))
         return Decision(

@@ -7,7 +7,7 @@ on it would make it so.
 from __future__ import annotations
 
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.presence import PRESENT, Presence
+from torchloom.core.state.ranks import PRESENT, Presence
 from torchloom.protocol.phrase import Prose, phrase
 
 AT_LEAST = 20

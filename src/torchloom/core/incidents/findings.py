@@ -14,8 +14,8 @@ from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import Incident
 from torchloom.core.state.runs import RunPhase
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import phrase
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened
 
 REPORT_ONLY = phrase("not_our_job")
 

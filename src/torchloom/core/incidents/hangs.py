@@ -25,9 +25,9 @@ from torchloom.core.state.runtime import RankRuntime
 from torchloom.core.torchft.replica_groups import can_heal
 from torchloom.protocol.facts import Inspected
 from torchloom.protocol.ids import RankId, ReplicaId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.operator import Steer
 from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened
 
 MORE_PATIENT = 30.0
 """Factor of the waiting time where a restart has not helped."""

@@ -12,7 +12,7 @@ from torchloom.core.detect.hang import HangDiagnosis, RankProgress, is_suspect
 from torchloom.core.detect.hang_tracker import NEWS
 from torchloom.core.events import Event, FindingsMade, JobDue, RanksSilent
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.presence import JobPhase, Presence
+from torchloom.core.state.ranks import JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.state.runtime import RankRuntime
 from torchloom.core.torchft.replica_groups import siblings

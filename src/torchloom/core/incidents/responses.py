@@ -20,13 +20,12 @@ from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import Incident
 from torchloom.core.state.runs import Run
-from torchloom.protocol.incident_records import IncidentAmended, ResponseBegan, ResponseWent
 from torchloom.protocol.job import EventKind, Response, Rule
 from torchloom.protocol.node import Inspect, Rollback
 from torchloom.protocol.operator import Steer
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.records import DeviceMarkedFailed, Record
-from torchloom.protocol.run_records import Failure
+from torchloom.protocol.records import DeviceMarkedFailed, IncidentAmended, Record
+from torchloom.protocol.run_records import Failure, ResponseBegan, ResponseWent
 
 CHECKPOINT_SECONDS = 60.0
 """Longest that what follows waits for a checkpoint."""

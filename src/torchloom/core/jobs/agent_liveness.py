@@ -11,13 +11,11 @@ from msgspec.structs import replace
 from torchloom.core.incident_ids import provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import Incident
-from torchloom.core.state.presence import Presence
-from torchloom.core.state.ranks import Rank
+from torchloom.core.state.ranks import Presence, Rank
 from torchloom.core.state.runs import Run
-from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.node import Place, RankStatus
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.records import Record
+from torchloom.protocol.records import About, IncidentOpened, Record
 
 
 def explain_lost_node(cluster: ClusterState, run: Run, now: float) -> Prose:

@@ -11,16 +11,14 @@ from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.incidents.policy import ENDING, planned, rule_for
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.fields import copy_fields
 from torchloom.core.state.incidents import Incident
-from torchloom.core.state.presence import PRESENT
+from torchloom.core.state.ranks import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.job import EventKind
 from torchloom.protocol.node import Halt, Rollback
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.records import RankDied, Record
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, RankDied, Record
 from torchloom.protocol.run_records import AttemptStopping, Failure
 
 Then = Literal["restart", "fail", "cancel", "done"]
@@ -69,8 +67,7 @@ def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
     if next_action not in {"cancel", "done"} and not cause.expected:
         again = cause.decision or (AGAIN if run.task.torchft is None else ALONE)
         records, incident = _record_incident(cluster, run, cause, reason, GIVEN_UP if next_action == "fail" else again)
-    stopping = copy_fields(
-        AttemptStopping,
+    stopping = AttemptStopping.from_fields(
         cause,
         job=run.name,
         attempt=run.attempt,

@@ -12,10 +12,9 @@ from statistics import median
 from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
-from torchloom.protocol.incident_records import About, IncidentOpened
 from torchloom.protocol.node import Examine, NodeCommand
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.records import Record
+from torchloom.protocol.records import About, IncidentOpened, Record
 
 FRESH_SECONDS = 600.0
 """How long the result of a check is valid."""

@@ -27,8 +27,7 @@ from torchloom.core.jobs.agent_liveness import (
 from torchloom.core.jobs.attempt_stop import ELSEWHERE, Cause, halt_command, incidents_of_attempt, stop
 from torchloom.core.jobs.placement import place, prepare
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.fields import copy_fields
-from torchloom.core.state.presence import PRESENT, JobPhase
+from torchloom.core.state.ranks import PRESENT, JobPhase
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft import drain
 from torchloom.core.torchft.replica_groups import (
@@ -143,8 +142,7 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
 
 
 def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launch:
-    return copy_fields(
-        Launch,
+    return Launch.from_fields(
         run,
         term=cluster.term,
         job=run.name,

@@ -12,7 +12,7 @@ from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.placement import explain_too_large
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.presence import PRESENT, JobPhase, Presence
+from torchloom.core.state.ranks import PRESENT, JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import split_job
 from torchloom.protocol.job import Task

@@ -8,13 +8,19 @@ from __future__ import annotations
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.fields import copy_fields
 from torchloom.core.state.incidents import Incident
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Resumed, Saved, SaveFailed
-from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed, Record
+from torchloom.protocol.records import (
+    About,
+    CheckpointFailed,
+    CheckpointSaved,
+    IncidentAmended,
+    IncidentOpened,
+    JobResumed,
+    Record,
+)
 
 SHOWN = 20
 """Damaged checkpoints that the evidence names."""
@@ -24,7 +30,7 @@ def record_saved(cluster: ClusterState, rank_id: RankId, report: Saved) -> Decis
     rank = cluster.ranks.find(rank_id, report.incarnation)
     if rank is None:
         return NOTHING
-    record = copy_fields(CheckpointSaved, report, rank=rank_id, node=rank.node)
+    record = CheckpointSaved.from_fields(report, rank=rank_id, node=rank.node)
     late = [i for i in cluster.incidents.open_of(rank_id.job) if i.kind == "overdue"]
     came = [close_incident(i.id, phrase("checkpoint_written", step=report.step)) for i in late]
     return Decision((record, *came, *_close(cluster, rank_id.job, phrase("later_checkpoint_written"))))
@@ -33,7 +39,7 @@ def record_saved(cluster: ClusterState, rank_id: RankId, report: Saved) -> Decis
 def record_failed(cluster: ClusterState, rank_id: RankId, report: SaveFailed) -> Decision:
     if cluster.ranks.find(rank_id, report.incarnation) is None:
         return NOTHING
-    records: list[Record] = [copy_fields(CheckpointFailed, report, rank=rank_id)]
+    records: list[Record] = [CheckpointFailed.from_fields(report, rank=rank_id)]
     evidence = (report.why, phrase("at_step_in", step=report.step, folder=report.folder))
     incident = _find_incident(cluster, rank_id.job)
     if incident is None:
@@ -57,7 +63,7 @@ def record_failed(cluster: ClusterState, rank_id: RankId, report: SaveFailed) ->
 def record_resumed(cluster: ClusterState, rank_id: RankId, report: Resumed) -> Decision:
     if cluster.ranks.find(rank_id, report.incarnation) is None:
         return NOTHING
-    records: list[Record] = [copy_fields(JobResumed, report, rank=rank_id)]
+    records: list[Record] = [JobResumed.from_fields(report, rank=rank_id)]
     if report.rejected:
         records += _report_damaged(cluster, rank_id.job, report)
     return Decision(tuple(records))

@@ -2,7 +2,7 @@
 
 The newest incarnation of a rank is the rank; an older one is muted. Incarnations are ordered by themselves, not by
 arrival, so late and repeated messages change nothing. Evidence of life and death comes from different senders (the
-rank, the server, an agent) in any order; core/state/presence.py says what each sign means in each state.
+rank, the server, an agent) in any order; core/state/ranks.py says what each sign means in each state.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.presence import JobPhase, Presence
-from torchloom.core.state.ranks import Rank
+from torchloom.core.state.ranks import JobPhase, Presence, Rank
 from torchloom.core.state.runs import RunPhase
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
-from torchloom.protocol.knob_values import KnobSpec
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.rank import Beat, Command, Farewell, Goodbye, Hello, Introduce, Knobs, Muted, Welcome
+from torchloom.protocol.rank import Beat, Command, Farewell, Goodbye, Hello, Introduce, Knobs, KnobSpec, Muted, Welcome
 from torchloom.protocol.records import (
+    About,
+    IncidentAmended,
+    IncidentOpened,
     JobBegan,
     KnobsOffered,
     RankAttached,

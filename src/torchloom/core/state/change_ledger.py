@@ -12,11 +12,9 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from torchloom.core.state.fields import copy_fields
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.knob_values import KnobSpec, Value
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.rank import ChangeSpec
+from torchloom.protocol.rank import ChangeSpec, KnobSpec, Value
 from torchloom.protocol.records import (
     Abort,
     ChangeDecided,
@@ -45,18 +43,10 @@ CHANGE_NEXT: Mapping[tuple[ChangePhase, str], ChangePhase] = {
 }
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    change: ChangeSpec
-    job: str
-    lives: tuple[tuple[RankId, str], ...]
-    """The ranks it is for, each with its incarnation."""
-    request: str
-    operator: str = ""
-    before: dict[str, Value] = {}
-    replica: str | None = None
-    rank: int | None = None
-    reverts: str = ""
-    asked: float = 0.0
+class Change(ChangeProposed, frozen=True, kw_only=True):
+    """A change as it was proposed, and what came of it."""
+
+    asked: float
     phase: ChangePhase = ChangePhase.PROPOSED
     outcome: Prose = ""
     applied: int = 0
@@ -83,15 +73,10 @@ def abort_phrase(abort: Abort) -> Phrase:
     return phrase(f"change_{abort.why}", ranks=sorted(abort.ranks), refusal=abort.refusal)
 
 
-class GivenOrder(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    request: str
-    verb: str
-    job: str
-    lives: tuple[tuple[RankId, str], ...]
-    operator: str = ""
-    asked: float = 0.0
-    incident: str = ""
+class GivenOrder(OrderGiven, frozen=True, kw_only=True):
+    """An order as it was given, and what came of it."""
+
+    asked: float
     outcome: Prose = ""
     """Empty while answers are awaited."""
     ok: bool = True
@@ -189,7 +174,7 @@ class Ledger:
 
     def propose(self, record: ChangeProposed, at: float) -> None:
         self.change_count = max(self.change_count, record.change.number)
-        self.changes[record.change.id] = copy_fields(Change, record, asked=at)
+        self.changes[record.change.id] = Change.from_fields(record, asked=at)
 
     def decide(self, record: ChangeDecided) -> None:
         change = self.changes[record.id]
@@ -221,7 +206,7 @@ class Ledger:
 
     def give(self, record: OrderGiven, at: float) -> None:
         self.order_count = max(self.order_count, int(record.id[1:]))
-        self.orders[record.id] = copy_fields(GivenOrder, record, asked=at)
+        self.orders[record.id] = GivenOrder.from_fields(record, asked=at)
 
     def end(self, record: OrderEnded) -> None:
         order = self.orders[record.id]

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from torchloom.core.state.fields import copy_fields
 from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed, Record
 from torchloom.protocol.views import CheckpointsView, FailedStep, ResumedStep, SavedStep
 
@@ -38,11 +37,11 @@ class CheckpointIndex(dict[str, CheckpointsView]):
             case CheckpointSaved(folder=folder, node=node, step=step):
                 # A step that is written again, after a rollback, replaces the checkpoint that it overwrote.
                 others = tuple(old for old in view.saved if (old.folder, old.step) != (folder, step))
-                saved = (*others, copy_fields(SavedStep, record, at=at))[-KEEP_SAVED:]
+                saved = (*others, SavedStep.from_fields(record, at=at))[-KEEP_SAVED:]
                 view = replace(view, folder=folder, node=node, saved=saved)
             case CheckpointFailed(folder=folder):
-                failed = copy_fields(FailedStep, record, at=at)
+                failed = FailedStep.from_fields(record, at=at)
                 view = replace(view, folder=view.folder or folder, failures=view.failures + 1, failed=failed)
             case JobResumed():
-                view = replace(view, resumed=copy_fields(ResumedStep, record, at=at))
+                view = replace(view, resumed=ResumedStep.from_fields(record, at=at))
         self[view.job] = view

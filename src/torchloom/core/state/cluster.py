@@ -14,21 +14,19 @@ from msgspec.structs import replace
 
 from torchloom.core.state.change_ledger import Change, ChangePhase, Ledger, LedgerState
 from torchloom.core.state.checkpoint_index import CheckpointIndex
-from torchloom.core.state.device import Device, fold_device
-from torchloom.core.state.drmap import DRMap
+from torchloom.core.state.device_map import Device, DRMap, fold_device
 from torchloom.core.state.goodput import Account, Accounts
 from torchloom.core.state.incidents import Incident, Incidents, cause_of
 from torchloom.core.state.pending_operations import PendingOperation, Volatile
-from torchloom.core.state.presence import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence, Sign
-from torchloom.core.state.ranks import Rank, Ranks
+from torchloom.core.state.ranks import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence, Rank, Ranks, Sign
 from torchloom.core.state.runs import Run, Runs, RunsState
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.operator import Mark
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import Beat
 from torchloom.protocol.records import (
+    About,
     ChangeDecided,
     ChangeProposed,
     ChangeSettled,
@@ -39,6 +37,8 @@ from torchloom.protocol.records import (
     DeviceMarkedRecovered,
     DeviceRegistered,
     InboxRead,
+    IncidentAmended,
+    IncidentOpened,
     JobBegan,
     JobEnded,
     JobForgotten,
@@ -63,8 +63,8 @@ from torchloom.protocol.run_records import AttemptStopping
 from torchloom.protocol.views import Assignment, CheckpointsView
 from torchloom.settings import Settings
 
-FORMAT = 3
-"""Of the log and the snapshots; any other is refused rather than misread. 1 stored sentences; 2 had other names."""
+FORMAT = 4
+"""Of the log and the snapshots; any other is refused rather than misread. 1 stored sentences; 2, 3 had other names."""
 KEEP_EVICTED = 1000
 KEEP_MARKS = 50
 """Of each job."""

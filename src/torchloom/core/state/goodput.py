@@ -24,8 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from torchloom.core.detect.incident_kinds import HANGS
-from torchloom.protocol.incident_records import IncidentAmended, IncidentOpened
-from torchloom.protocol.records import JobResumed, RankJoined, Record
+from torchloom.protocol.records import IncidentAmended, IncidentOpened, JobResumed, RankJoined, Record
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
 from msgspec.structs import replace
 
-from torchloom.core.state.fields import copy_fields
 from torchloom.core.state.runs import Run, Runs
-from torchloom.protocol.ids import ReplicaId
-from torchloom.protocol.incident_records import About, IncidentAmended, IncidentOpened, ResponseBegan, ResponseWent
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.records import JobResumed, Record
-from torchloom.protocol.run_records import AttemptBegan, AttemptEnded, AttemptLaunched, AttemptRunning
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, JobResumed, Record
+from torchloom.protocol.run_records import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptLaunched,
+    AttemptRunning,
+    ResponseBegan,
+    ResponseWent,
+)
 
 MOST_ENTRIES = 20
 """Of one timeline."""
@@ -27,27 +30,14 @@ DECIDED, BEGINS = "decided", "response_begins"
 """Codes of the entries about a decision and about a response."""
 
 
-class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that went wrong: cause, evidence, decision, and what happened then."""
+class Incident(IncidentOpened, frozen=True, kw_only=True):
+    """One thing that went wrong, as it was opened, and what happened then."""
 
-    id: str
     opened: float
-    what: Prose
-    about: About
-    job: str = ""
-    affected: tuple[ReplicaId, ...] = ()
-    culprits: tuple[int, ...] = ()
-    checkpoints: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    """Errors that the evidence has already, where checkpoints could not be written."""
     stacks_from: tuple[str, ...] = ()
     """Nodes whose agents have sent the stacks of their ranks."""
-    evidence: tuple[Prose, ...] = ()
-    decision: Prose = ""
-    reason: Prose = ""
     outcome: Prose = ""
     closed: float | None = None
-    kind: str = ""
     history: tuple[tuple[float, Prose], ...] = ()
     """The timeline: when, and what was decided or done."""
     stopped: tuple[str, int] | None = None
@@ -114,7 +104,7 @@ class Incidents(dict[str, Incident]):
 
     def open(self, record: IncidentOpened, at: float) -> None:
         self.count += 1
-        incident = copy_fields(Incident, record, opened=at)
+        incident = Incident.from_fields(record, opened=at)
         entry = phrase(DECIDED, decision=record.decision) if record.decision else ""
         self[record.id] = _append(incident, at, entry)
         self._open_ids.setdefault(record.job, {})[record.id] = None

@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.knob_values import Action
 from torchloom.protocol.operator import SetKnobs
-from torchloom.protocol.rank import Applied, Ordered, Ready, Reply, StepReport
+from torchloom.protocol.rank import Action, Applied, Ordered, Ready, Reply, StepReport
 
 Lives = tuple[tuple[RankId, str], ...]
 

@@ -1,26 +1,107 @@
-"""The ranks of all jobs, in the incarnation that joined last, indexed by job."""
+"""The ranks of all jobs, in the incarnation that joined last, and the states of ranks and jobs as transition tables.
+
+A missing pair of a table is an error; docs/states.md is generated.
+
+A rank is *lost* as soon as its link closes or it falls silent; it may come back. It is *dead* when it stays away for
+its grace, which is a presumption and can turn out wrong, and *failed* when it reports so itself, or the process that
+observed its end does. Only *left* and *failed* are final for an incarnation, and *failed* outweighs *left*, so that the
+order in which these reports arrive does not matter.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
 from typing import Literal
 
-import msgspec
 from msgspec.structs import replace
 
-from torchloom.core.state.drmap import DRMap
-from torchloom.core.state.fields import copy_fields
-from torchloom.core.state.presence import PRESENT, RANK_NEXT, Presence, Sign
+from torchloom.core.state.device_map import DRMap
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.phrase import Prose
+from torchloom.protocol.rank import RankDescription
 from torchloom.protocol.records import RankJoined
 from torchloom.protocol.views import Assignment
 
 
-class Rank(msgspec.Struct, frozen=True, kw_only=True):
+class Presence(StrEnum):
+    LIVE = "live"
+    LOST = "lost"
+    DEAD = "dead"
+    LEFT = "left"
+    FAILED = "failed"
+
+
+class Sign(StrEnum):
+    """What can happen to an incarnation that has joined."""
+
+    LINK_CLOSED = "link closed or silent"
+    HEARD = "link opened or heard"
+    GRACE_OVER = "grace over"
+    GOODBYE = "said goodbye"
+    ENDED_BADLY = "ended badly, confirmed"
+
+
+P, S = Presence, Sign
+
+RANK_NEXT: Mapping[tuple[Presence, Sign], Presence] = {
+    (P.LIVE, S.LINK_CLOSED): P.LOST,
+    (P.LIVE, S.HEARD): P.LIVE,
+    (P.LIVE, S.GOODBYE): P.LEFT,
+    (P.LIVE, S.ENDED_BADLY): P.FAILED,
+    (P.LOST, S.LINK_CLOSED): P.LOST,
+    (P.LOST, S.HEARD): P.LIVE,
+    (P.LOST, S.GRACE_OVER): P.DEAD,
+    (P.LOST, S.GOODBYE): P.LEFT,
+    (P.LOST, S.ENDED_BADLY): P.FAILED,
+    (P.DEAD, S.LINK_CLOSED): P.DEAD,
+    (P.DEAD, S.HEARD): P.LIVE,  # the presumption was wrong
+    (P.DEAD, S.GOODBYE): P.LEFT,  # its goodbye was read late
+    (P.DEAD, S.ENDED_BADLY): P.FAILED,
+    (P.LEFT, S.LINK_CLOSED): P.LEFT,
+    (P.LEFT, S.HEARD): P.LEFT,
+    (P.LEFT, S.GOODBYE): P.LEFT,
+    (P.LEFT, S.ENDED_BADLY): P.FAILED,
+    (P.FAILED, S.LINK_CLOSED): P.FAILED,
+    (P.FAILED, S.HEARD): P.FAILED,
+    (P.FAILED, S.GOODBYE): P.FAILED,
+    (P.FAILED, S.ENDED_BADLY): P.FAILED,
+}
+
+PRESENT = frozenset({P.LIVE, P.LOST})
+"""The states in which a rank is still part of its job."""
+
+
+class JobPhase(StrEnum):
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class JobSign(StrEnum):
+    JOINED = "a rank joined"
+    ALL_LEFT = "all ranks left"
+    ALL_LEFT_INTERRUPTED = "all ranks left, one was interrupted"
+    ALL_GONE = "all ranks gone, one died"
+
+
+J, Q = JobPhase, JobSign
+
+JOB_NEXT: Mapping[tuple[JobPhase, JobSign], JobPhase] = {
+    (J.RUNNING, Q.JOINED): J.RUNNING,
+    (J.RUNNING, Q.ALL_LEFT): J.FINISHED,
+    (J.RUNNING, Q.ALL_LEFT_INTERRUPTED): J.STOPPED,
+    (J.RUNNING, Q.ALL_GONE): J.FAILED,
+    (J.FINISHED, Q.JOINED): J.RUNNING,
+    (J.STOPPED, Q.JOINED): J.RUNNING,
+    (J.FAILED, Q.JOINED): J.RUNNING,  # started again, or found after all
+}
+
+
+class Rank(RankDescription, frozen=True, kw_only=True):
     id: RankId
-    incarnation: str
     presence: Presence
     since: float
     reason: Prose = ""
@@ -28,13 +109,6 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """How, if it has left."""
     patient: bool = False
     """It is lost and gets the long grace."""
-    node: str = ""
-    pid: int = 0
-    devices: tuple[str, ...] = ()
-    world_size: int = 1
-    launcher: str = ""
-    counted: bool = False
-    """Its script has not attached."""
     incident: str = ""
     """The open incident about this rank."""
     member: str = ""
@@ -104,7 +178,7 @@ class Ranks(dict[RankId, Rank]):
     # ── fold ──
 
     def join(self, record: RankJoined, at: float) -> None:
-        self[record.rank] = copy_fields(Rank, record.hello, id=record.rank, presence=Presence.LIVE, since=at)
+        self[record.rank] = Rank.from_fields(record.hello, id=record.rank, presence=Presence.LIVE, since=at)
 
     def modify(self, id: RankId, **fields: object) -> None:
         self[id] = replace(self[id], **fields)

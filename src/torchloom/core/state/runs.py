@@ -19,14 +19,13 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from torchloom.core.state.fields import copy_fields
 from torchloom.protocol.ids import RankId, ReplicaId
-from torchloom.protocol.incident_records import About, ResponseBegan, ResponseWent
 from torchloom.protocol.job import Task
+from torchloom.protocol.message import Part
 from torchloom.protocol.node import Place, Rollback
 from torchloom.protocol.operator import NodeDrained, ReplicaDrained
 from torchloom.protocol.phrase import Prose
-from torchloom.protocol.records import Record
+from torchloom.protocol.records import About, Record
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
@@ -35,6 +34,8 @@ from torchloom.protocol.run_records import (
     AttemptPaused,
     AttemptRunning,
     AttemptStopping,
+    ResponseBegan,
+    ResponseWent,
     RunEnded,
     RunSubmitted,
 )
@@ -104,7 +105,7 @@ UNDER_WAY = frozenset({P.PLACING, P.STARTING, P.RUNNING, P.PAUSED})
 """Phases in which an attempt needs its nodes."""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Run(Part, frozen=True, kw_only=True):
     name: str
     """The name of the job; of one of several replicas `JOB:NUMBER`."""
     task: Task
@@ -251,7 +252,7 @@ class Runs:
         match record:
             case RunSubmitted(job=job):
                 last = self.by_name[job].attempt if job in self.by_name else 0
-                run = copy_fields(Run, record, name=job, since=at, submitted=at, attempt=last, before=last)
+                run = Run.from_fields(record, name=job, since=at, submitted=at, attempt=last, before=last)
                 self.by_name[job] = run
                 self._names[run.replica_id] = job
             case AttemptBegan(job=job, attempt=attempt, places=places):

@@ -16,15 +16,14 @@ from torchloom.core.detect.finding import Finding
 from torchloom.core.detect.hang_tracker import HangTracker
 from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.straggler import StragglerDetector
-from torchloom.core.state.curves import Curve
 from torchloom.core.state.pending_operations import PendingOperations
-from torchloom.core.state.presence import Presence
-from torchloom.core.state.ranks import Rank
+from torchloom.core.state.ranks import Presence, Rank
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.node import AttemptStatus, NodeBeat
 from torchloom.protocol.rank import Beat, ChangeSpec
+from torchloom.protocol.views import Point
 from torchloom.settings import Settings
 
 DUE_KEPT = 8
@@ -34,6 +33,48 @@ Life = tuple[RankId, str]
 """One incarnation of one rank."""
 Attempts = tuple[tuple[str, int], ...]
 """Runs, and which attempt of each."""
+
+
+class Curve:
+    """A rank's history in bounded memory: when it is full, neighbours are merged and the spacing doubles.
+
+    Points in order of time, at most `capacity`, evenly spaced but for the newest, which is always there.
+    """
+
+    __slots__ = ("_extra", "_offered", "_points", "capacity", "stride")
+
+    def __init__(self, capacity: int) -> None:
+        assert capacity >= 2
+        self.capacity = capacity
+        self.stride = 1
+        """One of this number of offered points is kept."""
+        self._offered = 0
+        self._extra = False
+        """The newest is between two kept points, and the next one replaces it."""
+        self._points: list[Point] = []
+
+    def add(self, point: Point) -> None:
+        if self._points and point.at <= self._points[-1].at:
+            return  # read again after a restart, or a clock that went back
+        if self._extra:
+            self._points.pop()
+        self._points.append(point)
+        self._extra = self._offered % self.stride != 0
+        self._offered += 1
+        if len(self._points) > self.capacity:
+            self._thin()
+
+    def _thin(self) -> None:
+        newest = self._points[-1]
+        self._points = (self._points[:-1] if self._extra else self._points)[::2]
+        self.stride *= 2
+        self._extra = self._points[-1] is not newest
+        if self._extra:
+            self._points.append(newest)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        return tuple(self._points)
 
 
 @dataclass(slots=True)

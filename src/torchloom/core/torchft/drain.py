@@ -14,7 +14,7 @@ from torchloom.core.decision import NOTHING, Decision, Handlers, merge_decisions
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.presence import PRESENT, Presence
+from torchloom.core.state.ranks import PRESENT, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.members import evict
 from torchloom.core.torchft.replica_groups import siblings, trains

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.state.cluster import ClusterState, life_over
-from torchloom.core.state.fields import copy_fields
-from torchloom.core.state.presence import PRESENT, Presence
+from torchloom.core.state.ranks import PRESENT, Presence
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import Evict
@@ -43,7 +42,7 @@ def handle_report(cluster: ClusterState, rank: RankId, report: Joined | Regroupe
         case Joined(member=member):
             if member_rank.member == member:
                 return NOTHING
-            first = Decision((copy_fields(MemberJoined, report, rank=rank, devices=member_rank.devices),))
+            first = Decision((MemberJoined.from_fields(report, rank=rank, devices=member_rank.devices),))
             late = member_rank.presence not in PRESENT  # it was gone before its report was read
             return (
                 merge_decisions([first, evict(cluster, rank.job, (member,), phrase("life_has_ended"))])
@@ -51,11 +50,11 @@ def handle_report(cluster: ClusterState, rank: RankId, report: Joined | Regroupe
                 else first
             )
         case Regrouped():
-            return Decision((copy_fields(MemberRegrouped, report, rank=rank),))
+            return Decision((MemberRegrouped.from_fields(report, rank=rank),))
         case Healed():
-            return Decision((copy_fields(MemberHealed, report, rank=rank),))
+            return Decision((MemberHealed.from_fields(report, rank=rank),))
         case Discarded():
-            return Decision((copy_fields(MemberDiscarded, report, rank=rank),))
+            return Decision((MemberDiscarded.from_fields(report, rank=rank),))
 
 
 # ── evicting ──

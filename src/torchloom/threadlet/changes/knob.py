@@ -11,7 +11,7 @@ from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.errors import BadInput
 from torchloom.knobs import check
 from torchloom.protocol.ids import NAME
-from torchloom.protocol.knob_values import KnobSpec, Value
+from torchloom.protocol.rank import KnobSpec, Value
 
 KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
 INTERVAL = "checkpoint_interval"

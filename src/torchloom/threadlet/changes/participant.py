@@ -19,9 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from torchloom.knobs import BadValue
-from torchloom.protocol.knob_values import Value
 from torchloom.protocol.message import Part
-from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Verdict
+from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Value, Verdict
 
 NEVER = sys.maxsize
 JOURNAL = 256

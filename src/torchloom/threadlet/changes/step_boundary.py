@@ -16,8 +16,7 @@ from typing import Any
 
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.knobs import BadValue, check, ramp
-from torchloom.protocol.knob_values import KnobSpec, Value
-from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Reply, StepReport, Verdict
+from torchloom.protocol.rank import Applied, ChangeSpec, KnobSpec, Propose, Ready, Reply, StepReport, Value, Verdict
 from torchloom.settings import Settings
 from torchloom.threadlet.changes.knob import INTERVAL, Knob, interval_knob
 from torchloom.threadlet.changes.participant import Handover, Participant

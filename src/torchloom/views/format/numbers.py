@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from torchloom.protocol.knob_values import Value
+from torchloom.protocol.rank import Value
 
 _BARS = "▁▂▃▄▅▆▇█"
 ABSENT = "-"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.core.state.curves import Curve
+from torchloom.core.state.runtime import Curve
 from torchloom.protocol.views import Point
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.core.state.drmap import DRMap
+from torchloom.core.state.device_map import DRMap
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.views import Assignment
 

@@ -1,7 +1,8 @@
-"""DRMap: which replicas use a device and which devices a rank uses, many to many, both directions always agreeing.
+"""Devices, the sources that report them failed, and the DRMap: which replicas use a device, which devices a rank uses.
 
-Monitoring systems report devices, training consists of replicas; this translates. The unit is an assignment: one rank
-of a replica on one device of a node, or a whole replica where an operator registered the pair.
+The DRMap is many to many, and both directions always agree. Monitoring systems report devices, training consists of
+replicas; it translates. The unit is an assignment: one rank of a replica on one device of a node, or a whole replica
+where an operator registered the pair.
 """
 
 from __future__ import annotations
@@ -9,10 +10,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+import msgspec
+from msgspec.structs import replace
+
 from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.protocol.phrase import Prose
+from torchloom.protocol.records import Blame, DeviceBlamed, DeviceCleared, DeviceMarkedFailed, DeviceMarkedRecovered
 from torchloom.protocol.views import Assignment
 
 Key = TypeVar("Key")
+BLAMES_KEPT = 64
+"""Failure reports of one device; beyond, the oldest is forgotten."""
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    node: str
+    failed: bool = False
+    since: float = 0.0
+    cause: Prose = ""
+    incident: str = ""
+    blames: tuple[Blame, ...] = ()
+    """All failure reports, also those that an operator has overruled."""
+
+
+def fold_device(
+    device: Device, record: DeviceBlamed | DeviceCleared | DeviceMarkedFailed | DeviceMarkedRecovered, at: float
+) -> Device:
+    match record:
+        case DeviceBlamed(blame=blame):
+            others = tuple(other for other in device.blames if other.by != blame.by)
+            return replace(device, blames=(*others, blame)[-BLAMES_KEPT:])
+        case DeviceCleared(by=by):
+            left = tuple(blame for blame in device.blames if blame.by != by)
+            cause = next((blame.cause for blame in left if device.failed and not blame.overruled), device.cause)
+            return replace(device, blames=left, cause=cause)
+        case DeviceMarkedFailed(cause=cause):
+            return replace(device, failed=True, since=at, cause=cause)
+        case DeviceMarkedRecovered():
+            kept = tuple(replace(blame, overruled=True) for blame in device.blames if blame.alert)
+            return replace(device, failed=False, since=at, cause="", incident="", blames=kept)
 
 
 class DRMap:
