@@ -37,8 +37,7 @@ from dataclasses import dataclass, field
 from benchmarks.plane import die_tidily
 from benchmarks.report import finish, quantile, table
 from benchmarks.traces import BENIGN, FAULTS, LIFE, RANKS, Step, Trace, record, stretched
-from torchloom.core.detect.hang import HangDiagnosis, RankProgress
-from torchloom.core.detect.hang_tracker import HangTracker
+from torchloom.core.detect.hang import HangDiagnosis, HangTracker, RankProgress
 from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.core.engine import Engine

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from tests.core.loom import life
 from tests.core.site import PlayedAgent
 from torchloom.core.decision import Decision
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.engine import Engine
 from torchloom.core.events import (

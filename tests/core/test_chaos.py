@@ -10,7 +10,7 @@ from tests.core.incidents.test_responses import Saving, find, rule
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site
 from torchloom.core.decide import decide
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.core.events import BeatReceived, Tick
 from torchloom.core.incidents.periodic_checks import hang_of_run
 from torchloom.protocol.ids import RankId

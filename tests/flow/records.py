@@ -21,7 +21,7 @@ from torchloom.views.wording.phrases import render
 
 KILLED = ("killed_by", {"signal": "SIGKILL"})
 BY_SIGKILL = phrase("killed_by", signal="SIGKILL")
-PLACES = frozenset({"rank_waits_in", "ranks_wait_in", "rank_is_in", "ranks_are_in"})
+PLACES = frozenset({"ranks_wait_in", "ranks_are_in"})
 """Phrases that say where ranks are, by spans of their numbers."""
 
 

@@ -90,7 +90,7 @@ def test_of_two_ranks_at_the_same_step_the_one_that_did_not_reach_the_collective
     told = train("--on", "hang=restart@4")
     told.run.tell(1, "sleep")
     incident = told.until(lambda i: blames(i, "hang", 1) and told.shows_stacks(i) and i.closed is not None)
-    assert {"behind_in_collectives", "rank_waits_for_it"} <= told.codes(incident)
+    assert {"behind_in_collectives", "ranks_wait_for_it"} <= told.codes(incident)
     assert "forward" in str(of_incident(told.all_records(), incident.id))
     end_as_undisturbed(told, attempts=2)
     assert [i.id for i in told.grave()] == [incident.id]

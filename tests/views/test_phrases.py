@@ -11,7 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 import torchloom
-from torchloom.core.detect.rank_spans import spans
+from torchloom.core.detect.hang import spans
 from torchloom.core.incidents.policy import planned
 from torchloom.core.state.change_ledger import abort_phrase
 from torchloom.protocol.codec import decode_answer, encode
@@ -88,6 +88,17 @@ def test_ranks_are_named_in_few_words() -> None:
     assert told(2, 0, 1, 9, 9) == "ranks 0-2, 9 died"
     assert told() == "no rank died"
     assert told(*range(0, 2000, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and others, 1,000 in all died"
+
+
+def test_one_is_spoken_of_as_one() -> None:
+    told = [render(phrase("hangs", ranks=spans(numbers))) for numbers in ([3], [3, 4], [3, 5], range(0, 2000, 2))]
+    assert [text.rpartition(" ")[2] for text in told] == ["hangs", "hang", "hang", "hang"]
+    told = [render(phrase("values_finite_again", names=names)) for names in (["loss"], ["loss", "lr"])]
+    assert told == ["loss is finite again", "loss, lr are finite again"]
+    told = [render(phrase("replicas_wait_for_it", count=count)) for count in (1, 2)]
+    assert told == ["1 other replica waits for it", "2 other replicas wait for it"]
+    assert render(phrase("beats_slow", sample_ms=None)) == "most of the latest beats were slow"
+    assert render(phrase("beats_slow", sample_ms=1.25)) == "most of the latest beats were slow, 1.25 ms a sample"
 
 
 def test_what_a_job_waits_for() -> None:

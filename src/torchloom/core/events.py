@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.protocol.facts import Fact
 from torchloom.protocol.ids import RankId

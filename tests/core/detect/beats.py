@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings

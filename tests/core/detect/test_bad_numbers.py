@@ -28,7 +28,7 @@ def test_a_loss_that_is_nan_is_told_at_that_beat_once_and_ends_when_it_is_finite
     beats += [beat(n, loss=1.0) for n in range(9, 20)]
     (begun, first), (ended, last) = findings(detectors, beats)
     assert (begun, first.kind, first.over, first.step) == (5, "not_finite", False, 50)
-    assert first.what == phrase("value_not_finite_at", names=["loss"], step=50)
+    assert first.what == phrase("values_not_finite_at", names=["loss"], step=50)
     assert last.over
     assert ended == 13
 
@@ -37,7 +37,7 @@ def test_where_a_rank_knows_that_its_loss_went_bad_is_where_it_did() -> None:
     beats = [beat(1, loss=1.0), beat(2, not_finite=("loss",), bad_steps=(13, 14))]
     ((_, found),) = findings(RankDetectors(SETTINGS), beats)
     assert (found.since, found.step) == (13, 14)
-    assert found.what == phrase("value_not_finite_since", names=["loss"], step=14)
+    assert found.what == phrase("values_not_finite_since", names=["loss"], step=14)
 
 
 def test_a_loss_that_follows_a_metric_is_told_anew() -> None:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.detect.beats import SETTINGS
-from torchloom.core.detect.hang import RankProgress, diagnose
-from torchloom.core.detect.hang_tracker import NEWS, HangTracker
+from torchloom.core.detect.hang import NEWS, HangTracker, RankProgress, diagnose
 from torchloom.protocol.phrase import phrase
 
 LIMIT = 2.0

@@ -13,8 +13,7 @@ import pytest
 import torchloom
 from docs import generate
 from tests.core.detect.beats import SETTINGS, beat
-from torchloom.core.detect.beat_block import Block
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Block, Finding
 from torchloom.core.detect.incident_kinds import DETECTORS, HANGS, KINDS, Kind
 from torchloom.core.detect.rank_detectors import BLOCK, RankDetectors
 from torchloom.core.incidents.policy import DEFAULTS, rule_for

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.core.detect.beats import SETTINGS, beat, findings
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.protocol.phrase import Phrase, phrase
 

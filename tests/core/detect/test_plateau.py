@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.core.detect.beats import SETTINGS, beat, findings
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.core.detect.plateau import LEAST
 from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.protocol.rank import Beat

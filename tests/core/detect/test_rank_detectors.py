@@ -7,10 +7,8 @@ import random
 import pytest
 
 from tests.core.detect.beats import SETTINGS, beat, findings, times
-from torchloom.core.detect.hang import RankProgress
-from torchloom.core.detect.hang_tracker import HangTracker
+from torchloom.core.detect.hang import HangTracker, RankProgress, spans
 from torchloom.core.detect.rank_detectors import RankDetectors
-from torchloom.core.detect.rank_spans import spans
 from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.protocol.rank import Beat
 

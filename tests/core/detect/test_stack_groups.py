@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.core.detect.rank_spans import spans
+from torchloom.core.detect.hang import spans
 from torchloom.core.detect.stack_groups import describe_groups, group_stacks
 from torchloom.protocol.codec import encode
 from torchloom.protocol.phrase import phrase
@@ -54,7 +54,7 @@ def test_ranks_at_the_same_place_stand_together_and_the_other_one_is_named() -> 
         frame="all_reduce (distributed_c10d.py:2810)",
         caller="main (train.py:40)",
     )
-    odd = phrase("rank_is_in", ranks=spans([7]), frame="forward (model.py:88)", caller="")
+    odd = phrase("ranks_are_in", ranks=spans([7]), frame="forward (model.py:88)", caller="")
     assert describe_groups(groups) == (waits, phrase("odd_one_out", line=odd))
 
 
@@ -69,7 +69,7 @@ def test_what_measures_the_waiting_is_not_named() -> None:
 def test_what_py_spy_writes_is_read_too() -> None:
     (found,) = group_stacks({3: PY_SPY})
     assert [str(frame) for frame in found.frames[:2]] == ["linear (functional.py:125)", "forward (model.py:88)"]
-    where = phrase("rank_is_in", ranks=spans([3]), frame="linear (functional.py:125)", caller="forward (model.py:88)")
+    where = phrase("ranks_are_in", ranks=spans([3]), frame="linear (functional.py:125)", caller="forward (model.py:88)")
     assert describe_groups([found]) == (where,)
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.core.loom import Loom, life
 from tests.core.site import JOB, Site, incidents
 from torchloom.core.decision import Decision
-from torchloom.core.detect.rank_spans import spans
+from torchloom.core.detect.hang import spans
 from torchloom.core.detect.stack_groups import describe_groups, group_stacks
 from torchloom.core.events import BeatReceived, FactReceived, LinkOpened, ReportReceived, Tick
 from torchloom.core.incidents.policy import planned
@@ -97,7 +97,7 @@ def inspect_orders(site: Training) -> list[tuple[str, object]]:
 def test_a_frozen_rank_is_told_once_looked_at_and_then_all_start_again() -> None:
     site = Training()
     site.stand(1, rank=1, frozen=True)
-    assert incidents(site) == [phrase("of_job", job=JOB, text=phrase("rank_is_frozen", ranks=spans([1])))]
+    assert incidents(site) == [phrase("of_job", job=JOB, text=phrase("is_frozen", ranks=spans([1])))]
     assert [node for node, _ in inspect_orders(site)] == ["n1"]
     assert site.phase == "running"  # not on the first suspicion
     site.stand(3, rank=1, frozen=True)
@@ -115,9 +115,7 @@ def test_a_held_interpreter_that_computes_is_given_more_time_than_one_that_does_
     computing.stand(10, rank=0, held=True, computes=1.0)
     idle.stand(10, rank=0, held=True)
     assert (
-        incidents(computing)
-        == incidents(idle)
-        == [phrase("of_job", job=JOB, text=phrase("rank_is_held", ranks=spans([0])))]
+        incidents(computing) == incidents(idle) == [phrase("of_job", job=JOB, text=phrase("is_held", ranks=spans([0])))]
     )
     assert (computing.run.attempt, idle.run.attempt) == (1, 2)
 
@@ -438,7 +436,7 @@ class Together(Training):
 def test_of_replicas_that_wait_for_each_other_the_frozen_one_alone_is_started_again() -> None:
     site = Together()
     site.wait(1, 1, frozen=True)
-    assert incidents(site) == [phrase("of_job", job=f"{JOB}:1", text=phrase("rank_is_frozen", ranks=spans([0])))]
+    assert incidents(site) == [phrase("of_job", job=f"{JOB}:1", text=phrase("is_frozen", ranks=spans([0])))]
     site.wait(4, 1, frozen=True)
     assert site.ordinals == [1, 2, 1]
     assert len(incidents(site)) == 1

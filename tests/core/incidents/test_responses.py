@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.core.incidents.test_hangs import TIMES, Training
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.core.events import BeatReceived, FindingsMade, ReplyReceived, ReportReceived, VerdictKnown
 from torchloom.core.incidents.circuit_breaker import AT_LEAST, braked
 from torchloom.core.incidents.policy import planned

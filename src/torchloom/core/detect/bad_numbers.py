@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import dataclass, field
 
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.protocol.job import EventKind
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Beat
@@ -52,18 +53,13 @@ def is_gradient(name: str) -> bool:
     return parts[-1] in _GRADIENT_NAMES
 
 
+@dataclass(slots=True)
 class NonFiniteDetector:
     """NaN and infinity. A gradient norm may overflow now and then (loss scaling skips that step): see SpikeDetector."""
 
-    __slots__ = ("_clean", "_names")
-
-    def __init__(self) -> None:
-        self._names: tuple[str, ...] = ()
-        self._clean = 0
-
-    @property
-    def ill(self) -> bool:
-        return bool(self._names)
+    names: tuple[str, ...] = ()
+    """What is not finite and was reported."""
+    _clean: int = 0
 
     def hear(self, beat: Beat, well: Beat | None) -> Finding | None:
         """`well`: the last beat with a loss."""
@@ -71,65 +67,56 @@ class NonFiniteDetector:
         if bad:
             self._clean = 0
             # A metric may be undefined for long and harmlessly; a loss that follows it is reported as well.
-            reported = self._names and ("loss" in self._names or "loss" not in bad)
-            self._names = bad if "loss" in bad or not reported else self._names
+            reported = self.names and ("loss" in self.names or "loss" not in bad)
+            self.names = bad if "loss" in bad or not reported else self.names
             return None if reported else _not_finite(bad, beat, well)
-        if self._names and beat.times is not None:
+        if self.names and beat.times is not None:
             self._clean += 1
             if self._clean >= CLEAN:
-                names, self._names = self._names, ()
-                what = phrase("value_finite_again" if len(names) == 1 else "values_finite_again", names=names)
-                return Finding("not_finite", what, over=True, step=beat.step)
+                names, self.names = self.names, ()
+                return Finding("not_finite", phrase("values_finite_again", names=names), over=True, step=beat.step)
         return None
-
-
-def _lag(beat: Beat) -> int:
-    """Steps for which a loss may be older than its beat: where steps are short, not every loss is kept."""
-    p50 = beat.times.p50 if beat.times is not None else 0.0
-    return int(LOSS_SECONDS / p50) if p50 > 0 else 0
 
 
 def _not_finite(names: tuple[str, ...], beat: Beat, well: Beat | None) -> Finding:
     if beat.bad_steps is not None and "loss" in names:
         since, step = beat.bad_steps
-        what = phrase(
-            "value_not_finite_since" if len(names) == 1 else "values_not_finite_since", names=names, step=step
-        )
-        return Finding("not_finite", what, step=step, since=since)
-    steps = beat.times.count if beat.times is not None else 0
-    good = well.step - _lag(well) if well is not None else beat.step - 1 - steps
+        return Finding("not_finite", phrase("values_not_finite_since", names=names, step=step), step=step, since=since)
+    if well is not None:
+        # Where steps are short, not every loss is kept: it may be some steps older than its beat.
+        p50 = well.times.p50 if well.times is not None else 0.0
+        good = well.step - (int(LOSS_SECONDS / p50) if p50 > 0 else 0)
+    else:
+        good = beat.step - 1 - (beat.times.count if beat.times is not None else 0)
     since = min(max(1, good + 1), beat.step)
-    what = phrase("value_not_finite_at" if len(names) == 1 else "values_not_finite_at", names=names, step=beat.step)
+    what = phrase("values_not_finite_at", names=names, step=beat.step)
     return Finding("not_finite", what, step=beat.step, since=since)
 
 
+@dataclass(slots=True)
 class SpikeDetector:
     """Whether a noisy number has jumped far above its recent past."""
 
-    __slots__ = (
-        "_above", "_calm", "_enough", "_factor", "_high", "_huge", "_kept", "_lasts", "_lessons", "_median", "_peak",
-        "_share", "aside", "kind", "limit",
-    )  # fmt: skip
-
-    def __init__(self, kind: EventKind, factor: float, share: float) -> None:
-        self.kind = kind
-        self.limit = math.inf
-        """Below this there is nothing to examine."""
-        self.aside: list[float] = []
-        """Values below the limit, to learn from."""
-        self._factor = factor
-        self._share = share
-        self._kept = array("d")
-        self._enough = LEARN_EVERY
-        """As many values as are kept when the next lesson is due."""
-        self._lessons = 0
-        """Since the start, or since a finding ended."""
-        self._lasts = 0
-        """For how many values a finding has lasted."""
-        self._median = self._peak = 0.0
-        self._high = self._huge = self._calm = float("inf")
-        self._above = 0
-        """The latest values as bits, 1 above; negative: the finding is reported, and counts back to its end."""
+    kind: EventKind
+    _factor: float
+    _share: float
+    limit: float = math.inf
+    """Below this there is nothing to examine."""
+    aside: list[float] = field(default_factory=list)
+    """Values below the limit, to learn from."""
+    _kept: array[float] = field(default_factory=lambda: array("d"))
+    _enough: int = LEARN_EVERY
+    """As many values as are kept when the next lesson is due."""
+    _lessons: int = 0
+    """Since the start, or since a finding ended."""
+    _lasts: int = 0
+    """For how many values a finding has lasted."""
+    _median: float = 0.0
+    _peak: float = 0.0
+    _jump: float = math.inf
+    """So far above the median a value is too high."""
+    _above: int = 0
+    """The latest values as bits, 1 above; negative: the finding is reported, and counts back to its end."""
 
     def learn(self) -> None:
         """From the values that were put aside, once they are enough for a lesson."""
@@ -151,16 +138,17 @@ class SpikeDetector:
             self._learn()
 
     def _bound(self) -> None:
-        self.limit = -math.inf if self._above else self._high
+        self.limit = -math.inf if self._above else self._median + self._jump
 
     def _judge(self, name: str, value: float, step: int) -> Finding | None:
         if self._above < 0:
             return self._while_high(name, value, step)
-        self._above = (self._above << 1 | (value >= self._high)) & _LATEST
-        if value < self._high:
+        high = value >= self._median + self._jump
+        self._above = (self._above << 1 | high) & _LATEST
+        if not high:
             self._keep([value])
             return None
-        if value < self._huge and self._above.bit_count() < CONFIRMED:
+        if value < self._median + HUGE * self._jump and self._above.bit_count() < CONFIRMED:
             return None
         return self._begin(phrase("value_jumped", name=name, usual=self._median, value=value, step=step), step)
 
@@ -178,28 +166,25 @@ class SpikeDetector:
     def _begin(self, what: Prose, step: int) -> Finding:
         self._above, self._lasts = -CONFIRMED, 0
         evidence = [phrase("values_before", values=self._kept[-5:].tolist())] if self._kept else []
-        if self._kept and math.isfinite(self._high):  # else nothing is learnt yet
-            evidence.append(phrase("usual_level", median=self._median, high=self._high))
+        if self._kept and math.isfinite(self._jump):  # else nothing is learnt yet
+            evidence.append(phrase("usual_level", median=self._median, high=self._median + self._jump))
         return Finding(self.kind, what, tuple(evidence), step=step)
 
     def _while_high(self, name: str, value: float, step: int) -> Finding | None:
         self._lasts += 1
-        if self._lasts > STAYS:
+        stays = self._lasts > STAYS
+        if stays:
             del self._kept[:]
-            self._high = self._huge = self._calm = float("inf")
-            self._above = 0
-            self._learn_afresh()
-            return Finding(self.kind, phrase("value_stays", name=name, value=value), over=True, step=step)
-        self._above = self._above + 1 if value < self._calm else -CONFIRMED
-        if self._above < 0:
-            return None
-        self._learn_afresh()
-        return Finding(self.kind, phrase("value_is_back", name=name, value=value), over=True, step=step)
-
-    def _learn_afresh(self) -> None:
-        """What comes now may differ from what was before: as often as at the start."""
+            self._jump, self._above = math.inf, 0
+        else:
+            self._above = self._above + 1 if value < self._median + self._jump / 2 else -CONFIRMED
+            if self._above < 0:
+                return None
+        # What comes now may differ from what was before: learn as often as at the start.
         self._lessons = 0
         self._enough = len(self._kept) + LEARN_EVERY
+        what = phrase("value_stays" if stays else "value_is_back", name=name, value=value)
+        return Finding(self.kind, what, over=True, step=step)
 
     def _learn(self) -> None:
         del self._kept[:-KEPT]
@@ -214,9 +199,7 @@ class SpikeDetector:
         width = ordered[3 * count // 4] - ordered[count // 4]
         tail = ordered[9 * count // 10] - median
         spread = max(width / 1.35, tail / 1.28, self._share * abs(median), 0.001 * self._peak, 1e-30)
-        self._high = median + self._factor * spread
-        self._huge = median + HUGE * self._factor * spread
-        self._calm = median + self._factor / 2 * spread
+        self._jump = self._factor * spread
 
 
 class LossSpikeDetector(SpikeDetector):
@@ -241,10 +224,9 @@ class GradientSpikeDetector(SpikeDetector):
         """How many metrics there were when that name was looked for."""
 
     def hear(self, beat: Beat) -> Finding | None:
-        if beat.not_finite:
-            overflow = next(filter(is_gradient, beat.not_finite), None)
-            if overflow is not None:
-                return self.overflowed(overflow, beat.step)
+        overflow = next(filter(is_gradient, beat.not_finite), None)
+        if overflow is not None:
+            return self.overflowed(overflow, beat.step)
         metrics = beat.metrics
         if len(metrics) != self.metrics:
             self.metrics = len(metrics)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from dataclasses import dataclass, field
 
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.protocol.phrase import phrase
 from torchloom.settings import Settings
 
@@ -16,16 +17,14 @@ LEAST = 3
 FLOOR_SECONDS = 60.0
 
 
+@dataclass
 class CheckpointIntervalDetector:
     """The checkpoints of one job."""
 
-    __slots__ = ("_at", "_looked", "overdue")
-
-    def __init__(self) -> None:
-        self._at: deque[float] = deque(maxlen=KEPT)
-        self._looked = math.inf
-        """When it was last asked."""
-        self.overdue = False
+    overdue: bool = False
+    _at: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _looked: float = math.inf
+    """When it was last asked."""
 
     def saved(self, now: float) -> None:
         """A checkpoint was written: it is no longer overdue."""

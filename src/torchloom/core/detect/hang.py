@@ -12,15 +12,17 @@ one, not yet a culprit, and first someone is looked for who explains it:
 A rank explains another only if it could be what the other waits for: it is no further than that one (one step, for news
 that are under way), and not far behind, as ranks that do not synchronise may be. Where ranks do not synchronise the
 others pass the one that hangs, explain nothing, and it is the hang of that rank alone.
+
+`diagnose` judges a single look; HangTracker knows what only several looks tell.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from torchloom.core.detect.rank_spans import spans
 from torchloom.core.detect.starvation import DATA
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.settings import Settings
@@ -30,6 +32,10 @@ BEHIND = 64
 """Steps by which the ranks of a synchronous job can differ: those between two synchronisations."""
 PAUSES = 3.0
 """Nothing is done before this many times the longest pause that a rank has come back from."""
+NEWS = 2.5
+"""Beats after which everyone has been heard again."""
+MOST_SPANS = 12
+"""Spans of ranks that are listed; of more, how many ranks there are in all."""
 HangKind = Literal["frozen", "held", "hang"]
 
 
@@ -60,6 +66,11 @@ class RankProgress(NamedTuple):
         """It says that it does something other than training. Waiting for data is part of training: a loader that never
         returns another batch is a hang."""
         return self.phase not in ("", DATA)
+
+    @property
+    def trains(self) -> bool:
+        """It has made its first steps, and does nothing else."""
+        return self.started and not self.aside
 
 
 class HangDiagnosis(NamedTuple):
@@ -112,7 +123,7 @@ def allowance(progress: RankProgress, settings: Settings) -> float:
 
 def _held_from(progress: RankProgress, settings: Settings) -> float:
     """Steps may hold the interpreter, and loading may do so for long."""
-    usual = 2 * progress.usual if progress.started and not progress.aside else settings.busy_act_seconds / 2
+    usual = 2 * progress.usual if progress.trains else settings.busy_act_seconds / 2
     return max(settings.held_seconds, usual)
 
 
@@ -131,29 +142,29 @@ def _explains(other: RankProgress, late: RankProgress) -> bool:
 
 
 def _frozen(frozen: list[RankProgress], late: list[RankProgress], all_of: bool, settings: Settings) -> HangDiagnosis:
-    culprits, waiting, lasted = _numbers(frozen), _others(late, frozen), min(progress.frozen for progress in frozen)
-    why = [phrase("process_stopped", ranks=spans(culprits), lasted=lasted)]
+    lasted = min(progress.frozen for progress in frozen)
+    why = [phrase("process_stopped", ranks=_spans(frozen), lasted=lasted)]
     if all_of:
         why.append(phrase("all_ranks_stopped"))
     act_after = settings.hang_act_seconds if all_of else settings.frozen_act_seconds
-    return HangDiagnosis("frozen", culprits, waiting, (*why, *_waits(waiting)), True, act_after, lasted)
+    return _diagnosis("frozen", frozen, late, why, certain=True, act_after=act_after, seconds=lasted)
 
 
 def _held(held: list[RankProgress], late: list[RankProgress], all_of: bool, settings: Settings) -> HangDiagnosis:
-    culprits, waiting, lasted = _numbers(held), _others(late, held), min(progress.held for progress in held)
-    why = [phrase("interpreter_kept", ranks=spans(culprits), lasted=lasted)]
+    lasted = min(progress.held for progress in held)
+    why = [phrase("interpreter_kept", ranks=_spans(held), lasted=lasted)]
     busy = [progress for progress in held if progress.computes]
     if busy:
-        why.append(phrase("computes_meanwhile", ranks=spans(_numbers(busy))))
+        why.append(phrase("computes_meanwhile", ranks=_spans(busy)))
     act_after = max(_held_act(progress, settings) for progress in held)
     if all_of:
         why.append(phrase("all_ranks_held"))
         act_after = max(act_after, settings.hang_act_seconds)
-    return HangDiagnosis("held", culprits, waiting, (*why, *_waits(waiting)), not busy, act_after, lasted)
+    return _diagnosis("held", held, late, why, certain=not busy, act_after=act_after, seconds=lasted)
 
 
 def _held_act(progress: RankProgress, settings: Settings) -> float:
-    if progress.computes or not progress.started or progress.aside:
+    if progress.computes or not progress.trains:
         return max(settings.busy_act_seconds, PAUSES * progress.pause)
     return max(settings.held_act_seconds, PAUSES * progress.usual)
 
@@ -161,28 +172,25 @@ def _held_act(progress: RankProgress, settings: Settings) -> float:
 def _hang(
     ranks: Sequence[RankProgress], dead: list[RankProgress], late: list[RankProgress], settings: Settings
 ) -> HangDiagnosis:
-    alive = len(ranks) - len(dead)
     lasted = min(progress.idle_seconds for progress in late)
-    lone = not dead and len(late) < alive
+    lone = not dead and len(late) < len(ranks)
     if dead:
-        culprits, why = dead, [phrase("peers_died", ranks=spans(_numbers(dead)))]
+        culprits, why = dead, [phrase("peers_died", ranks=_spans(dead))]
     else:
         culprits, why = _behind(late)
         if not culprits and (lone or len(late) == 1):
             culprits = late
-    act_after, waiting = max(_act_after(progress, settings) for progress in late), _others(late, culprits)
     most = max(allowance(progress, settings) for progress in late)
-    why.append(phrase("no_step_for", ranks=spans(_numbers(late)), lasted=lasted, most=most))
+    why.append(phrase("no_step_for", ranks=_spans(late), lasted=lasted, most=most))
     if lone:
         why.append(phrase("others_go_on"))
     elif not culprits:
         why.append(phrase("all_at_one_step", step=late[0].step))
-    certain = bool(culprits) and (bool(waiting) or bool(dead))
+    act_after = max(_act_after(progress, settings) for progress in late)
+    certain = bool(dead) or 0 < len(culprits) < len(late)
     if not certain:  # it may well be an evaluation that nobody announced
         act_after = max(act_after, settings.phase_seconds)
-    return HangDiagnosis(
-        "hang", _numbers(culprits), waiting, (*why, *_waits(waiting)), certain, act_after, lasted, lone
-    )
+    return _diagnosis("hang", culprits, late, why, certain=certain, act_after=act_after, seconds=lasted, lone=lone)
 
 
 def _behind(late: list[RankProgress]) -> tuple[list[RankProgress], list[Phrase]]:
@@ -190,29 +198,100 @@ def _behind(late: list[RankProgress]) -> tuple[list[RankProgress], list[Phrase]]
     first, last = min(progress.step for progress in late), max(progress.step for progress in late)
     if first < last:
         behind = [progress for progress in late if progress.step == first]
-        return behind, [phrase("behind_in_steps", ranks=spans(_numbers(behind)), first=first, last=last)]
+        return behind, [phrase("behind_in_steps", ranks=_spans(behind), first=first, last=last)]
     counts = [progress.collectives for progress in late if progress.collectives is not None]
     if len(counts) < 2 or min(counts) == max(counts):
         return [], []
     behind = [progress for progress in late if progress.collectives == min(counts)]
-    began = phrase("behind_in_collectives", ranks=spans(_numbers(behind)), fewest=min(counts), most=max(counts))
-    return behind, [began]
+    return behind, [phrase("behind_in_collectives", ranks=_spans(behind), fewest=min(counts), most=max(counts))]
 
 
 def _act_after(progress: RankProgress, settings: Settings) -> float:
     patience = max(settings.hang_act_seconds, PAUSES * progress.pause)
-    return patience + (allowance(progress, settings) if progress.aside or not progress.started else 0.0)
+    return patience + (0.0 if progress.trains else allowance(progress, settings))
 
 
-def _numbers(ranks: Sequence[RankProgress]) -> tuple[int, ...]:
-    return tuple(sorted(progress.rank for progress in ranks))
-
-
-def _others(late: list[RankProgress], culprits: list[RankProgress]) -> tuple[int, ...]:
+def _diagnosis(
+    kind: HangKind,
+    culprits: list[RankProgress],
+    late: list[RankProgress],
+    why: list[Phrase],
+    *,
+    certain: bool,
+    act_after: float,
+    seconds: float,
+    lone: bool = False,
+) -> HangDiagnosis:
+    """With those that wait for the culprits: all others that are late."""
     blamed = {progress.rank for progress in culprits}
-    return tuple(sorted(progress.rank for progress in late if progress.rank not in blamed)) if culprits else ()
+    waiting = tuple(sorted(progress.rank for progress in late if blamed and progress.rank not in blamed))
+    if waiting:
+        why.append(phrase("ranks_wait_for_it", ranks=spans(waiting)))
+    return HangDiagnosis(kind, tuple(sorted(blamed)), waiting, tuple(why), certain, act_after, seconds, lone)
 
 
-def _waits(waiting: tuple[int, ...]) -> tuple[Phrase, ...]:
-    waits = phrase("rank_waits_for_it" if len(waiting) == 1 else "ranks_wait_for_it", ranks=spans(waiting))
-    return (waits,) if waiting else ()
+def _spans(ranks: Iterable[RankProgress]) -> tuple[tuple[int, int] | int, ...]:
+    return spans(progress.rank for progress in ranks)
+
+
+def spans(numbers: Iterable[int]) -> tuple[tuple[int, int] | int, ...]:
+    """Ranks in little room, the first and the last of each that follow one another: (0, 2), (5, 5) of 0, 1, 2 and 5.
+
+    After the first dozen spans stands the number of all ranks instead of the others.
+    """
+    ordered = sorted(set(numbers))
+    pairs: list[tuple[int, int]] = []
+    for number in ordered:
+        if pairs and number == pairs[-1][1] + 1:
+            pairs[-1] = (pairs[-1][0], number)
+        else:
+            pairs.append((number, number))
+    return (*pairs[:MOST_SPANS], len(ordered)) if len(pairs) > MOST_SPANS else tuple(pairs)
+
+
+@dataclass
+class HangTracker:
+    """Hangs of one job over time. Ask it once in a while with where its ranks stand; paused ones are left out.
+
+    Ranks are heard one after the other, a beat apart. When a long pause ends, the first rank to be heard has moved
+    while the others still seem to stand where they were. So a hang of some ranks while others continue must be seen for
+    a while. A rank that comes back out of a phase, a pause or a stop has made no step meanwhile and is not to blame for
+    that.
+    """
+
+    _back: dict[int, float] = field(default_factory=dict)
+    """Rank → since when it is here and expected to make steps."""
+    _lone: tuple[int, ...] = ()
+    _since: float = 0.0
+    """When the lone ranks were first seen to hang."""
+
+    def look(
+        self, ranks: Sequence[RankProgress], settings: Settings, now: float, beat: float = 1.0
+    ) -> HangDiagnosis | None:
+        return self.judge([self.fair(progress, now) for progress in ranks], settings, now, beat)
+
+    def judge(
+        self, ranks: Sequence[RankProgress], settings: Settings, now: float, beat: float = 1.0, suspect: bool = True
+    ) -> HangDiagnosis | None:
+        """The same of stands that are `fair` already. Without a `suspect` (`is_suspect`) there is no verdict.
+
+        A caller that goes through many ranks in slices finds out about both on its way.
+        """
+        diagnosis = diagnose(ranks, settings) if suspect else None
+        if len(self._back) > len(ranks):
+            here = {progress.rank for progress in ranks}
+            self._back = {rank: at for rank, at in self._back.items() if rank in here}
+        if diagnosis is None or not diagnosis.lone:
+            self._lone = ()
+            return diagnosis
+        if diagnosis.culprits != self._lone:
+            self._lone, self._since = diagnosis.culprits, now
+        return diagnosis if now - self._since >= NEWS * beat else None
+
+    def fair(self, progress: RankProgress, now: float) -> RankProgress:
+        """Without the time in which it was not expected to make a step."""
+        back = self._back.get(progress.rank)
+        if back is None or progress.aside or progress.frozen:
+            self._back[progress.rank] = now
+            return progress if back is not None else progress._replace(idle_seconds=0.0)
+        return progress._replace(idle_seconds=now - back) if now - back < progress.idle_seconds else progress

@@ -9,28 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
-from torchloom.core.detect.beat_block import Block
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Detector
 from torchloom.core.detect.plateau import PlateauDetector
 from torchloom.protocol.job import EventKind, Response, Rule
-from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings
-
-
-class Detector(Protocol):
-    """Learns from the beats of one rank. A rank that restarts gets a new one."""
-
-    @property
-    def due(self) -> bool:
-        """It has a finding: the next beat must be examined. Asked after each block, so it must be cheap."""
-
-    def learn(self, block: Block) -> None:
-        """Take in ordinary beats."""
-
-    def hear(self, beat: Beat, times: StepTimes, now: float) -> Finding | None:
-        """Take in a beat that is examined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +80,11 @@ _ROWS = (
             "behind_in_collectives": (
                 "{ranks:ranks} began {fewest:,} collectives, others {most:,}: they wait in one that it did not reach"
             ),
-            "rank_hangs": "{ranks:ranks} hangs",
-            "ranks_hang": "{ranks:ranks} hang",
+            "hangs": "{ranks:ranks} {ranks:one|hangs|hang}",
             "no_rank_stands_out": "no rank makes a step, and none stands out",
-            "rank_waits_for_it": "{ranks:ranks} waits for it",
-            "ranks_wait_for_it": "{ranks:ranks} wait for it",
+            "ranks_wait_for_it": "{ranks:ranks} {ranks:one|waits|wait} for it",
             "replica_makes_no_step": "{replica} has made no step for {lasted:time}",
-            "replica_waits_for_it": "{count} other replica waits for it",
-            "replicas_wait_for_it": "{count} other replicas wait for it",
+            "replicas_wait_for_it": "{count:#other replica} {count:one|waits|wait} for it",
         },
     ),
     Kind(
@@ -117,8 +98,7 @@ _ROWS = (
         phrases={
             "process_stopped": "the process of {ranks:ranks} has been stopped for {lasted:time}",
             "all_ranks_stopped": "every living rank is stopped: someone may have suspended the job",
-            "rank_is_frozen": "{ranks:ranks} is frozen: its process is stopped",
-            "ranks_are_frozen": "{ranks:ranks} are frozen: their processes are stopped",
+            "is_frozen": "{ranks:ranks} {ranks:one|is frozen: its process is|are frozen: their processes are} stopped",
         },
     ),
     Kind(
@@ -133,8 +113,7 @@ _ROWS = (
             "interpreter_kept": "one thread of {ranks:ranks} has kept the interpreter for {lasted:time}",
             "all_ranks_held": "all ranks are held at once: someone may have suspended the job",
             "computes_meanwhile": "{ranks:ranks} computed meanwhile: it may end by itself",
-            "rank_is_held": "{ranks:ranks} hangs: its interpreter is held",
-            "ranks_are_held": "{ranks:ranks} hang: their interpreters are held",
+            "is_held": "{ranks:ranks} {ranks:one|hangs: its interpreter is|hang: their interpreters are} held",
         },
     ),
     Kind(
@@ -148,10 +127,11 @@ _ROWS = (
         settings=("straggler_factor", "straggler_beats"),
         uses_restart=False,
         phrases={
-            "slower_than_peer": "needs {times:.2g} times as long as its peer",
-            "slower_than_peers": "needs {times:.2g} times as long as its peers",
-            "own_work_of_two": "{own:time} of its own work a step; the other needs {peers:time}",
-            "own_work_of_many": "{own:time} of its own work a step; the median of the {others} others is {peers:time}",
+            "slower_than_peers": "needs {times:.2g} times as long as its {others:one|peer|peers}",
+            "own_work": (
+                "{own:time} of its own work a step; "
+                "{others:one|the other needs|the median of the {others} others is} {peers:time}"
+            ),
             "as_fast_as_peers": "as fast as its peers again ({times:.2g} times)",
         },
     ),
@@ -162,12 +142,9 @@ _ROWS = (
         "values.",
         scope="job",
         phrases={
-            "value_not_finite_at": "{names} is NaN or infinite at step {step:,}",
-            "values_not_finite_at": "{names:names} are NaN or infinite at step {step:,}",
-            "value_not_finite_since": "{names} is NaN or infinite since step {step:,}",
-            "values_not_finite_since": "{names:names} are NaN or infinite since step {step:,}",
-            "value_finite_again": "{names} is finite again",
-            "values_finite_again": "{names:names} are finite again",
+            "values_not_finite_at": "{names:names} {names:one|is|are} NaN or infinite at step {step:,}",
+            "values_not_finite_since": "{names:names} {names:one|is|are} NaN or infinite since step {step:,}",
+            "values_finite_again": "{names:names} {names:one|is|are} finite again",
         },
     ),
     Kind(
@@ -207,9 +184,7 @@ _ROWS = (
         "overflow, which loss scaling skips, is ignored; several are reported.",
         scope="job",
         settings=("spike_factor",),
-        phrases={
-            "value_overflows": "{name} is NaN or infinite in most of the last beats, at step {step:,}",
-        },
+        phrases={"value_overflows": "{name} is NaN or infinite in most of the last beats, at step {step:,}"},
     ),
     Kind(
         name="starved",
@@ -232,8 +207,7 @@ _ROWS = (
         phrases={
             "steps_slower": "steps take {seconds:time}, {times:.1f} times as long as before ({normal:time})",
             "steps_as_before": "steps take {seconds:time} again",
-            "beats_slow": "most of the latest beats were slow",
-            "beats_slow_by_sample": "most of the latest beats were slow, {sample_ms:.3g} ms a sample",
+            "beats_slow": "most of the latest beats were slow{sample_ms:if|, {sample_ms:.3g} ms a sample|}",
             "normal_learnt_again": "values were changed: torchLoom learns again what is normal",
         },
     ),

@@ -15,12 +15,10 @@ import itertools
 import math
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
-from torchloom.core.detect.beat_block import CLOSED, Block
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import CLOSED, Finding
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.rank import Beat
 from torchloom.settings import Settings
 
 WINDOWS = (64, 16)
@@ -43,40 +41,27 @@ CLEAR = 6.0
 """The growth must be this many times the larger strays around it."""
 OVER = 6
 """Looks in a row that saw no creeping, before it is over."""
-PROCESS = phrase("memory_of_process")
-DEVICE = phrase("memory_of_device")
 
 
-class Growth(NamedTuple):
-    """A steady growth: `mb` more in `over` seconds."""
-
-    mb: float
-    over: float
-    window: float
-    """Seconds that were looked at."""
-
-    def left(self, free_mb: float) -> float:
-        return free_mb * self.over / self.mb
-
-
+@dataclass(slots=True)
 class MemoryLeakDetector:
-    __slots__ = ("_at", "_calm", "_high", "_horizon", "_least", "_low", "_mb", "_wait", "_warming", "what")
+    """The memory of a process, on a machine or in a cgroup, or that of its devices."""
 
-    def __init__(self, what: Prose, settings: Settings) -> None:
-        self.what = what
-        self._horizon = settings.memory_horizon_seconds
-        self._at = array("d", [-math.inf])
-        self._mb = array("d", [math.nan])
-        """Samples, and before them one that is there for its time only."""
-        self._warming = True
-        self._low, self._high = math.inf, -math.inf
-        """All samples are between these; so are some that are no longer kept, until that matters."""
-        self._least = math.inf
-        """MB by which samples must differ before a look is worth it."""
-        self._wait = 0
-        """Samples until the next look."""
-        self._calm = -1
-        """Looks without creeping since it was reported; -1: it was not."""
+    what: Prose
+    settings: Settings
+    _at: array[float] = field(default_factory=lambda: array("d", [-math.inf]))
+    _mb: array[float] = field(default_factory=lambda: array("d", [math.nan]))
+    """Samples, and before them one that is there for its time only."""
+    _warming: bool = True
+    _low: float = math.inf
+    _high: float = -math.inf
+    """All samples are between these; so are some that are no longer kept, until that matters."""
+    _least: float = math.inf
+    """MB by which samples must differ before a look is worth it."""
+    _wait: int = 0
+    """Samples until the next look."""
+    _calm: int = -1
+    """Looks without creeping since it was reported; -1: it was not."""
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -85,8 +70,27 @@ class MemoryLeakDetector:
             return CLOSED
         return self._high - self._least, self._low + self._least
 
-    def keep(self, at: Sequence[float], mb: Sequence[float], free_mb: float) -> int:
-        """Take samples, `free_mb` being left after the last of them; how many were taken."""
+    def learn(self, at: Sequence[float], mb: Sequence[float | None], free_mb: float | None) -> None:
+        """Take samples, `free_mb` being left after the last of them; nothing where one is not known."""
+        samples = [sample for sample in mb if sample is not None]
+        if free_mb is not None and len(samples) == len(at):
+            self._keep(at, samples, free_mb)
+
+    def hear(self, now: float, mb: float | None, free_mb: float | None) -> Finding | None:
+        """Take a sample and look, if it is time."""
+        if mb is None or free_mb is None:
+            return None
+        self._wait -= self._keep((now,), (mb,), free_mb)
+        if self._wait > 0 or self._warming or len(self._mb) == 1:
+            return None
+        self._wait = EVERY
+        self._low, self._high = min(self._mb[1:]), max(self._mb[1:])
+        if self._calm < 0 and self._high - self._low < self._least:
+            return None
+        return self._judge(mb, max(0.0, free_mb))
+
+    def _keep(self, at: Sequence[float], mb: Sequence[float], free_mb: float) -> int:
+        """How many were kept."""
         fitting = (at[-1] - self._at[-1]) / SPACING
         if fitting < 1:
             return 0
@@ -104,26 +108,20 @@ class MemoryLeakDetector:
             del self._at[:-1], self._mb[:-1]
         return len(at)
 
-    def examine(self, now: float, mb: float, free_mb: float) -> Finding | None:
-        self._wait -= self.keep((now,), (mb,), free_mb)
-        if self._wait > 0 or self._warming or len(self._mb) == 1:
-            return None
-        self._wait = EVERY
-        self._low, self._high = min(self._mb[1:]), max(self._mb[1:])
-        if self._calm < 0 and self._high - self._low < self._least:
-            return None
-        return self._judge(mb, max(0.0, free_mb))
-
     def _judge(self, mb: float, free_mb: float) -> Finding | None:
-        reported = self._calm >= 0
+        reported, horizon = self._calm >= 0, self.settings.memory_horizon_seconds
         for count in WINDOWS:
             growth = self._growth(count, mb + free_mb)
             if growth is None:
                 continue
-            left = growth.left(free_mb)
-            if left < (2 * self._horizon if reported else min(self._horizon, FORESIGHT * growth.window)):
+            window = self._at[-1] - self._at[-count - 1]
+            slope = growth / (window * 3 / 4)  # from the middle of the first part to that of the last
+            left = free_mb / slope
+            if left < (2 * horizon if reported else min(horizon, FORESIGHT * window)):
                 self._calm = 0
-                return None if reported else self._found(growth, mb, mb + free_mb, left)
+                what = phrase("memory_grows", what=self.what, rate=60 * slope, left=left)
+                evidence = phrase("memory_limit", mb=mb, limit=mb + free_mb)
+                return None if reported else Finding("memory", what, (evidence,))
         if reported:
             self._calm += 1
             if self._calm >= OVER:
@@ -131,16 +129,8 @@ class MemoryLeakDetector:
                 return Finding("memory", phrase("memory_steady", what=self.what, mb=mb), over=True)
         return None
 
-    def _found(self, growth: Growth, mb: float, limit_mb: float, left: float) -> Finding:
-        rate = growth.mb / growth.over * 60
-        return Finding(
-            "memory",
-            phrase("memory_grows", what=self.what, rate=rate, left=left),
-            (phrase("memory_limit", mb=mb, limit=limit_mb),),
-        )
-
-    def _growth(self, count: int, limit_mb: float) -> Growth | None:
-        """How the latest samples grow; None if they do not, or not steadily."""
+    def _growth(self, count: int, limit_mb: float) -> float | None:
+        """By how many MB the latest samples grow; None if they do not, or not steadily."""
         if len(self._mb) <= count:
             return None
         values = self._mb[-count:]
@@ -154,43 +144,4 @@ class MemoryLeakDetector:
         strays = sorted(
             abs(value - middles[i // part] - (i % part - part / 2) * slope) for i, value in enumerate(values)
         )
-        if total < CLEAR * strays[3 * count // 4]:
-            return None
-        window = self._at[-1] - self._at[-count - 1]
-        return Growth(total, window * 3 / 4, window)
-
-
-class ProcessMemory(MemoryLeakDetector):
-    """Of its process, on a machine or in a cgroup."""
-
-    __slots__ = ()
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(PROCESS, settings)
-
-    def learn(self, block: Block) -> None:
-        if block.free_mb is not None:
-            self.keep(block.at, block.rss_mb, block.free_mb)
-
-    def hear(self, beat: Beat, now: float) -> Finding | None:
-        return None if beat.free_mb is None else self.examine(now, beat.rss_mb, beat.free_mb)
-
-
-class DeviceMemory(MemoryLeakDetector):
-    """Of its devices."""
-
-    __slots__ = ()
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(DEVICE, settings)
-
-    def learn(self, block: Block) -> None:
-        if block.device_free_mb is None:
-            return
-        mb = [mb for mb in block.device_mb if mb is not None]
-        if len(mb) == len(block.at):
-            self.keep(block.at, mb, block.device_free_mb)
-
-    def hear(self, beat: Beat, now: float) -> Finding | None:
-        mb, free = beat.device_mb, beat.device_free_mb
-        return None if mb is None or free is None else self.examine(now, mb, free)
+        return total if total >= CLEAR * strays[3 * count // 4] else None

@@ -23,10 +23,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, median, variance
 
-from torchloom.core.detect.beat_block import Block
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Block, Finding
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings
@@ -45,23 +45,23 @@ LOOKS = 3
 IMPROVED = 2
 
 
+@dataclass(slots=True)
 class PlateauDetector:
-    __slots__ = ("_batch", "_count", "_finding", "_goal", "_medians", "_points", "_size", "_streak")
-
-    def __init__(self, _settings: Settings) -> None:
-        self._batch: list[float] = []
-        self._medians: list[float] = []
-        """Those of the next point."""
-        self._size = 1
-        """Medians in a point."""
-        self._points = array("d")
-        self._count = 0
-        """Losses so far."""
-        self._streak = 0
-        """Looks in a row that found a plateau; while there is one, points in a row below its goal."""
-        self._goal: float | None = None
-        """While there is a plateau: it is over below this."""
-        self._finding: Finding | None = None
+    settings: Settings
+    """Every registered detector gets them; this one has its own constants."""
+    _batch: list[float] = field(default_factory=list)
+    _medians: list[float] = field(default_factory=list)
+    """Those of the next point."""
+    _size: int = 1
+    """Medians in a point."""
+    _points: array[float] = field(default_factory=lambda: array("d"))
+    _count: int = 0
+    """Losses so far."""
+    _streak: int = 0
+    """Looks in a row that found a plateau; while there is one, points in a row below its goal."""
+    _goal: float | None = None
+    """While there is a plateau: it is over below this."""
+    _finding: Finding | None = None
 
     @property
     def due(self) -> bool:

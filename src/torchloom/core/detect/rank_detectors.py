@@ -14,17 +14,17 @@ for minutes, and says nothing about the rest of the beat: only its own detector 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from torchloom.core.detect.bad_numbers import GradientSpikeDetector, LossSpikeDetector, NonFiniteDetector
-from torchloom.core.detect.beat_block import CLOSED, Block
-from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.incident_kinds import DETECTORS, Detector
-from torchloom.core.detect.memory_leak import DeviceMemory, ProcessMemory
+from torchloom.core.detect.detector import CLOSED, Block, Detector, Finding
+from torchloom.core.detect.incident_kinds import DETECTORS
+from torchloom.core.detect.memory_leak import MemoryLeakDetector
 from torchloom.core.detect.slowdown import SlowdownDetector
 from torchloom.core.detect.starvation import DATA, StarvationDetector
 from torchloom.core.detect.step_time import StepTimeBaseline
 from torchloom.core.detect.straggler import kept
+from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings
 
@@ -38,34 +38,28 @@ _Limits = tuple[float, float, float, float, float, float, float, float, str, int
 
 class RankDetectors:
     __slots__ = (
-        "_aside", "_device", "_finite", "_gradient", "_hunger", "_last", "_limits", "_loss", "_memory", "_own",
-        "_registered",
-        "_throughput", "_well", "pace",
+        "_aside", "_device", "_finite", "_gradient", "_hunger", "_last", "_limits", "_loss", "_memory", "_registered",
+        "_throughput", "_well", "own", "pace",
     )  # fmt: skip
 
     def __init__(self, settings: Settings, registered: Iterable[Callable[[Settings], Detector]] = DETECTORS) -> None:
         self.pace = StepTimeBaseline(settings)
-        self._finite: NonFiniteDetector | None = None
-        """While a number is not finite."""
+        self.own: deque[float] = deque(maxlen=kept(settings))
+        """What the rank itself needed for a step, in the latest beats: for `straggler.StragglerDetector`."""
+        self._finite = NonFiniteDetector()
         self._well: Beat | None = None
         """The last that told a loss."""
         self._loss = LossSpikeDetector(settings)
         self._gradient = GradientSpikeDetector(settings)
         self._throughput = SlowdownDetector(settings)
         self._hunger = StarvationDetector(settings)
-        self._memory = ProcessMemory(settings)
-        self._device = DeviceMemory(settings)
+        self._memory = MemoryLeakDetector(phrase("memory_of_process"), settings)
+        self._device = MemoryLeakDetector(phrase("memory_of_device"), settings)
         self._registered = tuple(detector(settings) for detector in registered)
-        self._own: deque[float] = deque(maxlen=kept(settings))
         self._aside: list[_Row] = []
         self._last: Beat
         """The last of them."""
         self._limits = self._limit()
-
-    @property
-    def own(self) -> Sequence[float]:
-        """What the rank itself needed for a step, in the latest beats: for `straggler.StragglerDetector`."""
-        return self._own
 
     def excuse(self) -> None:
         """The rank was stopped by hand or busy with something else: how long its next step takes is no measure."""
@@ -87,7 +81,7 @@ class RankDetectors:
         if loss is not None:
             self._well = beat
         if times.own is not None:
-            self._own.append(times.own)
+            self.own.append(times.own)
         (
             fastest, slowest, notable, starved, process_low, process_high, device_low, device_high, name, count, change
         ) = self._limits  # fmt: skip
@@ -130,19 +124,17 @@ class RankDetectors:
             self._gradient.hear(beat),
             self._throughput.hear(beat, times),
             self._hunger.hear(beat, times),
-            self._memory.hear(beat, now),
-            self._device.hear(beat, now),
+            self._memory.hear(now, beat.rss_mb, beat.free_mb),
+            self._device.hear(now, beat.device_mb, beat.device_free_mb),
             *(detector.hear(beat, times, now) for detector in self._registered),
         )
         self._limits = self._limit()
         return tuple(filter(None, findings))
 
     def _hear_finite(self, beat: Beat) -> tuple[Finding, ...]:
-        if not (beat.not_finite or self._finite):
+        if not (beat.not_finite or self._finite.names):
             return ()
-        finite = self._finite or NonFiniteDetector()
-        finding = finite.hear(beat, self._well)
-        self._finite = finite if finite.ill else None
+        finding = self._finite.hear(beat, self._well)
         self._limits = self._limit()
         return () if finding is None else (finding,)
 
@@ -152,12 +144,12 @@ class RankDetectors:
             return
         at, p50, p99, process, device, loss = zip(*self._aside, strict=True)
         last = self._last
-        block = Block(at, p50, p99, process, device, loss, last.samples_per_second, last.free_mb, last.device_free_mb)
+        block = Block(at, p50, p99, loss, last.samples_per_second)
         self._aside.clear()
         self.pace.learn(block)
         self._throughput.learn(block)
-        self._memory.learn(block)
-        self._device.learn(block)
+        self._memory.learn(at, process, last.free_mb)
+        self._device.learn(at, device, last.device_free_mb)
         for detector in self._registered:
             detector.learn(block)
         self._loss.learn()
@@ -165,7 +157,7 @@ class RankDetectors:
 
     def _limit(self) -> _Limits:
         """Within which a beat is ordinary."""
-        due = self._finite is not None or any(detector.due for detector in self._registered)
+        due = self._finite.names or any(detector.due for detector in self._registered)
         return (
             *(CLOSED if due else self._throughput.limits),
             self.pace.notable,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from torchloom.core.detect.rank_spans import spans
+from torchloom.core.detect.hang import spans
 from torchloom.protocol.phrase import Phrase, phrase
 
 MOST_TEXT = 20_000
@@ -36,8 +36,6 @@ _SHELLS = frozenset(
 )
 """Frames that say nothing: the next one out is named."""
 _LIBRARY = ("site-packages/", "dist-packages/", "lib/python", "torch/", "threading.py", "<frozen")
-
-
 _OURS = "torchloom/threadlet/"
 """What measures the waiting is not what waits."""
 
@@ -76,12 +74,12 @@ def describe_groups(groups: Iterable[Group], culprits: Iterable[int] = ()) -> tu
     shown = list(groups)
     odd = _odd(shown, set(culprits))
     shown.sort(key=lambda group: group in odd)  # the last line is what is to be read
-    if len(shown) > MOST_LINES:
-        left_out = sum(len(group.ranks) for group in shown[MOST_LINES - 1 : -1])
-        shown = [*shown[: MOST_LINES - 1], shown[-1]]
-        lines = (_line(group, group in odd) for group in shown)
-        return (*lines, phrase("more_ranks_elsewhere", count=left_out))
-    return tuple(_line(group, group in odd) for group in shown)
+    left_out = sum(len(group.ranks) for group in shown[MOST_LINES - 1 : -1])
+    del shown[MOST_LINES - 1 : -1]
+    lines = [phrase("odd_one_out", line=_line(group)) if group in odd else _line(group) for group in shown]
+    if left_out:
+        lines.append(phrase("more_ranks_elsewhere", count=left_out))
+    return tuple(lines)
 
 
 def _odd(groups: list[Group], culprits: set[int]) -> list[Group]:
@@ -97,28 +95,15 @@ def _odd(groups: list[Group], culprits: set[int]) -> list[Group]:
     return [group for group in rest if group.frames] if most > sum(len(group.ranks) for group in rest) else []
 
 
-def _line(group: Group, odd: bool) -> Phrase:
-    return phrase("odd_one_out", line=_where(group)) if odd else _where(group)
-
-
-def _where(group: Group) -> Phrase:
-    who, one = spans(group.ranks), len(group.ranks) == 1
-    if not group.frames:
+def _line(group: Group) -> Phrase:
+    who, frames = spans(group.ranks), group.frames
+    if not frames:
         return phrase("stack_unread", ranks=who)
-    inner = _telling(group.frames)
-    called = next((frame for frame in group.frames if not _library(frame)), inner)
-    frame, caller = str(inner), str(called) if called != inner else ""
-    if group.waits:
-        return phrase("rank_waits_in" if one else "ranks_wait_in", ranks=who, frame=frame, caller=caller)
-    return phrase("rank_is_in" if one else "ranks_are_in", ranks=who, frame=frame, caller=caller)
-
-
-def _telling(frames: tuple[Frame, ...]) -> Frame:
-    return next((frame for frame in frames if frame.call not in _SHELLS), frames[0])
-
-
-def _library(frame: Frame) -> bool:
-    return any(part in frame.file for part in _LIBRARY)
+    inner = next((frame for frame in frames if frame.call not in _SHELLS), frames[0])
+    own = (frame for frame in frames if not any(part in frame.file for part in _LIBRARY))
+    called = next(own, inner)
+    caller = str(called) if called != inner else ""
+    return phrase("ranks_wait_in" if group.waits else "ranks_are_in", ranks=who, frame=str(inner), caller=caller)
 
 
 def _waits(frames: tuple[Frame, ...]) -> bool:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import dataclass, field
 
-from torchloom.core.detect.beat_block import Block
+from torchloom.core.detect.detector import Block
 from torchloom.protocol.rank import StepTimes
 from torchloom.settings import Settings
 
@@ -41,33 +42,28 @@ SHORT = 1 / (4 * MARGIN)
 are longer than a quarter of it."""
 
 
+@dataclass(slots=True)
 class StepTimeBaseline:
-    __slots__ = (
-        "_beats", "_began", "_excused", "_full", "_lesson", "_notable", "_p99s", "_pauses", "_short", "_slowest",
-        "longest", "p99", "steps",
-    )  # fmt: skip
-
-    def __init__(self, settings: Settings) -> None:
-        self._short = SHORT * settings.hang_floor_seconds
-        self.steps = 0
-        """Finished in this life, at least: of a beat in a block, one is counted."""
-        self.p99 = 0.0
-        """Of its recent steps, in seconds."""
-        self.longest = 0.0
-        """The longest pause it has come back from in this life, of those that are not short."""
-        self._beats = 0
-        self._full = 1
-        """The number of the beat with which the stride ends."""
-        self._lesson = SINGLY
-        """And of that from which on the p99 is learnt again."""
-        self._began = math.nan
-        self._excused = False
-        """The next step was not only a step: what it took is no measure."""
-        self._notable = 0.0
-        self._p99s = array("d")
-        self._slowest = 0.0
-        self._pauses: dict[int, tuple[float, float, float]] = {}
-        """Magnitude → (when last, how long at most, remembered until). A magnitude is a power of two."""
+    settings: Settings
+    steps: int = 0
+    """Finished in this life, at least: of a beat in a block, one is counted."""
+    p99: float = 0.0
+    """Of its recent steps, in seconds."""
+    longest: float = 0.0
+    """The longest pause it has come back from in this life, of those that are not short."""
+    _beats: int = 0
+    _full: int = 1
+    """The number of the beat with which the stride ends."""
+    _lesson: int = SINGLY
+    """And of that from which on the p99 is learnt again."""
+    _began: float = math.nan
+    _excused: bool = False
+    """The next step was not only a step: what it took is no measure."""
+    _notable: float = 0.0
+    _p99s: array[float] = field(default_factory=lambda: array("d"))
+    _slowest: float = 0.0
+    _pauses: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+    """Magnitude → (when last, how long at most, remembered until). A magnitude is a power of two."""
 
     @property
     def started(self) -> bool:
@@ -140,7 +136,7 @@ class StepTimeBaseline:
         self.p99 = ordered[int(UPPER * (len(ordered) - 1))]
         if self._pauses:
             self._pauses = {size: pause for size, pause in self._pauses.items() if pause[2] > now}
-        self._notable = max(NOTABLE * self.p99, self._longest_pause() / 2, self._short)
+        self._notable = max(NOTABLE * self.p99, self._longest_pause() / 2, SHORT * self.settings.hang_floor_seconds)
 
     def _longest_pause(self) -> float:
         """Of those that are still remembered."""

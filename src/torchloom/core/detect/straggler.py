@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from statistics import fmean
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.protocol.phrase import phrase
 from torchloom.settings import Settings
 
@@ -47,22 +48,20 @@ def kept(settings: Settings) -> int:
     return 3 * settings.straggler_beats + 1
 
 
+@dataclass
 class StragglerDetector(Generic[Who]):
     """The ranks of one job side by side, by whatever names them."""
 
-    __slots__ = ("_looks", "slow")
-
-    def __init__(self) -> None:
-        self.slow: set[Who] = set()
-        self._looks: dict[Who, int] = {}
-        """In how many looks on end a rank was found slow that is not called so yet."""
+    slow: set[Who] = field(default_factory=set)
+    _looks: dict[Who, int] = field(default_factory=dict)
+    """In how many looks on end a rank was found slow that is not called so yet."""
 
     def look(self, own: Mapping[Who, Sequence[float]], settings: Settings) -> tuple[tuple[Who, Finding], ...]:
         """Compare the latest own times of all ranks; who became a straggler, and who no longer is one."""
         factor, latest = settings.straggler_factor, 2 * settings.straggler_beats
         most, noticeable = (3 * latest + 3) // 4, (1 + factor) / 2
         runners = {rank: times for rank, times in own.items() if len(times) >= most}
-        peers = _Peers(runners, latest, most)
+        peers = _Peers(list(runners.values()), latest, most)
         bound = max(LEAST, noticeable * _middle_of_others(peers.lowers, math.inf))
         few = latest - most + 1  # where most of the latest beats were slow, one of the last few was
         self.slow &= own.keys()
@@ -81,67 +80,50 @@ class StragglerDetector(Generic[Who]):
                 if score < noticeable:
                     self.slow.discard(rank)
                     findings.append((rank, Finding("straggler", phrase("as_fast_as_peers", times=score), over=True)))
-            elif ordered[-most] >= bound and score >= factor and peers.exceeded(rank, times, factor):
+            elif ordered[-most] >= bound and score >= factor and peers.exceeded(times, factor):
                 self._looks[rank] = looks.get(rank, 0) + 1
                 if self._looks[rank] >= SURE:
                     self.slow.add(rank)
-                    findings.append((rank, _slow(score, middle, usual, len(runners))))
+                    others = len(runners) - 1
+                    what = phrase("slower_than_peers", times=score, others=others)
+                    evidence = phrase("own_work", own=middle, peers=usual, others=others)
+                    findings.append((rank, Finding("straggler", what, (evidence,))))
         return tuple(findings)
 
 
-class _Past(NamedTuple):
-    """The logarithms of a rank's own times."""
-
-    mean: float
-    variance: float
-    beats: int
-
-
-class _Peers(Generic[Who]):
+class _Peers:
     """What ranks usually need, told by all of them, or by a sample of very many."""
 
-    def __init__(self, runners: Mapping[Who, Sequence[float]], latest: int, most: int) -> None:
+    def __init__(self, runners: Sequence[Sequence[float]], latest: int, most: int) -> None:
         stride = max(0, len(runners) // PEERS - 1) | 1  # odd: ranks of a node are even in number, and differ by place
-        self._own = dict(islice(runners.items(), 0, None, stride))
-        ordered = [_latest(times, latest) for times in self._own.values()]
+        self._own = runners[::stride]
+        ordered = [_latest(times, latest) for times in self._own]
         self.middles = sorted([_middle(times) for times in ordered])
         self.lowers = sorted([times[-most] for times in ordered])
 
     @cached_property
-    def _pasts(self) -> dict[Who, _Past]:
-        """Needed only where somebody looks slow."""
-        return {rank: _past(times) for rank, times in self._own.items()}
+    def _logarithms(self) -> tuple[list[float], list[float]]:
+        """Means and variances in ascending order. Needed only where a rank looks slow."""
+        means, variances = zip(*map(_mean_and_variance, self._own), strict=True)
+        return sorted(means), sorted(variances)
 
-    @cached_property
-    def _means(self) -> list[float]:
-        return sorted([past.mean for past in self._pasts.values()])
-
-    @cached_property
-    def _variances(self) -> list[float]:
-        return sorted([past.variance for past in self._pasts.values()])
-
-    def exceeded(self, rank: Who, times: Sequence[float], factor: float) -> bool:
+    def exceeded(self, times: Sequence[float], factor: float) -> bool:
         """Whether a rank is slower than its peers by this factor, and by more than noise."""
-        past = self._pasts.get(rank) or _past(times)
-        excess = past.mean - _middle_of_others(self._means, past.mean)
-        variance = _middle_of_others(self._variances, past.variance)
-        error = math.sqrt(variance / past.beats * (1 + MEDIAN / (len(self._pasts) - 1)))
+        means, variances = self._logarithms
+        mean, own_variance = _mean_and_variance(times)
+        excess = mean - _middle_of_others(means, mean)
+        variance = _middle_of_others(variances, own_variance)
+        error = math.sqrt(variance / len(times) * (1 + MEDIAN / (len(means) - 1)))
         return excess >= max(math.log(factor), CLEAR * error)
 
 
-def _past(times: Sequence[float]) -> _Past:
+def _mean_and_variance(times: Sequence[float]) -> tuple[float, float]:
+    """Of the logarithms of a rank's own times."""
     logs = sorted(math.log(max(one, LEAST)) for one in times)
     middle = _middle(logs)
     logs = [min(max(one, middle - ODD), middle + ODD) for one in logs]
     mean = fmean(logs)
-    return _Past(mean, fmean([(one - mean) ** 2 for one in logs]), len(logs))
-
-
-def _slow(score: float, own: float, peers: float, count: int) -> Finding:
-    one = count == 2
-    what = phrase("slower_than_peer" if one else "slower_than_peers", times=score)
-    evidence = phrase("own_work_of_two" if one else "own_work_of_many", own=own, peers=peers, others=count - 1)
-    return Finding("straggler", what, (evidence,))
+    return mean, fmean([(one - mean) ** 2 for one in logs])
 
 
 def _latest(times: Sequence[float], count: int) -> list[float]:

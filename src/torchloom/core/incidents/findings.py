@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
-from torchloom.core.detect.finding import Finding
+from torchloom.core.detect.detector import Finding
 from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import planned, rule_for

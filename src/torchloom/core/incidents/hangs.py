@@ -11,9 +11,8 @@ from collections.abc import Iterable
 
 from torchloom.core.changes.orders import give
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
-from torchloom.core.detect.hang import HangDiagnosis
+from torchloom.core.detect.hang import HangDiagnosis, spans
 from torchloom.core.detect.incident_kinds import HANGS
-from torchloom.core.detect.rank_spans import spans
 from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import planned, rule_for
 from torchloom.core.incidents.responses import Trouble, inspecting, open_of, respond
@@ -131,14 +130,14 @@ def _opened(
 def _reason(diagnosis: HangDiagnosis) -> Phrase:
     if not diagnosis.culprits:
         return phrase("no_rank_stands_out")
-    who, one = spans(diagnosis.culprits), len(diagnosis.culprits) == 1
+    ranks = spans(diagnosis.culprits)
     match diagnosis.kind:
         case "frozen":
-            return phrase("rank_is_frozen" if one else "ranks_are_frozen", ranks=who)
+            return phrase("is_frozen", ranks=ranks)
         case "held":
-            return phrase("rank_is_held" if one else "ranks_are_held", ranks=who)
+            return phrase("is_held", ranks=ranks)
         case "hang":
-            return phrase("rank_hangs" if one else "ranks_hang", ranks=who)
+            return phrase("hangs", ranks=ranks)
 
 
 def _close_if_over(cluster: ClusterState, incident: Incident | None, ranks: Iterable[RankId], now: float) -> Decision:

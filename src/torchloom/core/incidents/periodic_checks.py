@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from torchloom.core.detect.hang import HangDiagnosis, RankProgress, is_suspect
-from torchloom.core.detect.hang_tracker import NEWS
+from torchloom.core.detect.hang import NEWS, HangDiagnosis, RankProgress, is_suspect
 from torchloom.core.events import Event, FindingsMade, JobDue, RanksSilent
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.ranks import JobPhase, Presence
@@ -68,7 +67,7 @@ def _hang_of_replica(cluster: ClusterState, run: Run, now: float) -> HangDiagnos
         return None
     why = [phrase("replica_makes_no_step", replica=run.replica_id.replica, lasted=diagnosis.seconds)]
     if others := len({number // MAX_REPLICA for number in diagnosis.waiting}):
-        why.append(phrase("replica_waits_for_it" if others == 1 else "replicas_wait_for_it", count=others))
+        why.append(phrase("replicas_wait_for_it", count=others))
     return diagnosis._replace(culprits=mine, waiting=(), why=tuple(why))
 
 

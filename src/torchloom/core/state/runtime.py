@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from torchloom.core.detect.checkpoint_overdue import CheckpointIntervalDetector
-from torchloom.core.detect.finding import Finding
-from torchloom.core.detect.hang_tracker import HangTracker
+from torchloom.core.detect.detector import Finding
+from torchloom.core.detect.hang import HangTracker
 from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.core.state.pending_operations import PendingOperations

@@ -27,10 +27,8 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "resumed_from": "resumed from step {step:,}",
     "newest_whole": "the newest checkpoint that is whole",
     # where ranks were
-    "rank_waits_in": "{ranks:ranks} waits in {frame}{caller:?, called from }",
-    "ranks_wait_in": "{ranks:ranks} wait in {frame}{caller:?, called from }",
-    "rank_is_in": "{ranks:ranks} is in {frame}{caller:?, called from }",
-    "ranks_are_in": "{ranks:ranks} are in {frame}{caller:?, called from }",
+    "ranks_wait_in": "{ranks:ranks} {ranks:one|waits|wait} in {frame}{caller:?, called from }",
+    "ranks_are_in": "{ranks:ranks} {ranks:one|is|are} in {frame}{caller:?, called from }",
     "stack_unread": "{ranks:ranks}: no stack could be read",
     "odd_one_out": f"{{line}}{ODD_ONE_OUT}",
     "more_ranks_elsewhere": "{count:,} more ranks, each group at another place",

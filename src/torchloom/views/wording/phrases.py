@@ -13,6 +13,7 @@ A template is a format string over the phrase's arguments, with these specificat
     {losses:.4g}     of several numbers, each in that format
     {left:time}      seconds in few words: `0.8 ms`, `2.1 s`, `35 min`
     {why:? (|)}      nothing if it is empty, else in the text after `?`, at the bar or after it
+    {n:one|is|are}   the first text for a single one (a number, a name, a rank), else the second
     {ok:if|yes|no}   the first text if it is true or not empty, else the second; they may contain fields
 """
 
@@ -76,8 +77,14 @@ def name_ranks(spans: Sequence[tuple[int, int] | int]) -> str:
     if not pairs:
         return "no rank"
     more = "".join(f" and others, {count:,} in all" for count in spans if isinstance(count, int))
-    one = len(pairs) == 1 and pairs[0][0] == pairs[0][1]
-    return f"{'rank' if one else 'ranks'} {listed}{more}"
+    return f"{'rank' if _is_one(spans) else 'ranks'} {listed}{more}"
+
+
+def _is_one(value: object) -> bool:
+    """Whether it is the number 1, a single item, or a span of a single rank."""
+    if not isinstance(value, Sequence):
+        return value == 1
+    return len(value) == 1 and (not isinstance(value[0], tuple) or value[0][0] == value[0][1])
 
 
 def name_time(seconds: float) -> str:
@@ -95,6 +102,9 @@ class _Formatter(string.Formatter):
         if format_spec.startswith("if|"):
             yes, _, no = format_spec[3:].partition("|")
             return yes if value else no
+        if format_spec.startswith("one|"):
+            one, _, several = format_spec[4:].partition("|")
+            return one if _is_one(value) else several
         if isinstance(value, RankId | ReplicaId):
             value = str(value)
         if isinstance(value, Phrase):

@@ -1,0 +1,75 @@
+"""What detectors share: what they learn from, what they report, and whether most of the latest beats agree."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+from torchloom.protocol.job import EventKind
+from torchloom.protocol.phrase import Prose
+from torchloom.protocol.rank import Beat, StepTimes
+
+CLOSED = (math.inf, -math.inf)
+"""Between these nothing is: every beat must be examined."""
+WINDOW = 16
+MOST = WINDOW // 2 + 1
+"""More than half: one slow beat, or a few, decide nothing."""
+_MASK = (1 << WINDOW) - 1
+
+
+class Finding(NamedTuple):
+    """A condition that has begun, or is over."""
+
+    kind: EventKind
+    what: Prose
+    """One line for people, without the name of the rank: "loss is NaN at step 1204"."""
+    evidence: tuple[Prose, ...] = ()
+    over: bool = False
+    """The condition is gone; `what` says how it ended."""
+    step: int = 0
+    """At which it was seen, where that matters."""
+    since: int | None = None
+    """The first step at which it may have begun: beats are seconds apart, and steps may be shorter."""
+
+
+class Block(NamedTuple):
+    """Some ordinary beats of one rank, column by column, the latest last: what its detectors learn from at once.
+
+    In each of them it made steps, and each was within all limits.
+    """
+
+    at: tuple[float, ...]
+    """When they were heard."""
+    p50: tuple[float, ...]
+    p99: tuple[float, ...]
+    loss: tuple[float | None, ...]
+    rate: float | None
+    """Samples in a second, at the last beat."""
+
+
+class Detector(Protocol):
+    """Learns from the beats of one rank. A rank that restarts gets a new one."""
+
+    @property
+    def due(self) -> bool:
+        """It has a finding: the next beat must be examined. Asked after each block, so it must be cheap."""
+
+    def learn(self, block: Block) -> None:
+        """Take in ordinary beats."""
+
+    def hear(self, beat: Beat, times: StepTimes, now: float) -> Finding | None:
+        """Take in a beat that is examined."""
+
+
+# Votes: whether something was so in most of the latest beats, a median without keeping the numbers. The latest 16
+# answers are the bits of one plain number: a rank has several of them, and mostly all are 0.
+
+
+def cast(votes: int, yes: bool) -> int:
+    """With one more answer. What was never asked counts as no."""
+    return (votes << 1 | yes) & _MASK
+
+
+def carried(votes: int) -> bool:
+    """Whether most of the latest say yes."""
+    return votes.bit_count() >= MOST
