@@ -81,7 +81,7 @@ def test_a_replica_that_begins_again_heals_from_the_others() -> None:
         "rank 0 failed: killed by SIGKILL",
         "attempt 2 begins; it heals from the others",
     ]
-    assert (progress.told, progress.stopped) == (2, 1)
+    assert (progress.begun, progress.stopped) == (2, 1)
 
 
 def test_one_that_is_alone_begins_from_a_checkpoint_or_anew() -> None:

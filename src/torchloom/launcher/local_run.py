@@ -13,11 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from torchloom.agent.agent import Agent
-from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import RankPaths
 from torchloom.agent.log_files import stamp
 from torchloom.agent.node import Node, this_node
@@ -25,13 +24,11 @@ from torchloom.bus.connection import close_quietly, connect, find
 from torchloom.bus.nats_server import die_with_parent, stop_process
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.weaver_client import WeaverClient
-from torchloom.core.state.runs import LIGHTHOUSE
 from torchloom.errors import BadState, Unreachable
-from torchloom.launcher.output import Output
+from torchloom.launcher.output import FileReader, Output
 from torchloom.launcher.run_control import LaunchRequest, RankController, RunFollower
 from torchloom.launcher.scratch_folder import scratch
 from torchloom.protocol.subjects import Role
-from torchloom.protocol.views import RunView
 from torchloom.settings import Settings
 
 UP_SECONDS = 20.0
@@ -48,9 +45,10 @@ async def run(settings: Settings, request: LaunchRequest) -> int:
             request.say(f"a control plane of its own: `loom --state {settings.state} status` looks at it")
         node = this_node(name=request.task.node or "")
         agent = await stack.enter_async_context(agent_of(settings, node, request, asked.device_temperature_celsius))
-        following = RunFollower(settings, request, LocalRanks(agent, request))
-        agent.say = following.say
-        return await following.follow()
+        reader = FileReader(Output(request.colour, before=request.line.hide))
+        follower = RunFollower(settings, request, reader, LocalRanks(agent, request.task.grace))
+        agent.say = follower.say
+        return await follower.follow()
 
 
 @contextlib.asynccontextmanager
@@ -111,24 +109,9 @@ async def agent_of(settings: Settings, node: Node, request: LaunchRequest, hot: 
 class LocalRanks(RankController):
     """The ranks of this process's own agent."""
 
-    def __init__(self, agent: Agent, request: LaunchRequest) -> None:
+    def __init__(self, agent: Agent, grace: float) -> None:
         self.agent = agent
-        self.request = request
-        self.output = Output(request.colour, before=request.line.hide)
-        agent.launched = self._follow
-
-    def _follow(self, attempt: Attempt) -> None:
-        assert attempt.launch is not None
-        task = attempt.launch.task
-        replica = task.env.get("REPLICA_GROUP_ID", "") if task.part_of else ""
-        if task.replica != LIGHTHOUSE:  # whose words are for its own file
-            self.output.follow(attempt.logs, sorted(attempt.ranks), attempt.job, attempt.launch.ordinal, replica)
-
-    async def show(self, _runs: Sequence[RunView], told: Mapping[str, int]) -> None:
-        await asyncio.to_thread(self.output.show, told)  # a terminal that is held must not hold the agent
-
-    async def finish(self, _runs: Sequence[RunView]) -> None:
-        self.output.finish()
+        self.grace = grace
 
     def rejected(self) -> dict[str, str]:
         newest = max(self.agent.attempts, key=lambda attempt: attempt.number, default=None)
@@ -136,7 +119,7 @@ class LocalRanks(RankController):
 
     def halt(self) -> None:
         for attempt in self.agent.attempts:
-            attempt.halt(self.request.task.grace)
+            attempt.halt(self.grace)
 
     def kill(self) -> None:
         for attempt in self.agent.attempts:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from nats.aio.client import Client
 
@@ -21,30 +20,7 @@ from torchloom.views.job_runs import label
 COLOURS = (36, 33, 35, 32, 34, 31)
 MOST = 1024 * 1024
 """Bytes read from one file at a time."""
-
-
-@dataclass
-class Tail:
-    """One file, read to its end as it grows."""
-
-    path: Path
-    run: str = ""
-    attempt: int = 1
-    label: str = ""
-    """Of its replica, where there are several."""
-    _file: BinaryIO | None = field(default=None, repr=False)
-
-    def read(self) -> bytes:
-        if self._file is None:
-            try:
-                self._file = self.path.open("rb")
-            except OSError:
-                return b""  # not there yet
-        return self._file.read(MOST)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+WHICH = ("out", "err")
 
 
 class Output:
@@ -65,25 +41,7 @@ class Output:
         self._alone = alone
         self._before = before
         self._streams = {"out": out or sys.stdout, "err": err or sys.stderr}
-        self._tails: dict[tuple[Path, int, str], Tail] = {}
         self._rests: dict[tuple[Hashable, int, str, str], bytes] = {}
-
-    def follow(self, folder: Path, ranks: list[int], run: str = "", attempt: int = 1, replica: str = "") -> None:
-        """Show the files of these ranks in this folder, too."""
-        for rank in ranks:
-            for which in self._streams:
-                key = (folder, rank, which)
-                if key not in self._tails:
-                    self._tails[key] = Tail(folder / f"rank-{rank}.{which}", run, attempt, replica)
-
-    def show(self, attempts: Mapping[str, int] | None = None) -> bool:
-        """Print what is new in the files, of the first `attempts` of each run; whether there was anything."""
-        found = False
-        for (folder, rank, which), tail in list(self._tails.items()):
-            if (attempts is None or tail.attempt <= attempts.get(tail.run, 0)) and (data := tail.read()):
-                found = True
-                self.feed(folder, rank, which, data, tail.label)
-        return found
 
     def feed(self, source: Hashable, rank: int, which: str, data: bytes, replica: str = "") -> None:
         """Print what a rank has printed; `source` tells its attempts apart."""
@@ -93,13 +51,8 @@ class Output:
         self._print(rank, which, lines, replica)
 
     def finish(self) -> None:
-        while self.show():
-            pass
         for (_, rank, which, replica), rest in self._rests.items():
             self._print(rank, which, [rest], replica)
-        for tail in self._tails.values():
-            tail.close()
-        self._tails.clear()
         self._rests.clear()
 
     def _print(self, rank: int, which: str, lines: list[bytes], replica: str) -> None:
@@ -120,22 +73,70 @@ class Output:
         return f"\033[{COLOURS[shade % len(COLOURS)]}m[{name}]\033[0m "
 
 
-WHICH = ("out", "err")
+class OutputReader:
+    """Prints what is new of what ranks have printed; of one rank alone, if it is named."""
 
-
-@dataclass
-class RemoteOutput:
-    client: Client
-    output: Output
-    rank: int | None = None
-    """Only this one."""
-    trouble: str = ""
+    pause = 0.0
+    """Seconds between two looks."""
+    trouble = ""
     """Why something could not be read, the last time."""
-    _read: dict[tuple[str, int, int, str], int] = field(default_factory=dict)
-    """How many bytes of each file have been shown: by job, attempt, rank and which."""
+
+    def __init__(self, output: Output, rank: int | None = None) -> None:
+        self.output = output
+        self.rank = rank
+        self._newest: dict[str, int] = {}
+        """The newest attempt of each run of which something may have been shown."""
+        self._offsets: dict[Hashable, int] = {}
+        """How many bytes of each file have been shown."""
 
     async def show(self, run: RunView, ordinal: int | None = None) -> bool:
         """Print what is new of an attempt, the last one if none is named; whether there was anything."""
+        raise NotImplementedError
+
+    async def show_attempts(self, run: RunView, last: int, *, over: bool = False) -> None:
+        """Print what is new up to an attempt: all there is of attempts that are over, else a part of it."""
+        for ordinal in range(self._newest.get(run.job, 1), last + 1):
+            while await self.show(run, ordinal) and (over or ordinal < last):
+                pass
+            self._newest[run.job] = ordinal
+
+
+class FileReader(OutputReader):
+    """Of files on this machine."""
+
+    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
+        folder = Path(run.task.log_dir) / f"attempt-{ordinal or run.attempt}"
+        return await asyncio.to_thread(self.show_folder, folder, label(run))  # a held terminal must not hold an agent
+
+    def show_folder(self, folder: Path, replica: str = "") -> bool:
+        new = False
+        for rank in self.ranks(folder):
+            for which in WHICH:
+                path = folder / f"rank-{rank}.{which}"
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                    file.seek(self._offsets.get(path, 0))
+                    if data := file.read(MOST):
+                        self._offsets[path] = file.tell()
+                        self.output.feed(folder, rank, which, data, replica)
+                        new = True
+        return new
+
+    def ranks(self, folder: Path) -> list[int]:
+        numbers = [path.stem.rpartition("-")[2] for path in folder.glob("rank-*.out")]
+        ranks = {int(number) for number in numbers if number.isdecimal()}
+        return sorted(ranks if self.rank is None else ranks & {self.rank})
+
+
+class RemoteReader(OutputReader):
+    """Of files on the nodes, read by the agents there."""
+
+    pause = 0.3
+
+    def __init__(self, client: Client, output: Output, rank: int | None = None) -> None:
+        super().__init__(output, rank)
+        self.client = client
+
+    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
         self.trouble = ""
         number = ordinal or run.attempt
         places = [place for place in run.places if self.rank in {None, place.rank}]
@@ -144,18 +145,18 @@ class RemoteOutput:
 
     async def _part(self, run: RunView, ordinal: int, place: Place, which: str) -> bool:
         key = (run.job, ordinal, place.rank, which)
-        at = self._read.get(key, 0)
+        at = self._offsets.get(key, 0)
         look = QueryLines(
             job=run.job, rank=place.rank, which=which, ordinal=ordinal, at=at, submitted=run.submitted  # type: ignore[arg-type]
         )  # fmt: skip
-        with contextlib.suppress(Refused):  # it is not started yet, or was on another node
-            try:
-                found = await ask_node(self.client, place.node, look, LinesView)
-            except Unreachable as error:
-                self.trouble = error.message
-                return False
-            if found.data:
-                self._read[key] = found.at + len(found.data)
-                self.output.feed((run.job, ordinal), place.rank, which, found.data, label(run))
-                return True
-        return False
+        try:
+            lines = await ask_node(self.client, place.node, look, LinesView)
+        except Refused:  # it is not started yet, or was on another node
+            return False
+        except Unreachable as error:
+            self.trouble = error.message
+            return False
+        if lines.data:
+            self._offsets[key] = lines.at + len(lines.data)
+            self.output.feed((run.job, ordinal), place.rank, which, lines.data, label(run))
+        return bool(lines.data)

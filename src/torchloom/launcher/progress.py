@@ -19,7 +19,7 @@ class RunProgress:
     say: Callable[[str], None]
     rejected: Callable[[], dict[str, str]] = dict
     """Checkpoints that were passed over, and why."""
-    told: int = 0
+    begun: int = 0
     """Number of attempts whose beginning was reported."""
     stopped: int = 0
     waiting: str = ""
@@ -31,8 +31,8 @@ class RunProgress:
         self.waiting = run.waiting
         for note in run.notes:  # in the order of what happened, however much of it is new
             last = note is run.notes[-1]
-            if note.number > self.told and (not last or run.phase in {"starting", "running", "stopping", *OVER}):
-                self.told = note.number
+            if note.number > self.begun and (not last or run.phase in {"starting", "running", "stopping", *OVER}):
+                self.begun = note.number
                 if last:
                     self._beginning(run)
             if note.number > self.stopped and note.stopping is not None:
@@ -75,7 +75,7 @@ class UnattachedHint:
     say: Callable[[str], None]
     over: bool = False
     """There is nothing more to report."""
-    said: set[str] = field(default_factory=set)
+    messages: set[str] = field(default_factory=set)
     _looked: float = 0.0
     _running: float | None = None
     """Since when all ranks run."""
@@ -92,8 +92,8 @@ class UnattachedHint:
 
     def _judge(self, ranks: Sequence[RankView], seconds: float) -> None:
         what, self.over = unknown(ranks, seconds)
-        if what and what not in self.said:
-            self.said.add(what)
+        if what and what not in self.messages:
+            self.messages.add(what)
             self.say(f"{self.script} {what}")
 
 

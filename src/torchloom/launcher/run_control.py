@@ -1,6 +1,6 @@
 """Submit a job and follow it: show its output and its progress, report what happens, and exit with its exit code.
 
-A `RankController` is the access to its ranks: those of this process, or those of agents elsewhere.
+A `RankController` is what can be done about its ranks from here, an `OutputReader` shows what they print.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused, TorchLoomError
+from torchloom.launcher.output import Output, OutputReader, RemoteReader
 from torchloom.launcher.progress import RunProgress, StatusLine, UnattachedHint, how_far, script_of
 from torchloom.protocol.job import Task
 from torchloom.protocol.operator import Cancel, Submit
@@ -44,14 +45,15 @@ class LaunchRequest:
     """Hidden before anything is printed."""
 
 
+async def run_on_nodes(settings: Settings, request: LaunchRequest) -> int:
+    """A job whose ranks are run by the agents of several nodes, until it is over; its exit code."""
+    async with WeaverClient(settings, Role.OPERATOR, patience=3.0) as weaver:
+        reader = RemoteReader(weaver.client, Output(request.colour, before=request.line.hide))
+        return await RunFollower(settings, request, reader, RankController()).follow()
+
+
 class RankController:
     """What can be done about the ranks from here. The weaver alone ends ranks that run elsewhere."""
-
-    async def show(self, runs: Sequence[RunView], told: Mapping[str, int]) -> None:
-        """Print their new output, of attempts whose beginning was reported: the number for each run."""
-
-    async def finish(self, runs: Sequence[RunView]) -> None:
-        """Print what is left."""
 
     def rejected(self) -> dict[str, str]:
         """Checkpoints that were passed over, and why, as far as it is known here."""
@@ -72,11 +74,13 @@ class RankController:
 class RunFollower:
     settings: Settings
     request: LaunchRequest
+    reader: OutputReader
     controller: RankController
     presses: int = 0
     progress: dict[str, RunProgress] = field(default_factory=dict)
     unknown: UnattachedHint = field(init=False)
     _looked: float = 0.0
+    _shown: float = 0.0
     _phase: str = ""
 
     def __post_init__(self) -> None:
@@ -96,7 +100,9 @@ class RunFollower:
             runs = await self._until_over(weaver)
             incidents = await self._incidents(weaver) if any(len(run.notes) > 1 for run in runs) else ()
             self.line.hide()
-            await self.controller.finish(runs)
+            for run in replicas(runs):
+                await self.reader.show_attempts(run, run.attempt, over=True)
+            self.reader.output.finish()
         if not are_over(runs):
             return INTERRUPTED
         self.say(all_told(self.request.job, runs, time.time(), incidents))
@@ -113,11 +119,9 @@ class RunFollower:
                     heard = time.monotonic()
                     if runs:
                         await self._look(weaver, runs)
-                await self.controller.show(runs, self._told())
-                if runs:
-                    for run in runs:
-                        self._progress_of(run).go_on(run)
-                    await self.controller.show(runs, self._told())
+                await self._show_output(runs)
+                for run in runs:
+                    self._progress_of(run).go_on(run)
                 if self.presses and cancelling is None:
                     cancelling = asyncio.create_task(self._cancel(weaver))
                 if self.presses > 1:
@@ -140,8 +144,12 @@ class RunFollower:
             self.progress[run.job] = RunProgress(say, self.controller.rejected)
         return self.progress[run.job]
 
-    def _told(self) -> dict[str, int]:
-        return {job: progress.told for job, progress in self.progress.items()}
+    async def _show_output(self, runs: Sequence[RunView]) -> None:
+        """Of attempts whose beginning was reported."""
+        if time.monotonic() - self._shown >= self.reader.pause:
+            self._shown = time.monotonic()
+            for run in replicas(runs):
+                await self.reader.show_attempts(run, self._progress_of(run).begun)
 
     async def _incidents(self, weaver: WeaverClient) -> tuple[IncidentView, ...]:
         """What went wrong, if there is still somebody to tell."""

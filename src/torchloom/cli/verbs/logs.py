@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torchloom.errors import BadInput, Refused, Unreachable
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
     from torchloom.cli.call import Call
     from torchloom.cli.verb_registry import Verbs
-    from torchloom.launcher.output import Output
+    from torchloom.launcher.output import FileReader, OutputReader
     from torchloom.protocol.views import RunView
 
 
@@ -52,7 +52,7 @@ async def _show(call: Call, weaver: WeaverClient) -> int:
     import asyncio
 
     from torchloom.cli.verbs.jobs import runs_of
-    from torchloom.launcher.output import Output, RemoteOutput
+    from torchloom.launcher.output import FileReader, Output, RemoteReader
     from torchloom.views.job_runs import are_over, replicas
 
     args = call.args
@@ -60,48 +60,19 @@ async def _show(call: Call, weaver: WeaverClient) -> int:
     _check(runs, args.rank, args.attempt)
     output = Output(call.screen.colour, alone=args.rank is not None and len(runs) == 1)
     here = all(_is_here(run) for run in runs if run.attempt) and any(run.attempt for run in runs)
-    source: Source = Files(output, args.rank) if here else RemoteOutput(weaver.client, output, args.rank)
+    reader: OutputReader = FileReader(output, args.rank) if here else RemoteReader(weaver.client, output, args.rank)
     while True:
         over = are_over(runs)
-        new = [await source.show(run, args.attempt) for run in runs]
+        new = [await reader.show(run, args.attempt) for run in runs]
         if not any(new):
             if over or not args.follow:
                 break
             await asyncio.sleep(0.2)
             runs = replicas(await runs_of(weaver, args.job))
     output.finish()
-    if source.trouble:
-        raise Unreachable(source.trouble, hint="`loom nodes` shows which agents answer")
+    if reader.trouble:
+        raise Unreachable(reader.trouble, hint="`loom nodes` shows which agents answer")
     return 0
-
-
-class Source(Protocol):
-    """Where what ranks printed is read."""
-
-    trouble: str
-    """Why something could not be read, the last time."""
-
-    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
-        """Print what is new of an attempt, the last one if none is named; whether there was anything."""
-
-
-class Files:
-    """Those of this machine."""
-
-    trouble = ""
-
-    def __init__(self, output: Output, rank: int | None) -> None:
-        self._output = output
-        self._rank = rank
-
-    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
-        from pathlib import Path
-
-        from torchloom.views.job_runs import label
-
-        folder = Path(run.task.log_dir) / f"attempt-{ordinal or run.attempt}"
-        self._output.follow(folder, _ranks(folder, self._rank), replica=label(run))
-        return self._output.show()
 
 
 def _check(runs: Sequence[RunView], rank: int | None, attempt: int | None) -> None:
@@ -125,32 +96,29 @@ def _is_here(run: RunView) -> bool:
 
 def _show_files(call: Call, folders: dict[str, Path]) -> int:
     """What is in the folders of its replicas, or of the job."""
-    from torchloom.launcher.output import Output
+    from torchloom.launcher.output import FileReader, Output
 
-    output = Output(call.screen.colour, alone=call.args.rank is not None and len(folders) == 1)
-    for replica, folder in folders.items():
-        _follow_files(call, folder, output, replica)
-    output.finish()
+    args = call.args
+    reader = FileReader(Output(call.screen.colour, alone=args.rank is not None and len(folders) == 1), args.rank)
+    attempts = {replica: _attempt(call, folder, reader) for replica, folder in folders.items()}
+    for replica, folder in attempts.items():
+        while reader.show_folder(folder, replica):
+            pass
+    reader.output.finish()
     return 0
 
 
-def _follow_files(call: Call, folder: Path, output: Output, replica: str) -> None:
+def _attempt(call: Call, folder: Path, reader: FileReader) -> Path:
+    """The folder of the attempt that is asked for, the last one if none is named."""
     args = call.args
     folders = [path for path in folder.glob("attempt-*") if path.name.rpartition("-")[2].isdecimal()]
     attempts = sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]))
     wanted = [path for path in attempts if args.attempt in {None, int(path.name.rpartition("-")[2])}]
     if not wanted:
         raise Refused(f"{args.job} had no attempt {args.attempt}", hint=f"there are {len(attempts)}")
-    ranks = _ranks(wanted[-1], args.rank)
-    if not ranks:
+    if not reader.ranks(wanted[-1]):
         raise Refused(f"{args.job} has no rank {args.rank}")
-    output.follow(wanted[-1], ranks, replica=replica)
-
-
-def _ranks(folder: Path, rank: int | None) -> list[int]:
-    numbers = [path.stem.rpartition("-")[2] for path in folder.glob("rank-*.out")]
-    ranks = {int(number) for number in numbers if number.isdecimal()}
-    return sorted(ranks if rank is None else ranks & {rank})
+    return wanted[-1]
 
 
 def _newest(runs: Path, name: str) -> dict[str, Path]:

@@ -99,8 +99,8 @@ def run(call: Call) -> int:
     from msgspec.structs import replace
 
     from torchloom.client import operator
-    from torchloom.launcher import local_run, remote_run
-    from torchloom.launcher.run_control import LaunchRequest
+    from torchloom.launcher import local_run
+    from torchloom.launcher.run_control import LaunchRequest, run_on_nodes
     from torchloom.protocol.ids import check_name
     from torchloom.threadlet.process.identity import sanitised, script_name
 
@@ -111,9 +111,7 @@ def run(call: Call) -> int:
     if where := silent_lighthouse(task):
         call.note(f"no lighthouse answers at {where}: replicas wait for it, and end if it does not come")
     if task.nodes > 1:
-        return call.wait(
-            remote_run.run(call.settings, LaunchRequest(name, task, operator(), colour=call.screen.colour))
-        )
+        return call.wait(run_on_nodes(call.settings, LaunchRequest(name, task, operator(), colour=call.screen.colour)))
     logs = task.log_dir or str(local_run.output_folder(call.settings, name, time.time()))
     request = LaunchRequest(name, replace(task, log_dir=logs), operator(), colour=call.screen.colour)
     return call.wait(local_run.run(call.settings, request))
