@@ -55,11 +55,11 @@ class SupervisorHarness:
         return self._link
 
     async def start(self, folder: Path, how: SupervisorOptions) -> State:
-        self._link = await SupervisorClient.start(folder, how, self._ended, self._gone)
+        self._link = await SupervisorClient.start(folder, how, self)
         return self._link.state
 
     async def find(self, folder: Path) -> State:
-        self._link = await SupervisorClient.find(folder, self._ended, self._gone)
+        self._link = await SupervisorClient.find(folder, self)
         return self._link.state
 
     def script(self, text: str, name: str = "train.py") -> str:
@@ -117,10 +117,11 @@ class SupervisorHarness:
     def text(self, path: str) -> str:
         return Path(path).read_text(errors="replace") if Path(path).exists() else ""
 
-    def _ended(self, ended: Ended) -> None:
+    def rank_ended(self, ended: Ended) -> None:
         self.ends[ended.key] = ended
 
-    def _gone(self, gone: Gone) -> None:
+    def supervisor_gone(self, link: SupervisorClient, gone: Gone) -> None:
+        assert link is self._link
         self.gone.append(gone)
 
 

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from tests.agent.harness import until
 from tests.flow.plane import plane
-from torchloom.agent.agent import Agent
+from torchloom.agent.agent import COLD, Agent
 from torchloom.agent.node import this_node
 from torchloom.bus.connection import connect, find
 from torchloom.protocol.codec import encode
@@ -79,9 +79,7 @@ async def test_a_job_waits_until_the_supervisor_of_the_one_of_its_name_before_ha
     async with told(tmp_path) as here:
         await here.tell(here.launch(1))
         await until(lambda: here.done(1))
-        link = here.agent.jobs["mnist"].cold
-        assert link is not None
-        supervisor = psutil.Process(link.state.pid)
+        supervisor = psutil.Process(here.agent.jobs["mnist"].supervisors[COLD].state.pid)
         supervisor.suspend()
         await here.tell(Dismiss(term=1, job="mnist", attempt=1, last=True), here.launch(2))
         await until(lambda: here.rank(2) is not None)

@@ -13,14 +13,13 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import nats.errors
+from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -34,8 +33,8 @@ from torchloom.agent.node import Node
 from torchloom.agent.node_check.check_service import NodeCheckService
 from torchloom.agent.preparation import prepare
 from torchloom.agent.supervisor.protocol import Ended
-from torchloom.agent.supervisor.spare import Spare, how_to_keep
-from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone, SupervisorOptions
+from torchloom.agent.supervisor.spare import Spare
+from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorOptions
 from torchloom.bus.tasks import TaskSet
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import decode_node_command, encode
@@ -58,7 +57,6 @@ STANDBY_DELAY = 2.0
 
 COLD, STANDBY = "supervisor", "standby"
 """The folders of a job's supervisors."""
-Opening = Callable[[Callable[[Ended], None], Callable[[Gone], None]], Coroutine[Any, Any, SupervisorClient]]
 
 
 @dataclass
@@ -67,16 +65,32 @@ class JobHere:
 
     folder: Path
     attempts: dict[int, Attempt] = field(default_factory=dict)
-    cold: SupervisorClient | None = None
-    standby: SupervisorClient | None = None
+    supervisors: dict[str, SupervisorClient] = field(default_factory=dict)
+    """By the name of their folder."""
     awaited: asyncio.Task[None] | None = None
-    """The standby that is being prepared."""
+    """Prepares the standby."""
     before: asyncio.Task[None] | None = None
     """Ends the supervisors of an earlier job of the same name, which has the same folder."""
 
-    @property
-    def links(self) -> list[SupervisorClient]:
-        return [link for link in (self.cold, self.standby) if link is not None]
+    def rank(self, key: str) -> tuple[Attempt, int] | None:
+        """The rank that supervisors know by this key."""
+        for attempt in self.attempts.values():
+            for rank in attempt.ranks:
+                if attempt.key(rank) == key:
+                    return attempt, rank
+        return None
+
+    def rank_ended(self, ended: Ended) -> None:
+        if place := self.rank(ended.key):
+            place[0].ended(place[1], ended)
+
+    def supervisor_gone(self, link: SupervisorClient, gone: Gone) -> None:
+        for attempt in self.attempts.values():
+            if attempt.link is link:
+                attempt.lost(gone)
+        if self.supervisors.get(STANDBY) is link:
+            self.awaited = None
+        self.supervisors = {name: other for name, other in self.supervisors.items() if other is not link}
 
 
 class Agent:
@@ -109,8 +123,6 @@ class Agent:
         """Called for every attempt whose ranks are started here."""
         self.spare: Spare | None = None
         """A supervisor that has imported torch and waits for a job."""
-        self._owners: dict[SupervisorClient, JobHere] = {}
-        """Jobs that have taken a spare supervisor."""
         self.incarnation = new_incarnation()
         self.health = GpuHealth(client, node, self.incarnation, hot)
         self._term = 0
@@ -119,7 +131,7 @@ class Agent:
         self.examining = NodeCheckService(client, node, folder, self.health.look, self._news.set)
         self._tasks = TaskSet()
         self._endings: dict[str, asyncio.Task[None]] = {}
-        """Jobs that are over and whose supervisors are ending."""
+        """For each job that was over: ends its supervisors, or has ended them."""
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -131,8 +143,8 @@ class Agent:
     async def run(self) -> None:
         """Until cancelled."""
         await self.client.subscribe(TASK.to(node=self.node.name), cb=self._on_task)
-        self._spawn(watch(lambda: self.attempts, self._news.set))
-        self._spawn(self.health.watch())
+        self._tasks.start(watch(lambda: self.attempts, self._news.set))
+        self._tasks.start(self.health.watch())
         await self.examining.listen()
         await self.client.flush()
         while True:
@@ -144,7 +156,7 @@ class Agent:
                     await self._news.wait()
 
     def beat(self) -> NodeBeat:
-        states = [link.state for job in self.jobs.values() for link in job.links]
+        states = [link.state for job in self.jobs.values() for link in job.supervisors.values()]
         ready = [state.memory_mb for state in states if state.preloaded and not state.preloading]
         return NodeBeat(
             incarnation=self.incarnation,
@@ -180,16 +192,17 @@ class Agent:
             case Prepare() | Launch() if self.departing:
                 return
             case Prepare() if attempt is None:
-                self._spawn(self._prepare(command, self.hold(command)))  # now: the command may be repeated at once
+                self._tasks.start(
+                    self._prepare(command, self.hold(command))
+                )  # now: the command may be repeated at once
             case Launch() if attempt is None or attempt.launch is None:
                 self._launch(command)
-            case Halt(grace_seconds=grace, kill=kill_now) if attempt is not None:
-                if attempt.ranks:
-                    attempt.halt(grace, kill_now)
+            case Halt(grace_seconds=grace, kill=kill_now) if attempt is not None and attempt.ranks:
+                attempt.halt(grace, kill_now)
             case Examine(folder=folder):
                 self.examining.begin(folder)
             case Inspect() if attempt is not None and attempt.ranks:
-                self._spawn(self._inspect(attempt, command))
+                self._tasks.start(self._inspect(attempt, command))
             case Dismiss(last=last) if job is not None and attempt is not None and (attempt.over or not attempt.ranks):
                 attempt.forget()
                 del job.attempts[command.attempt]
@@ -198,14 +211,11 @@ class Agent:
                 self._news.set()
 
     async def _inspect(self, attempt: Attempt, order: Inspect) -> None:
-        found = await inspect(attempt, order, self.node.name)
+        inspected = await inspect(attempt, order, self.node.name)
         subject = FACT.to(source=self.node.name)
         headers = {"Nats-Msg-Id": f"{order.incident}-{self.node.name}"}
         with contextlib.suppress(nats.errors.Error, OSError):  # asked again if it does not arrive
-            await self.client.jetstream().publish(subject, encode(found), timeout=ACK_SECONDS, headers=headers)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.start(work)
+            await self.client.jetstream().publish(subject, encode(inspected), timeout=ACK_SECONDS, headers=headers)
 
     # ── attempts ──
 
@@ -215,10 +225,8 @@ class Agent:
         here = self.jobs.setdefault(command.job, JobHere(self.folder / command.job, before=before))
         number = command.attempt
         if number not in here.attempts:
-            logs = log_folder(here.folder, command)
-            here.attempts[number] = Attempt(
-                command.job, number, here.folder / f"attempt-{number}", logs, self._news.set
-            )
+            folder, logs = here.folder / f"attempt-{number}", log_folder(here.folder, command)
+            here.attempts[number] = Attempt(command.job, number, folder, logs, self._news.set)
         return here.attempts[number]
 
     async def _prepare(self, command: Prepare, attempt: Attempt) -> None:
@@ -229,114 +237,72 @@ class Agent:
         attempt = self.hold(command)
         attempt.expect(command, self.node.name)
         self.launched(attempt)
-        self._spawn(self._start(command, self.jobs[command.job], attempt))
+        self._tasks.start(self._start(command, self.jobs[command.job], attempt))
 
     async def _start(self, command: Launch, job: JobHere, attempt: Attempt) -> None:
-        places = [place for place in command.places if place.node == self.node.name]
-        python = command.task.python or sys.executable
         base = passed_on(os.environ, self.say)
         try:
-            link = await self._supervisor(job, command)
-            await attempt.start(command, places, link, python, base, self.paths)
+            await attempt.start(await self._supervisor(job, command), base, self.paths)
         except Exception as error:  # noqa: BLE001  the weaver must learn that nothing is started here
-            attempt.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
+            why = str(error) if isinstance(error, TorchLoomError) else f"{type(error).__name__}: {error}"
+            attempt.prepared = replace(attempt.prepared, trouble=why[:2000])
             attempt.ranks = {}
             self._news.set()
             return
         cold = any(not rank.warm for rank in attempt.ranks.values())
-        if command.task.standby and job.standby is None and job.awaited is None and places and cold:
-            env = rank_environment(base, command, places[0], self.paths)
-            job.awaited = asyncio.get_running_loop().create_task(self._make_standby(job, command, python, env))
+        if command.task.standby and STANDBY not in job.supervisors and job.awaited is None and cold:
+            env = rank_environment(base, command, attempt.places[0], self.paths)
+            job.awaited = asyncio.get_running_loop().create_task(self._make_standby(job, command, env))
 
     async def _supervisor(self, job: JobHere, command: Launch) -> SupervisorClient:
         """The standby if it is ready, else one that starts fresh interpreters."""
         if job.before is not None:
             await asyncio.wait((job.before,))
-        if job.standby is not None and command.task.standby and not job.standby.state.preloading:
-            return job.standby
-        if job.cold is None and command.task.standby and self.spare is not None:
-            job.cold = self.spare.take(job.folder / COLD)
-            if job.cold is not None:
-                self._owners[job.cold] = job
-        if job.cold is None:
+        standby = job.supervisors.get(STANDBY)
+        if standby is not None and command.task.standby and not standby.state.preloading:
+            return standby
+        link = job.supervisors.get(COLD)
+        if link is None and command.task.standby and self.spare is not None:
+            link = self.spare.take(job.folder / COLD, job)
+        if link is None:
             how = SupervisorOptions(tied=self.tied, cwd=command.task.cwd or None)
-            job.cold = await self.link(job, partial(SupervisorClient.start, job.folder / COLD, how))
-        return job.cold
+            link = await SupervisorClient.start(job.folder / COLD, how, job)
+        job.supervisors[COLD] = link
+        return link
 
-    async def _make_standby(self, job: JobHere, command: Launch, python: str, env: dict[str, str]) -> None:
+    async def _make_standby(self, job: JobHere, command: Launch, env: dict[str, str]) -> None:
         """A process that imports torch now, so that ranks of the next attempt need not."""
+        task = command.task
+        how = SupervisorOptions(
+            tied=self.tied,
+            preload=tuple(dict.fromkeys((*self.preload, *task.preload))),
+            python=task.python or sys.executable,
+            env=env,
+            cwd=task.cwd or None,
+        )
         try:
             await asyncio.sleep(STANDBY_DELAY)
-            modules = tuple(dict.fromkeys((*self.preload, *command.task.preload)))
-            how = SupervisorOptions(
-                tied=self.tied, preload=modules, python=python, env=env, cwd=command.task.cwd or None
-            )
-            job.standby = link = await self.link(job, partial(SupervisorClient.start, job.folder / STANDBY, how))
-            state = await link.settled()
-            if state.why_cold:
-                self.say(render(phrase("no_standby", job=command.job, why=state.why_cold)))
-            self._news.set()
+            link = job.supervisors[STANDBY] = await SupervisorClient.start(job.folder / STANDBY, how, job)
+            why = (await link.settled()).why_cold
         except (TorchLoomError, OSError) as error:
-            why = getattr(error, "message", "") or str(error)
+            why = str(error)
+        if why:
             self.say(render(phrase("no_standby", job=command.job, why=why)))
+        self._news.set()
 
     def keep_spare(self) -> None:
-        """Have a process ready for the next job from now on."""
-
-        def open(folder: Path, how: SupervisorOptions) -> Coroutine[Any, Any, SupervisorClient]:
-            return self.link(JobHere(folder), partial(SupervisorClient.start, folder, how))
-
+        """Have a process ready for the next job from now on, with the environment that its ranks are likely to have."""
         env = passed_on(os.environ, self.say)
-        how = how_to_keep(self.preload, self.tied, env, crowded=(len(self.node.devices) or self.node.cores) > 1)
-        self.spare = Spare(self.folder.parent, open, how, self.say)
-
-    async def link(self, job: JobHere, open: Opening) -> SupervisorClient:
-        """Connect to a supervisor of this job, and pass what it reports to the attempts."""
-        held: list[SupervisorClient] = []
-
-        def owner() -> JobHere:
-            return self._owners.get(held[0], job) if held else job
-
-        def ended(end: Ended) -> None:
-            number, _, rank = end.key.partition("-")
-            if not number.isdecimal() or not rank.isdecimal():
-                return  # not one of ours
-            attempt = owner().attempts.get(int(number))
-            if attempt is not None and int(rank) in attempt.ranks:
-                attempt.ended(int(rank), end)
-
-        def gone(obituary: Gone) -> None:
-            job = owner()
-            for attempt in job.attempts.values():
-                if attempt.link in held:
-                    attempt.lost(obituary)
-            if job.cold in held:
-                job.cold = None
-            if job.standby in held:
-                job.standby = None
-                job.awaited = None
-            for link in held:
-                self._owners.pop(link, None)
-                if self.spare is not None:
-                    self.spare.lost(link)
-
-        link = await open(ended, gone)
-        held.append(link)
-        return link
+        if (len(self.node.devices) or self.node.cores) > 1:
+            env = {"OMP_NUM_THREADS": "1"} | env  # as ranks that share a node have
+        how = SupervisorOptions(tied=self.tied, preload=self.preload, env=env, cwd="/")
+        self.spare = Spare(self.folder.parent, how, self.say)
 
     def _let_go(self, name: str) -> None:
         """End the supervisors of a job that is over. A new job of the same name waits until they have ended."""
-        job = self.jobs.pop(name)
         if self.shared:
             self.say(f"{name} is over")
-        ending = asyncio.get_running_loop().create_task(self._end(job))
-        self._endings[name] = ending
-
-        def ended(_: asyncio.Task[None]) -> None:
-            if self._endings.get(name) is ending:
-                del self._endings[name]
-
-        ending.add_done_callback(ended)
+        self._endings[name] = asyncio.get_running_loop().create_task(self._end(self.jobs.pop(name)))
 
     async def _end(self, job: JobHere) -> None:
         """End its supervisors and remove their folders: a spare supervisor is moved to the same place."""
@@ -345,10 +311,8 @@ class Agent:
         if job.awaited is not None:
             job.awaited.cancel()
             await asyncio.gather(job.awaited, return_exceptions=True)
-        for link in job.links:
-            with contextlib.suppress(SupervisorGone):
-                await link.dismiss()
-            self._owners.pop(link, None)
+        for link in job.supervisors.values():
+            await link.dismiss()
         for name in (COLD, STANDBY):
             shutil.rmtree(job.folder / name, ignore_errors=True)
 
@@ -389,7 +353,7 @@ class Agent:
         for job in self.jobs.values():
             if kill:
                 await self._end(job)
-            for link in job.links:
+            for link in job.supervisors.values():
                 await link.close()
         for attempt in self.attempts if kill else ():
             shutil.rmtree(attempt.folder, ignore_errors=True)

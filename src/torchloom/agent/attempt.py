@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import os
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torchloom.agent.monitor.exit_evidence import (
     recorded_error,
     signal_name,
 )
-from torchloom.agent.monitor.rank_probe import RankProbe, observed
+from torchloom.agent.monitor.rank_probe import RankProbe
 from torchloom.agent.supervisor.fork import FAILED
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorGone
@@ -49,19 +49,24 @@ class Attempt:
     """Of this attempt: credentials, error files."""
     logs: Path
     changed: Callable[[], None]
-    prepared: AttemptStatus | None = None
-    trouble: str = ""
+    prepared: AttemptStatus = field(init=False)
+    """What was found before the start, and why there will be none."""
     launch: Launch | None = None
+    places: Sequence[Place] = ()
+    """Of the ranks that run here."""
     ranks: dict[int, RankStatus] = field(default_factory=dict)
     probes: dict[int, RankProbe] = field(default_factory=dict)
     """Of ranks that run, and of those that have ended."""
     link: SupervisorClient | None = None
     halting: asyncio.Task[None] | None = None
 
+    def __post_init__(self) -> None:
+        self.prepared = AttemptStatus(job=self.job, attempt=self.number)
+
     def status(self) -> AttemptStatus:
-        prepared = self.prepared or AttemptStatus(job=self.job, attempt=self.number)
-        trouble = self.trouble[:2000] or prepared.trouble
-        return replace(prepared, trouble=trouble, ranks=observed(self.ranks, self.probes))
+        ranks = sorted(self.ranks.items())
+        seen = [self.probes[rank].tell(status) if rank in self.probes else status for rank, status in ranks]
+        return replace(self.prepared, ranks=tuple(seen))
 
     @property
     def over(self) -> bool:
@@ -72,42 +77,34 @@ class Attempt:
     def expect(self, launch: Launch, node: str) -> None:
         """Report these ranks as starting from now on, even if that takes a while."""
         self.launch = launch
-        here = [place for place in launch.places if place.node == node]
-        self.ranks = {p.rank: RankStatus(rank=p.rank, incarnation=p.incarnation) for p in here}
+        self.places = [place for place in launch.places if place.node == node]
+        self.ranks = {p.rank: RankStatus(rank=p.rank, incarnation=p.incarnation) for p in self.places}
         self.changed()
 
-    async def start(
-        self,
-        launch: Launch,
-        places: list[Place],
-        link: SupervisorClient,
-        python: str,
-        base: dict[str, str],
-        paths: RankPaths,
-    ) -> None:
+    async def start(self, link: SupervisorClient, base: dict[str, str], paths: RankPaths) -> None:
         """Start these ranks. One that cannot be started is reported as ended."""
+        assert self.launch is not None
         self.link = link
         if self.halting is not None:  # it was ended in the meantime
             for rank in self.ranks:
                 self._end(rank, signal="SIGTERM", evidence=phrase("rank_stopped_before_start"))
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(self.folder / LAUNCH, encode(replace(launch, creds={})))
+        write_private(self.folder / LAUNCH, encode(replace(self.launch, creds={})))
         self.logs.mkdir(parents=True, exist_ok=True)
-        begins = {place.rank: self._order(launch, place, python, base, paths) for place in places}
+        begins = {place.rank: self._order(self.launch, place, base, paths) for place in self.places}
         # All at once: the supervisor forks the next one while the previous one still starts.
         await asyncio.gather(*(self._begin(rank, begin) for rank, begin in begins.items()))
 
-    def _order(self, launch: Launch, place: Place, python: str, base: dict[str, str], paths: RankPaths) -> Begin:
-        creds = ""
-        if str(place.rank) in launch.creds:
-            path = self.folder / f"rank-{place.rank}.creds"
-            write_private(path, launch.creds[str(place.rank)].encode())
-            creds = str(path)
-        own = dataclasses.replace(paths, error_file=self.error_file(place.rank), creds=creds or paths.creds)
+    def _order(self, launch: Launch, place: Place, base: dict[str, str], paths: RankPaths) -> Begin:
+        own = dataclasses.replace(paths, error_file=self.error_file(place.rank))
+        if (creds := launch.creds.get(str(place.rank))) is not None:
+            path = self._creds(place.rank)
+            write_private(path, creds.encode())
+            own = dataclasses.replace(own, creds=str(path))
         return Begin(
             key=self.key(place.rank),
-            argv=rank_argv(python, launch, str(self.folder.parent)),
+            argv=rank_argv(launch, str(self.folder.parent)),
             env=rank_environment(base, launch, place, own),
             cwd=launch.task.cwd or str(Path.cwd()),
             stdout=str(self.log(place.rank, "out")),
@@ -162,9 +159,8 @@ class Attempt:
     def lost(self, gone: Gone) -> None:
         for rank, status in self.ranks.items():
             if status.state != "ended":
-                if (
-                    status.pid and not gone.replaced
-                ):  # it died with its supervisor; the processes it had started did not
+                if status.pid and not gone.replaced:
+                    # It died with its supervisor; the processes it had started did not.
                     with contextlib.suppress(OSError):
                         os.killpg(status.pid, signal.SIGKILL)
                 self._end(rank, signal="SIGKILL", evidence=gone.why)
@@ -209,7 +205,7 @@ class Attempt:
                 for rank in self.ranks:
                     self.link.forget(self.key(rank))
         for rank in self.ranks:
-            (self.folder / f"rank-{rank}.creds").unlink(missing_ok=True)
+            self._creds(rank).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             (self.folder / LAUNCH).replace(self.folder / OVER)
 
@@ -217,6 +213,9 @@ class Attempt:
 
     def key(self, rank: int) -> str:
         return f"{self.number}-{rank}"
+
+    def _creds(self, rank: int) -> Path:
+        return self.folder / f"rank-{rank}.creds"
 
     def error_file(self, rank: int) -> str:
         return str(self.folder / f"rank-{rank}.error.json")

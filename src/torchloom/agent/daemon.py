@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,8 +26,7 @@ from torchloom.agent.environment import RankPaths
 from torchloom.agent.log_files import find as find_lines
 from torchloom.agent.log_files import launches, read
 from torchloom.agent.node import Node
-from torchloom.agent.supervisor.children import ExitRecordStore
-from torchloom.agent.supervisor.protocol import RankRecord
+from torchloom.agent.supervisor.children import read_records
 from torchloom.agent.supervisor.spare import remove_left
 from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone
 from torchloom.bus.connection import close_quietly, connect, find
@@ -174,52 +172,38 @@ async def adopt(agent: Agent) -> int:
     """Take over the ranks of an earlier agent. Returns how many still run."""
     running = 0
     for folder in sorted(path for path in agent.folder.iterdir() if path.is_dir()):
-        standing = [launch for launch, over in launches(folder) if not over]
-        attempts = [agent.hold(launch) for launch in standing]
-        for attempt, launch in zip(attempts, standing, strict=True):
-            attempt.expect(launch, agent.node.name)
+        for launch, over in launches(folder):
+            if not over:
+                agent.hold(launch).expect(launch, agent.node.name)
+        job = agent.jobs.get(folder.name) or JobHere(folder)
         for name in (COLD, STANDBY):
-            job = agent.jobs.get(folder.name) or JobHere(folder)
-            link, kept = await _supervisor(agent, job, folder / name, wanted=bool(attempts))
-            if link is not None:
-                job.cold, job.standby = (link, job.standby) if name == COLD else (job.cold, link)
-            for attempt in attempts:
-                running += _take_over(attempt, link, kept)
-        for attempt in attempts:
+            running += await _take_over(job, name)
+        for attempt in job.attempts.values():
             attempt.miss()
     return running
 
 
-async def _supervisor(
-    agent: Agent, job: JobHere, folder: Path, wanted: bool
-) -> tuple[SupervisorClient | None, dict[str, RankRecord]]:
-    """The supervisor in this folder, if it runs, and the records of its ranks, from it or from its files."""
-    if not folder.is_dir():
-        return None, {}
+async def _take_over(job: JobHere, name: str) -> int:
+    """Take over a supervisor of a job, or read in its files how its ranks ended. Returns how many ranks still run."""
+    folder = job.folder / name
     try:
-        link = await agent.link(job, partial(SupervisorClient.find, folder))
+        link = await SupervisorClient.find(folder, job)
     except (Unreachable, SupervisorGone):
-        kept = ExitRecordStore(folder).read()
-        if not wanted:
-            shutil.rmtree(folder, ignore_errors=True)
-        return None, kept
-    if not wanted:  # its job is over
-        with contextlib.suppress(SupervisorGone):
+        link = None
+    if not job.attempts:  # it is over
+        if link is not None:
             await link.dismiss()
         shutil.rmtree(folder, ignore_errors=True)
-        return None, {}
-    return link, {kept.begun.key: kept for kept in link.state.kept}
-
-
-def _take_over(attempt: Attempt, link: SupervisorClient | None, kept: dict[str, RankRecord]) -> int:
+        return 0
+    if link is not None:
+        job.supervisors[name] = link
     running = 0
-    for rank in attempt.ranks:
-        record = kept.get(attempt.key(rank))
-        if record is None:
-            continue
+    for record in read_records(folder).values() if link is None else link.state.kept:
+        place = job.rank(record.begun.key)
         if record.ended is not None:
-            attempt.ended(rank, record.ended)
-        elif link is not None:
+            job.rank_ended(record.ended)
+        elif link is not None and place is not None:
+            attempt, rank = place
             attempt.link = link
             attempt.runs(rank, record.begun)
             running += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -30,18 +31,14 @@ class RankPaths:
 
 def passed_on(environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
     """The environment of an agent, as far as it is text: with anything else no rank could be started."""
-    known = {name: value for name, value in environ.items() if _is_text(name + value)}
-    for name in sorted(environ.keys() - known.keys()):
-        say(f"the variable {name!a} is not passed on: it is not UTF-8")
-    return known
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    passed = dict(environ)
+    for name, value in sorted(environ.items()):
+        try:
+            f"{name}{value}".encode()
+        except UnicodeEncodeError:
+            say(f"the variable {name!a} is not passed on: it is not UTF-8")
+            del passed[name]
+    return passed
 
 
 def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, paths: RankPaths) -> dict[str, str]:
@@ -87,18 +84,18 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, path
         "TORCHLOOM_RESUME_FROM": launch.resume,
     }
     step = "" if launch.resume_step is None else str(launch.resume_step)
-    known = {"CREDS": paths.creds, "ADDR": paths.addr, "STATE": paths.state, "NODE": paths.node, "RESUME_STEP": step}
-    if launch.skip is not None:
-        known["SKIP"] = f"{launch.skip[0]}-{launch.skip[1]}"
-    return env | {f"TORCHLOOM_{name}": value for name, value in known.items() if value}
+    skip = "" if launch.skip is None else f"{launch.skip[0]}-{launch.skip[1]}"
+    optional = {"CREDS": paths.creds, "ADDR": paths.addr, "STATE": paths.state, "NODE": paths.node}
+    optional |= {"RESUME_STEP": step, "SKIP": skip}
+    return env | {f"TORCHLOOM_{name}": value for name, value in optional.items() if value}
 
 
-def rank_argv(python: str, launch: Launch, folder: str = "") -> tuple[str, ...]:
+def rank_argv(launch: Launch, folder: str) -> tuple[str, ...]:
     """The command of a rank; with something to resume from, the argument that says so."""
-    argv = (python, *launch.task.argv)
+    argv = (launch.task.python or sys.executable, *launch.task.argv)
     if launch.task.replica == LIGHTHOUSE:
-        known = {ADDRESS: f"{launch.host}:{launch.port}", FOLDER: folder}
-        argv = tuple(known.get(word, word) for word in argv)
+        placeholders = {ADDRESS: f"{launch.host}:{launch.port}", FOLDER: folder}
+        argv = tuple(placeholders.get(word, word) for word in argv)
     if launch.resume and launch.task.resume_arg:
         words = shlex.split(launch.task.resume_arg)
         step = "" if launch.resume_step is None else str(launch.resume_step)

@@ -115,7 +115,7 @@ class LocalRanks(RankController):
 
     def rejected(self) -> dict[str, str]:
         newest = max(self.agent.attempts, key=lambda attempt: attempt.number, default=None)
-        return newest.prepared.rejected if newest is not None and newest.prepared is not None else {}
+        return newest.prepared.rejected if newest is not None else {}
 
     def halt(self) -> None:
         for attempt in self.agent.attempts:

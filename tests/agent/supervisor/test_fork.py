@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 
-from torchloom.agent.supervisor.fork import TEXT, Child, StartFailed, encode_complaint, read_complaint
+from torchloom.agent.supervisor.fork import TEXT, StartFailed, encode_complaint, read_complaint
 from torchloom.protocol.phrase import Prose, phrase
 
 
@@ -16,7 +16,7 @@ def read(data: bytes) -> Prose | None:
     os.write(writing, data)
     os.close(writing)
     try:
-        return read_complaint(Child(pid=0, complaint=reading))
+        return read_complaint(reading)
     finally:
         os.close(reading)
 

@@ -156,8 +156,3 @@ def waits_for_a_page(pid: int, proc: Path = Path("/proc")) -> bool:
                 if (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "D":
                     return True
     return False
-
-
-def observed(statuses: Mapping[int, RankStatus], probes: Mapping[int, RankProbe]) -> tuple[RankStatus, ...]:
-    """Statuses in the order of ranks, with what was seen where someone looks."""
-    return tuple(probes[r].tell(s) if r in probes else s for r, s in sorted(statuses.items()))

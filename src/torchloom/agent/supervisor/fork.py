@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +27,7 @@ TEXT = 2000
 """Characters of a complaint: what a message has room for."""
 FAILED = 127
 """Exit code of a child that could not become a rank, as a shell has it for a command that is not found."""
+_decode_complaint: Callable[[bytes], Prose] = msgspec.json.Decoder(Prose).decode
 
 
 class StartFailed(Exception):
@@ -48,17 +48,18 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(os.getpid(), number)
 
 
-@dataclass(frozen=True)
-class Child:
-    pid: int
-    complaint: int
-    """Where to read why it could not start: nothing at all if it could."""
+def fork_rank(begin: Begin, become: Callable[[int], NoReturn]) -> tuple[int, int]:
+    """Fork; the child goes into `become`, in place already, with the pipe to complain into, and signals blocked.
 
-
-def fork_rank(begin: Begin, become: Callable[[int], NoReturn]) -> Child:
-    """Fork; the child goes into `become`, in place already, with the pipe to complain into, and signals blocked."""
+    Returns its process id, and where `read_complaint` learns whether it could start.
+    """
     supervisor = os.getpid()
-    out, err = _open_outputs(begin)
+    out = _open_output(begin.stdout)
+    try:
+        err = _open_output(begin.stderr)
+    except StartFailed:
+        os.close(out)
+        raise
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     # A signal that comes while the child still has the supervisor's handlers must not be taken for the supervisor's.
@@ -77,7 +78,7 @@ def fork_rank(begin: Begin, become: Callable[[int], NoReturn]) -> Child:
     if failure:
         os.close(reading)
         raise StartFailed(phrase("cannot_fork", error=failure.strerror))
-    return Child(pid, reading)
+    return pid, reading
 
 
 def exec_rank(begin: Begin, complaint: int) -> NoReturn:
@@ -104,19 +105,16 @@ def with_startup(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": f"{STARTUP}{os.pathsep}{given}" if given else STARTUP}
 
 
-def read_complaint(child: Child) -> Prose | None:
-    """Why it could not start; empty if it runs; None if that is not yet known."""
+def read_complaint(pipe: int) -> Prose | None:
+    """Why a rank could not start; empty if it runs; None if that is not yet known."""
     try:
-        data = os.read(child.complaint, 65536)
+        data = os.read(pipe, 65536)
     except BlockingIOError:
         return None
-    if not data:
-        return ""
     try:
-        why: Prose = msgspec.json.decode(data, type=Prose)
+        return _decode_complaint(data) if data else ""
     except msgspec.MsgspecError:  # cut off: what there is of it
         return data.decode(errors="replace")[:TEXT]
-    return why
 
 
 def _in_child(
@@ -150,19 +148,9 @@ def encode_complaint(error: Exception) -> bytes:
         return msgspec.json.encode(ascii(why)[:TEXT])
 
 
-def _open_outputs(begin: Begin) -> tuple[int, int]:
-    for path in (begin.stdout, begin.stderr):
-        if not path.startswith("/"):
-            raise StartFailed(phrase("output_not_absolute", path=path))
-    out = _open_output(begin.stdout)
-    try:
-        return out, _open_output(begin.stderr)
-    except StartFailed:
-        os.close(out)
-        raise
-
-
 def _open_output(path: str) -> int:
+    if not path.startswith("/"):
+        raise StartFailed(phrase("output_not_absolute", path=path))
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
     try:
         fd = os.open(path, how | os.O_NONBLOCK, 0o600)  # a pipe that nobody reads must not stop the supervisor

@@ -1,6 +1,6 @@
 """The supervisor: the one process that starts, watches and reaps the ranks of one job on one node.
 
-    python -P -m torchloom.agent.supervisor.main FOLDER [--tied PID] [--preload torch,torch._dynamo] [--client FD]
+    python -c START FOLDER [--tied PID] [--preload torch,torch._dynamo] [--client FD]
 
 Ranks are its children, so it gets their exit status even if the agent dies; and they die with it. It does little, so
 that little can make it fail: one thread, one poll, no network. An agent connects to FOLDER/supervisor.sock; a new one
@@ -20,6 +20,7 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
+from selectors import EVENT_READ, EVENT_WRITE, PollSelector
 from typing import NoReturn
 
 import msgspec
@@ -27,7 +28,6 @@ import msgspec
 from torchloom.agent.supervisor import preload, transport, warm_start
 from torchloom.agent.supervisor.children import ChildProcesses
 from torchloom.agent.supervisor.fork import die_with, exec_rank
-from torchloom.agent.supervisor.poll_loop import PollLoop
 from torchloom.agent.supervisor.protocol import (
     ALREADY,
     Begin,
@@ -41,7 +41,7 @@ from torchloom.agent.supervisor.protocol import (
     State,
     from_agent,
 )
-from torchloom.agent.supervisor.transport import ClientConnection
+from torchloom.agent.supervisor.transport import Connection
 from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, Target, fit
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.shared.files import open_locked
@@ -58,10 +58,13 @@ class Supervisor:
     def __init__(self, birth: ParentEnvironment, modules: list[str], lock: int) -> None:
         self.birth = birth
         self.lock = lock
-        self.loop = PollLoop()
-        self.children = ChildProcesses(Path.cwd(), self.loop, self._send)
+        self.selector = PollSelector()
+        """The only place where a supervisor waits. What is registered with a descriptor is called when it is ready."""
+        self.wake = os.pipe()
+        """Any signal that has a handler writes into it, and so ends the waiting."""
+        self.children = ChildProcesses(self.selector, self._send)
         self.listener = transport.listen_here()
-        self.client: ClientConnection | None = None
+        self.client: Connection | None = None
         self.modules = tuple(modules)
         self.to_load = modules
         self.why_cold: Prose = "" if modules else phrase("nothing_preloaded")
@@ -70,20 +73,29 @@ class Supervisor:
         self.leaving = False
 
     def serve(self, client: socket.socket | None) -> None:
-        self.loop.hear_signals(self.children.reap)
+        for fd in self.wake:
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "leaving", True))
         for number in (signal.SIGINT, signal.SIGHUP):  # the agent hears Ctrl-C, and decides
             signal.signal(number, signal.SIG_IGN)
-        self.loop.watch(self.listener.fileno(), self._accept)
+        self.selector.register(self.wake[0], EVENT_READ, self._woken)
+        self.selector.register(self.listener, EVENT_READ, self._accept)
         if client:
             self._connect(client)
         while not self.leaving:
-            self.loop.turn(wait=not self.to_load)
+            for key, _ in self.selector.select(0 if self.to_load else None):
+                if key.fd in self.selector.get_map():  # one that came before it may have closed this one
+                    key.data()
             if self.to_load and not self.leaving:
                 self._load_next()
         self.children.kill_all()
         Path(transport.NAME).unlink(missing_ok=True)
+
+    def _woken(self) -> None:
+        os.read(self.wake[0], 65536)
+        self.children.reap()
 
     def _load_next(self) -> None:
         if trouble := preload.load(self.to_load.pop(0)):
@@ -103,47 +115,52 @@ class Supervisor:
         with contextlib.suppress(OSError):  # gone before it was let in
             self._connect(self.listener.accept()[0])
 
-    def _connect(self, connection: socket.socket) -> None:
+    def _connect(self, stream: socket.socket) -> None:
         self._send(Replaced())
         self._disconnect()
-        self.client = ClientConnection(connection)
-        self.loop.watch(self.client.fd, partial(self._receive, self.client))
+        self.client = Connection(stream)
+        self.selector.register(stream, EVENT_READ, self._receive)
         self._send(self._state())
 
     def _disconnect(self) -> None:
         if self.client:
-            self.loop.unwatch(self.client.fd)
-            self.client.close()
+            self.selector.unregister(self.client.stream)
+            self.client.stream.close()
             self.client = None
 
-    def _receive(self, client: ClientConnection) -> None:
-        said, there = client.listen()
-        for data in said:
+    def _receive(self) -> None:
+        assert self.client
+        client, (messages, more) = self.client, self.client.receive()
+        for data in messages:
             try:
                 self._handle(from_agent(data))
             except msgspec.MsgspecError as error:
                 print(f"not understood: {error}", file=sys.stderr, flush=True)
-        if self.client is client:
-            if there and client.flush():
-                self.loop.change(client.fd, client.interest())
-            else:
-                self._disconnect()
-
-    def _send(self, word: FromSupervisor) -> None:
-        """What the agent misses is in State, for the next one."""
-        if self.client and self.client.tell(word):
-            self.loop.change(self.client.fd, self.client.interest())
-        else:
+        if more:
+            self._send()
+        elif self.client is client:
             self._disconnect()
 
-    def _handle(self, word: FromAgent) -> None:
-        match word:
-            case Begin() if word.warm and self.to_load:
-                self.waiting.append(word)
+    def _send(self, *messages: FromSupervisor) -> None:
+        """Send these, after what waits already. What the agent misses is in State, for the next one."""
+        if self.client is None:
+            return
+        with contextlib.suppress(OSError):
+            self.client.send(*messages)
+            if len(self.client.unsent) <= transport.MAX_BYTES:
+                events = EVENT_READ | EVENT_WRITE if self.client.unsent else EVENT_READ
+                self.selector.modify(self.client.stream, events, self._receive)
+                return
+        self._disconnect()  # it is gone, or does not read
+
+    def _handle(self, message: FromAgent) -> None:
+        match message:
+            case Begin() if message.warm and self.to_load:
+                self.waiting.append(message)
             case Begin():
-                self._begin(word)
+                self._begin(message)
             case Signal():
-                self.children.signal(word)
+                self.children.signal(message)
             case Forget(key=key):
                 self.children.forget(key)
             case Look():
@@ -154,7 +171,7 @@ class Supervisor:
     def _state(self) -> State:
         return State(
             pid=os.getpid(),
-            kept=self.children.kept(),
+            kept=tuple(self.children.records.values()),
             preloading=bool(self.to_load),
             preloaded=() if self.to_load or self.why_cold else self.modules,
             why_cold=self.why_cold,
@@ -177,12 +194,12 @@ class Supervisor:
 
     def _reborn(self, begin: Begin, target: Target, complaint: int) -> NoReturn:
         """In the child. Nothing of the supervisor's may stay open: the agent would not see the supervisor's end."""
-        self.loop.close_in_child()
         self.children.close_in_child()
         self.listener.close()
         if self.client:
-            self.client.close()
-        os.close(self.lock)
+            self.client.stream.close()
+        for fd in (*self.wake, self.lock):
+            os.close(fd)
         warm_start.prepare(begin, target, self.birth)
         os.close(complaint)
         raise Reborn(target)
@@ -221,11 +238,3 @@ def _lock() -> int:
         print(f"another supervisor has {Path.cwd()}", file=sys.stderr)
         sys.exit(ALREADY)
     return lock
-
-
-if __name__ == "__main__":
-    if not sys.flags.safe_path:
-        sys.path.pop(0)
-    from torchloom.agent.supervisor.main import main as start
-
-    start()  # of the module, not of this copy of it: a rank will empty __main__

@@ -1,4 +1,4 @@
-"""What an agent and a supervisor say to each other: frozen, tagged, one JSON datagram each.
+"""What an agent and a supervisor say to each other: frozen, tagged, one line of JSON each.
 
 agent  → supervisor   Begin Signal Forget Look Leave
 supervisor → agent    State            at once when an agent connects, when preloading is over, and when asked
@@ -10,7 +10,7 @@ supervisor → agent    State            at once when an agent connects, when pr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -141,6 +141,6 @@ from_agent: Callable[[bytes], FromAgent] = msgspec.json.Decoder(FromAgent).decod
 from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.json.Decoder(FromSupervisor).decode
 
 
-def check(said: SupervisorMessage) -> Any:
-    """The same word again if its reader would take it, otherwise msgspec.ValidationError or UnicodeEncodeError."""
-    return msgspec.json.decode(encode(said), type=type(said))
+def check(begin: Begin) -> None:
+    """Raise msgspec.ValidationError or UnicodeEncodeError if a supervisor would not accept it."""
+    msgspec.json.decode(encode(begin), type=Begin)

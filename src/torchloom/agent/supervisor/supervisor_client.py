@@ -1,35 +1,28 @@
 """The agent's end of the connection with a supervisor: start or find one, start ranks, learn how they end.
 
-    how = SupervisorOptions(tied=True)
-    link = await SupervisorClient.start(folder, how=how, ended=inbox.put_nowait, gone=inbox.put_nowait)
-    answer = await link.begin(Begin(key="job:replica:0:1", argv=(sys.executable, "train.py"), ...))
-
-`ended` is called for every rank that ends, and on `find` for those that ended earlier and were not forgotten: so two
-clients may both receive a key. `gone` is called once if the supervisor dies or serves another agent; never after
-`close`. Both are called from the event loop.
+link = await SupervisorClient.start(folder, SupervisorOptions(tied=True), owner)
+answer = await link.begin(Begin(key="job:replica:0:1", argv=(sys.executable, "train.py"), ...))
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
+import shutil
 import socket
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from torchloom.agent.monitor.exit_evidence import last_lines, signal_name
-from torchloom.agent.supervisor import transport
+from torchloom.agent.supervisor import protocol, transport
 from torchloom.agent.supervisor.protocol import (
-    ALREADY,
-    START,
     Begin,
     Begun,
     Ended,
@@ -41,15 +34,12 @@ from torchloom.agent.supervisor.protocol import (
     Replaced,
     Signal,
     State,
-    encode,
-    from_supervisor,
 )
-from torchloom.agent.supervisor.protocol import check as check_word
-from torchloom.agent.supervisor.transport import receive, send_all
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.views.wording.phrases import render
 
+logger = logging.getLogger("torchloom.agent")
 LOG = "supervisor.log"
 
 
@@ -75,8 +65,8 @@ def spawn(folder: Path, how: SupervisorOptions) -> tuple[subprocess.Popen[bytes]
     In this very thread: a tied supervisor dies with the thread that started it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ours, theirs = transport.pair()
-    command = [how.python, *how.flags, "-c", START, str(folder), "--client", str(theirs.fileno())]
+    ours, theirs = socket.socketpair()
+    command = [how.python, *how.flags, "-c", protocol.START, str(folder), "--client", str(theirs.fileno())]
     command += ["--preload", ",".join(how.preload)] if how.preload else []
     command += ["--tied", str(os.getpid())] if how.tied else []
     try:
@@ -91,16 +81,11 @@ def spawn(folder: Path, how: SupervisorOptions) -> tuple[subprocess.Popen[bytes]
     return process, ours
 
 
-__all__ = ["Gone", "SupervisorClient", "SupervisorGone", "SupervisorOptions"]
-
-
 @dataclass(frozen=True)
 class Gone:
     """The supervisor is dead, and so are its ranks; or it is alive and serves another agent."""
 
     why: Phrase
-    keys: tuple[str, ...]
-    """The ranks that were running, as far as this link knew."""
     replaced: bool = False
 
 
@@ -112,39 +97,45 @@ class SupervisorGone(TorchLoomError):
         super().__init__(render(self.why))
 
 
+class SupervisorOwner(Protocol):
+    """Learns what a supervisor reports. Called from the event loop."""
+
+    def rank_ended(self, ended: Ended) -> None:
+        """For every rank that ends, and on `find` for those that ended earlier and were not forgotten: so two owners
+        may both receive a key.
+        """
+
+    def supervisor_gone(self, link: SupervisorClient, gone: Gone) -> None:
+        """Once, if the supervisor dies or serves another agent; never after `close` or `dismiss`."""
+
+
 @dataclass(eq=False)
 class SupervisorClient:
     folder: Path
-    connection: socket.socket
-    ended: Callable[[Ended], None]
-    gone: Callable[[Gone], None]
+    connection: transport.Connection
+    owner: SupervisorOwner | None
     process: subprocess.Popen[bytes] | None = None
     """The supervisor, if it was started here."""
     tied: bool = False
     state: State = field(default_factory=lambda: State(pid=0))
-    """As last told; `running` is always up to date."""
-    running: dict[str, int] = field(default_factory=dict)
-    """The process number of each rank."""
-    _line: PacketSocket = field(init=False)
+    """As last reported; without a process id until it has been."""
     _starts: dict[str, asyncio.Future[Begun | NotBegun]] = field(default_factory=dict)
     _looks: list[asyncio.Future[State]] = field(default_factory=list)
-    _over: Gone | None = None
+    _over: asyncio.Future[Gone] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     # ── beginning and ending ─────────────────────────────────────────────────────────────────────────────────────────
 
     @classmethod
-    async def start(
-        cls, folder: Path, how: SupervisorOptions, ended: Callable[[Ended], None], gone: Callable[[Gone], None]
-    ) -> SupervisorClient:
+    async def start(cls, folder: Path, how: SupervisorOptions, owner: SupervisorOwner) -> SupervisorClient:
         """Start a supervisor in this folder and wait for its first message. It continues to preload after that."""
         folder = folder.absolute()
         process, ours = spawn(folder, how)
-        link = cls(folder, ours, ended, gone, process, how.tied)
+        link = cls(folder, transport.Connection(ours), owner, process, how.tied)
         try:
             return await link._open()
         except SupervisorGone:
             code = await asyncio.to_thread(process.wait)
-            if code == ALREADY:
+            if code == protocol.ALREADY:
                 raise AlreadyUp(f"another supervisor has {folder}") from None
             last = " ".join(last_lines(folder / LOG, 1))
             raise TorchLoomError(f"the supervisor did not start (exit code {code}): {last}") from None
@@ -154,42 +145,45 @@ class SupervisorClient:
             raise
 
     @classmethod
-    async def find(cls, folder: Path, ended: Callable[[Ended], None], gone: Callable[[Gone], None]) -> SupervisorClient:
+    async def find(cls, folder: Path, owner: SupervisorOwner | None) -> SupervisorClient:
         """Connect to the supervisor in this folder; it drops the agent it serves now. Unreachable if none is there."""
         folder = folder.absolute()
         try:
-            connection = transport.connect(folder)
+            stream = transport.connect(folder)
         except OSError as error:
             raise Unreachable(f"no supervisor in {folder}: {error.strerror}") from error
-        return await cls(folder, connection, ended, gone)._open()
+        return await cls(folder, transport.Connection(stream), owner)._open()
 
     async def close(self) -> None:
         """Stop talking. A standing supervisor stays, and so do its ranks; a tied one is asked to end."""
-        if self.tied and not self._over:
+        if self.tied and self.alive:
             await self.dismiss()
-            return
-        self._finish(Gone(phrase("supervisor_closed"), ()), tell=False)
+        self._leave()
 
     async def dismiss(self) -> None:
         """Ask the supervisor to kill all ranks and to end; returns when it has."""
-        if self._over is None:
-            self._say(Leave())
-            over: asyncio.Future[Gone] = asyncio.get_running_loop().create_future()
-            self.gone = lambda gone: None if over.done() else over.set_result(gone)
-            await over
+        if self.alive:
+            self.owner = None
+            self._send(Leave())
+            await asyncio.wait((self._over,))
         if self.process:
             await asyncio.to_thread(self.process.wait)
 
+    async def remove(self) -> None:
+        """Dismiss the supervisor, and remove its folder."""
+        await self.dismiss()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     @property
     def alive(self) -> bool:
-        return self._over is None
+        return not self._over.done()
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def begin(self, begin: Begin) -> Begun | NotBegun:
         """Returns when the rank runs, or could not be started. A warm rank waits for the end of preloading."""
         try:
-            check_word(begin)
+            protocol.check(begin)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise BadInput(f"cannot start {begin.key!r}: {error}") from error
         if begin.key in self._starts:
@@ -197,15 +191,15 @@ class SupervisorClient:
         answer: asyncio.Future[Begun | NotBegun] = asyncio.get_running_loop().create_future()
         self._starts[begin.key] = answer
         try:
-            self._say(begin)
+            self._send(begin)
             return await answer
         finally:
-            self._starts.pop(begin.key, None)
+            del self._starts[begin.key]
 
     async def look(self) -> State:
         answer: asyncio.Future[State] = asyncio.get_running_loop().create_future()
         self._looks.append(answer)
-        self._say(Look())
+        self._send(Look())
         return await answer
 
     async def settled(self) -> State:
@@ -216,127 +210,98 @@ class SupervisorClient:
 
     def signal(self, key: str, number: int, whole: bool = True) -> None:
         """To the rank and its process group, or to the rank alone. Nothing happens if it has ended."""
-        self._say(Signal(key=key, number=int(number), whole=whole))
+        self._send(Signal(key=key, number=int(number), whole=whole))
 
     def forget(self, key: str) -> None:
         """Its end has been taken note of."""
-        self._say(Forget(key=key))
+        self._send(Forget(key=key))
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _open(self) -> SupervisorClient:
-        self._line = PacketSocket(self.connection, self._hear, lambda: self._finish(self._obituary(), tell=True))
         first: asyncio.Future[State] = asyncio.get_running_loop().create_future()
         self._looks.append(first)
-        told, self.gone = self.gone, lambda _: None  # a failure to start is an exception, not news
+        asyncio.get_running_loop().add_reader(self.connection.stream, self._receive)
         try:
             await first
         except BaseException:
-            self._finish(Gone(phrase("supervisor_closed"), ()), tell=False)
+            self._leave()
             raise
-        self.gone = told
         return self
 
-    def _say(self, word: FromAgent) -> None:
-        if self._over:
-            raise SupervisorGone(self.folder, self._over)
-        self._line.say(encode(word))
+    def _send(self, *messages: FromAgent) -> None:
+        """Send these, after what waits already."""
+        if not self.alive:
+            raise SupervisorGone(self.folder, self._over.result())
+        loop, stream = asyncio.get_running_loop(), self.connection.stream
+        try:
+            self.connection.send(*messages)
+        except OSError:  # what it sent before it was lost is still to be read, and then the end
+            self.connection.unsent.clear()
+        if self.connection.unsent:
+            loop.add_writer(stream, self._send)
+        else:
+            loop.remove_writer(stream)
 
-    def _hear(self, data: bytes) -> None:
-        match from_supervisor(data):
-            case State() as state:
-                known = self.state.pid != 0
-                self.state = state
-                self.running = {kept.begun.key: kept.begun.pid for kept in state.kept if kept.ended is None}
+    def _receive(self) -> None:
+        messages, more = self.connection.receive()
+        for data in messages:
+            try:
+                self._handle(protocol.from_supervisor(data))
+            except msgspec.MsgspecError as error:
+                logger.warning("a supervisor's message was not understood: %s", error)
+        if not more:
+            self._finish(self._obituary())
+
+    def _handle(self, message: protocol.FromSupervisor) -> None:
+        match message:
+            case State(kept=kept):
+                earlier = () if self.state.pid else kept
+                self.state = message
                 for look in self._looks:
-                    if not look.done():
-                        look.set_result(state)
+                    _settle(look, message)
                 self._looks.clear()
-                for kept in state.kept if not known else ():
-                    if kept.ended is not None:
-                        self.ended(kept.ended)
-            case Begun() as begun:
-                self.running[begun.key] = begun.pid
-                self._answer(begun)
-            case NotBegun() as refusal:
-                self._answer(refusal)
-            case Ended() as ended:
-                self.running.pop(ended.key, None)
-                self.ended(ended)
+                for record in earlier:
+                    if record.ended is not None:
+                        self._handle(record.ended)
+            case Begun(key=key) | NotBegun(key=key):
+                if key in self._starts:
+                    _settle(self._starts[key], message)
+            case Ended():
+                if self.owner is not None:
+                    self.owner.rank_ended(message)
             case Replaced():
-                self._finish(Gone(phrase("supervisor_replaced"), tuple(self.running), True), tell=True)
-
-    def _answer(self, answer: Begun | NotBegun) -> None:
-        start = self._starts.pop(answer.key, None)
-        if start and not start.done():
-            start.set_result(answer)
+                self._finish(Gone(phrase("supervisor_replaced"), replaced=True))
 
     def _obituary(self) -> Gone:
         how: Prose = ""
         if self.process and (code := self.process.poll()) is not None:
             how = phrase("killed_by", signal=signal_name(-code)) if code < 0 else phrase("exit_code", status=code)
-        return Gone(phrase("supervisor_dead", pid=self.state.pid, how=how), tuple(self.running))
+        return Gone(phrase("supervisor_dead", pid=self.state.pid, how=how))
 
-    def _finish(self, gone: Gone, tell: bool) -> None:
-        if self._over:
+    def _leave(self) -> None:
+        self.owner = None
+        self._finish(Gone(phrase("supervisor_closed")))
+
+    def _finish(self, gone: Gone) -> None:
+        if not self.alive:
             return
-        self._over = gone
-        self._line.close()
-        error = SupervisorGone(self.folder, gone)
+        self._over.set_result(gone)
+        loop, stream = asyncio.get_running_loop(), self.connection.stream
+        loop.remove_reader(stream)
+        loop.remove_writer(stream)
+        stream.close()
         everyone: list[asyncio.Future[Any]] = [*self._starts.values(), *self._looks]
         for waiting in everyone:
-            if not waiting.done():
-                waiting.set_exception(error)
-        self._starts.clear()
-        self._looks.clear()
-        if tell:
-            self.gone(gone)
+            _settle(waiting, SupervisorGone(self.folder, gone))
+        if self.owner is not None and self.state.pid:  # a failure to start is an exception, not news
+            self.owner.supervisor_gone(self, gone)
 
 
-class PacketSocket:
-    """The agent's end of the connection. The supervisor itself does not import asyncio."""
-
-    def __init__(self, connection: socket.socket, heard: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-        """`lost` is called once, after the last that was heard, unless it was closed here."""
-        self._connection = connection
-        self._heard = heard
-        self._lost = lost
-        self._outbox: deque[bytes] = deque()
-        self._loop = asyncio.get_running_loop()
-        self._open = True
-        connection.setblocking(False)
-        self._loop.add_reader(connection, self._read)
-
-    def say(self, data: bytes) -> None:
-        self._outbox.append(data)
-        self._write()
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._loop.remove_reader(self._connection)
-            self._loop.remove_writer(self._connection)
-            self._connection.close()
-
-    def _write(self) -> None:
-        try:
-            send_all(self._connection, self._outbox)
-            self._loop.remove_writer(self._connection)
-        except BlockingIOError:
-            self._loop.add_writer(self._connection, self._write)
-        except OSError:  # what it said before it was lost is still to be read, and then the end
-            self._outbox.clear()
-            self._loop.remove_writer(self._connection)
-
-    def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._open:
-                try:
-                    data = receive(self._connection)
-                except ConnectionError:
-                    data = b""
-                if data:
-                    self._heard(data)
-                else:
-                    self.close()
-                    self._lost()
+def _settle(waiting: asyncio.Future[Any], answer: object) -> None:
+    if waiting.done():  # it is not awaited any more
+        return
+    if isinstance(answer, SupervisorGone):
+        waiting.set_exception(answer)
+    else:
+        waiting.set_result(answer)
