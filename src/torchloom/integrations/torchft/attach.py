@@ -8,12 +8,12 @@ The training loop stays as torchft requires it; nothing else needs to be called.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from torchloom.integrations.torchft.committed_steps import CommittedSteps
@@ -91,10 +91,8 @@ def _listen(manager: Any, id: str, meter: Meter, boundary: StepBoundary, link: L
     steps = CommittedSteps(manager, meter, boundary, member, tell)
     try:
         steps.begin()
-        steps.also_end(_watch_group(manager, member, boundary, tell))
-        healing = HealState(manager, boundary, link.state.rank.replica, tell)
-        steps.also_end(healing.begin())
-        steps.also_end(healing.end)
+        _watch_group(manager, member, boundary, tell, steps.endings)
+        HealState(manager, boundary, link.state.rank.replica, tell).begin(steps.endings)
     except Exception:
         steps.end()  # all or nothing
         raise
@@ -103,22 +101,23 @@ def _listen(manager: Any, id: str, meter: Meter, boundary: StepBoundary, link: L
 
 
 def _joined(id: str, link: Link) -> Joined | None:
-    if id and not NAME.fullmatch(id):
-        warn_once("member", f"{id!r} cannot be reported to the weaver: use letters, digits, _ : and - in replica_id")
-        return None
-    if not id:
+    if not NAME.fullmatch(id):
+        if id:
+            warn_once(
+                "member", f"{id!r} cannot be reported to the weaver: use letters, digits, _ : and - in replica_id"
+            )
         return None
     lighthouse = os.environ.get("TORCHFT_LIGHTHOUSE", "")
     return Joined(incarnation=link.state.incarnation, member=id, lighthouse=lighthouse, version=version()[:64])
 
 
 def _watch_group(
-    manager: Any, member: Membership, boundary: StepBoundary, tell: Callable[[Regrouped], None]
-) -> Callable[[], None]:
-    """Observe each new configuration of the process group, that is each new quorum; returns a function that ends it."""
+    manager: Any, member: Membership, boundary: StepBoundary, tell: Callable[[Regrouped], None], endings: ExitStack
+) -> None:
+    """Observe each new configuration of the process group, that is each new quorum."""
     group = private_attribute(manager, "_pg")
     if group is None:
-        return lambda: None
+        return
     original, aborter = group.configure, QuorumAborter(group.abort)
     arguments = inspect.signature(original)
     member.hear = lambda beat: aborter.mark_broken(beat.broken)
@@ -136,7 +135,7 @@ def _watch_group(
             warn_once("configure", f"torchft {version()} does not give the number of a quorum: {error!r}")
             return original(*args, **kwargs)
         aborter.configuring()
-        with contextlib.suppress(Exception):  # then it is not reported
+        with suppress(Exception):  # then it is not reported
             regrouped(quorum, size)
         if aborter.is_broken(quorum):  # it would wait for its peers until a timeout; torchft then discards the step
             raise ConnectionError(f"quorum {quorum} has lost a member")
@@ -144,4 +143,4 @@ def _watch_group(
         aborter.configured(quorum)
         return None
 
-    return replace(group, "configure", configure)
+    replace(group, "configure", configure, endings)

@@ -14,9 +14,12 @@ Every replica therefore has the same values at the same step, even if it discard
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchloom.integrations.torchft.manager_internals import replace, warn_once
@@ -25,36 +28,30 @@ from torchloom.threadlet.changes.step_boundary import StepBoundary, one_line
 from torchloom.threadlet.connection.rank_state import Membership
 from torchloom.threadlet.metrics.meter import Meter
 
-TELL_SECONDS = 0.5
+REPORT_SECONDS = 0.5
 """Seconds between two reports of discarded steps."""
 NO_ERROR = "too few replicas, or an error on another rank of the replica"
 
 
+@dataclass
 class CommittedSteps:
     """Counts the commits of a Manager. All methods are called on the training thread."""
 
-    def __init__(
-        self,
-        manager: Any,
-        meter: Meter,
-        boundary: StepBoundary,
-        member: Membership,
-        discarded: Callable[[Discarded], None],
-    ) -> None:
-        self._manager = manager
-        self._meter = meter
-        self._boundary = boundary
-        self._member = member
-        self._discarded = discarded
-        self._error: BaseException | None = None
-        """The first error of the current step: later ones are usually consequences."""
-        self._untold = 0
-        self._why = ""
-        self._told = -TELL_SECONDS
-        self._fresh = False
-        """A step was committed, and its boundary was not handled yet."""
-        self._thread = 0
-        self._ending: list[Callable[[], None]] = []
+    _manager: Any
+    _meter: Meter
+    _boundary: StepBoundary
+    _member: Membership
+    _report: Callable[[Discarded], None]
+    endings: ExitStack = field(default_factory=ExitStack)
+    """Restores the Manager."""
+    _error: BaseException | None = None
+    """The first error of the current step: later ones are usually consequences."""
+    _unreported: int = 0
+    _why: str = ""
+    _reported_at: float = -math.inf
+    _fresh: bool = False
+    """A step was committed, and its boundary was not handled yet."""
+    _thread: int = 0
 
     def begin(self) -> None:
         manager, meter = self._manager, self._meter
@@ -90,10 +87,7 @@ class CommittedSteps:
             return committed
 
         for new in (start_quorum, wait_quorum, allreduce, should_commit, report_error):
-            self._ending.append(replace(manager, new.__name__, new))
-
-    def also_end(self, ending: Callable[[], None]) -> None:
-        self._ending.append(ending)
+            replace(manager, new.__name__, new, self.endings)
 
     # ── called by the Manager ──
 
@@ -109,30 +103,24 @@ class CommittedSteps:
         self._meter.step(None, None, self._manager.current_step(), {})
         self._member.begun = 0
         self._fresh = True
-        if self._untold:
-            self._tell()
+        self._report_discarded()
 
     def _lost(self) -> None:
         """The step was discarded: it is tried again, or a peer has committed it and this replica heals."""
         self._meter.moved()
         self._member.discarded += 1
-        self._untold += 1
+        self._unreported += 1
         self._why = NO_ERROR if self._error is None else one_line(self._error)
-        self._tell()
+        self._report_discarded()
 
-    def _tell(self, last: bool = False) -> None:
+    def _report_discarded(self, last: bool = False) -> None:
         now = time.monotonic()
-        if self._untold and (last or now - self._told >= TELL_SECONDS):
-            count, self._untold, self._told = self._untold, 0, now
-            self._discarded(
-                Discarded(
-                    incarnation=self._boundary.participant.incarnation,
-                    step=self._manager.current_step() + 1,
-                    count=count,
-                    quorum=self._member.quorum or 0,
-                    why=self._why,
-                )
-            )
+        if not self._unreported or (not last and now - self._reported_at < REPORT_SECONDS):
+            return
+        count, self._unreported, self._reported_at = self._unreported, 0, now
+        incarnation, step = self._boundary.participant.incarnation, self._manager.current_step() + 1
+        quorum = self._member.quorum or 0
+        self._report(Discarded(incarnation=incarnation, step=step, count=count, quorum=quorum, why=self._why))
 
     # ── called by the script ──
 
@@ -152,9 +140,8 @@ class CommittedSteps:
 
     def end(self) -> None:
         """Restore the Manager."""
-        self._safely(lambda: self._tell(last=True))
-        while self._ending:
-            self._safely(self._ending.pop())
+        self._safely(lambda: self._report_discarded(last=True))
+        self._safely(self.endings.close)
 
     @staticmethod
     def _safely(work: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torchloom.integrations.torchft.manager_internals import logger, private_attribute, replace, warn_once
@@ -28,12 +29,13 @@ class HealState:
         """When the transfer of the state started."""
         self._over = False
 
-    def begin(self) -> Callable[[], None]:
-        """Register the entry; returns a function that undoes the rest. torchft cannot remove an entry."""
+    def begin(self, endings: ExitStack) -> None:
+        """Register the entry. torchft cannot remove it, so it is empty after the end."""
         self._manager.register_state_dict_fn(KEY, self.load, self.save)
+        endings.callback(self.end)
         transport = private_attribute(self._manager, "_checkpoint_transport")
         if transport is None:
-            return lambda: None
+            return
         receive = transport.recv_checkpoint
 
         def recv_checkpoint(*args: Any, **kwargs: Any) -> Any:
@@ -45,7 +47,7 @@ class HealState:
                 warn_once(KEY, f"the state of a peer has a form that is not known: {error!r}")
             return state
 
-        return replace(transport, "recv_checkpoint", recv_checkpoint)
+        replace(transport, "recv_checkpoint", recv_checkpoint, endings)
 
     def end(self) -> None:
         self._over = True
@@ -78,6 +80,5 @@ class HealState:
             self._boundary.resume_at(step)
         began, self._began = self._began, None
         seconds = 0.0 if began is None else time.monotonic() - began
-        self._healed(
-            Healed(incarnation=self._boundary.participant.incarnation, step=step, source=source, seconds=seconds)
-        )
+        incarnation = self._boundary.participant.incarnation
+        self._healed(Healed(incarnation=incarnation, step=step, source=source, seconds=seconds))

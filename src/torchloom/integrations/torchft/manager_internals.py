@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 logger = logging.getLogger("torchloom")
@@ -45,12 +46,12 @@ def warn_once(about: str, text: str) -> None:
         logger.warning("torchLoom: %s; training continues", text)
 
 
-def replace(owner: Any, name: str, new: Callable[..., Any]) -> Callable[[], None]:
-    """Replace a method on this one object; returns a function that restores it."""
+def replace(owner: Any, name: str, new: Callable[..., Any], endings: ExitStack) -> None:
+    """Replace a method on this one object, until the end."""
     setattr(owner, name, new)
 
     def put_back() -> None:
         if vars(owner).get(name) is new:  # otherwise another library has replaced it since
             delattr(owner, name)
 
-    return put_back
+    endings.callback(put_back)

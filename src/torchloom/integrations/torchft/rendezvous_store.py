@@ -48,14 +48,7 @@ def _hook(managers: ModuleType) -> None:
 
 def serve(store: Any, host: str, port: int) -> None:
     """Create the store, unless one listens there."""
-    if not _listens(host, port):
-        _kept.append(store(host, port, is_master=True, wait_for_workers=False))
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # a later init_process_group uses this store
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=1.0):
-            return True
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+        return
+    _kept.append(store(host, port, is_master=True, wait_for_workers=False))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # a later init_process_group uses this store
