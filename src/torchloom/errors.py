@@ -84,10 +84,11 @@ class AlreadyUp(TorchLoomError):
 
 
 class PortInUse(AlreadyUp):
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, any_port: str = "loom up --port 0") -> None:
+        """`any_port`: what to type for a port that is free."""
         super().__init__(
             f"port {port} on {host} is in use by another program",
-            hint="stop that program, or choose another port: `loom up --port 0` takes any free one",
+            hint=f"stop that program, or choose another port: `{any_port}` takes any free one",
         )
         self.host = host
         self.port = port

@@ -235,9 +235,7 @@ def foretold(played: Played, chance: random.Random, stricter: Callable[[], None]
             state.record_heartbeat(id, now)
             continue
         if index >= 0:
-            call = state.request_quorum(history.asks[index].member, now)
-            assert call is not None
-            calls[call] = index
+            calls[state.request_quorum(history.asks[index].member, now)] = index
         found = decide(state, rules, now)
         if isinstance(found, Quorum):
             for call in state.announce(found, rules, now):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -12,6 +13,7 @@ from torchloom.lighthouse.quorum import (
     MOST_BROKEN,
     RECENT,
     DurableState,
+    Evicted,
     LighthouseState,
     Member,
     NotYet,
@@ -195,17 +197,19 @@ def test_survivors_of_an_evicted_member_go_on_at_once() -> None:
 def test_an_evicted_member_is_never_heard_again() -> None:
     state = formed("a", "b")
     state.evict(["b"])
-    assert not state.record_heartbeat("b", 1.0)
-    assert state.request_quorum(Member("b"), 1.0) is None
+    with pytest.raises(Evicted, match="b was evicted"):
+        state.record_heartbeat("b", 1.0)
+    with pytest.raises(Evicted):
+        state.request_quorum(Member("b"), 1.0)
     assert state.alive(RULES, 1.0) == {"a"}
 
 
 def test_a_member_that_waits_when_it_is_evicted_is_to_be_refused() -> None:
     state = formed("a", "b")
     calls = {state.request_quorum(Member("b"), 0.1), state.request_quorum(Member("b"), 0.2)}
-    assert state.evict(["b", "b", "nobody"]) == calls
+    assert state.evict(["b", "b", "nobody"]) == {"b": calls, "nobody": set()}
     assert state.durable.evicted == ("b", "nobody")
-    assert state.evict(["b"]) == set()
+    assert state.evict(["b"]) == {}
     assert state.durable.evicted == ("b", "nobody")
 
 
@@ -352,7 +356,8 @@ def test_the_evicted_stay_out_over_a_restart() -> None:
     before = formed("a", "b")
     before.evict(["b"])
     state = LighthouseState.restore(before.durable, now=100.0)
-    assert state.request_quorum(Member("b"), 100.0) is None
+    with pytest.raises(Evicted):
+        state.request_quorum(Member("b"), 100.0)
     asked(state, "a", now=100.0)
     assert quorum(state, now=100.0).ids == ("a",)
 
@@ -399,21 +404,25 @@ class Harbour(RuleBasedStateMachine):
 
     @rule(id=IDS)
     def heartbeat(self, id: str) -> None:
-        taken = self.state.record_heartbeat(id, self.now)
-        assert taken == (id not in self.evicted)
-        if taken:
+        if id in self.evicted:
+            with pytest.raises(Evicted):
+                self.state.record_heartbeat(id, self.now)
+        else:
+            self.state.record_heartbeat(id, self.now)
             self.heard_at[id] = self.now
             self.presumed.discard(id)
         self.look()
 
     @rule(id=IDS, shrink_only=st.booleans(), commit_failures=st.sampled_from([0, 0, 0, 2]))
     def ask(self, id: str, shrink_only: bool, commit_failures: int) -> None:
-        call = self.state.request_quorum(Member(id, b"", shrink_only, commit_failures), self.now)
-        assert (call is None) == (id in self.evicted)
-        if call is not None:
+        member = Member(id, b"", shrink_only, commit_failures)
+        if id in self.evicted:
+            with pytest.raises(Evicted):
+                self.state.request_quorum(member, self.now)
+        else:
+            self.calls.setdefault(id, set()).add(self.state.request_quorum(member, self.now))
             self.heard_at[id] = self.now
             self.presumed.discard(id)
-            self.calls.setdefault(id, set()).add(call)
             self.shrinks[id], self.failures[id] = shrink_only, commit_failures
         self.look()
 
@@ -427,7 +436,7 @@ class Harbour(RuleBasedStateMachine):
     def evict(self, ids: set[str]) -> None:
         refused = self.state.evict(sorted(ids))
         for id in ids:
-            assert self.calls.pop(id, set()) <= refused
+            assert self.calls.pop(id, set()) <= refused.get(id, set())
             self.heard_at.pop(id, None)
         self.evicted |= ids
         self.look()

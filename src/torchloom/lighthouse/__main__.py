@@ -18,7 +18,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         settings = Settings.from_env().with_state(args.state)
-        return run(settings, read_options(args), lambda text: print(text, flush=True))
+        return run(settings, read_options(args))
     except TorchLoomError as error:
         print(f"lighthouse: {error.message}", file=sys.stderr)
         if error.hint:

@@ -11,15 +11,16 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
-from torchloom.errors import AlreadyUp, BadInput
+from torchloom.errors import AlreadyUp, BadInput, PortInUse
 from torchloom.lighthouse import torchft_messages
-from torchloom.lighthouse.quorum_service import Evicted, QuorumService, Stopping
+from torchloom.lighthouse.quorum import Evicted
+from torchloom.lighthouse.quorum_service import QuorumService, Stopping
 from torchloom.shared.addresses import EVERY_ADDRESS, join_address, split_address, try_to_listen
 
 MOST_BYTES = 1024 * 1024
@@ -32,8 +33,6 @@ _OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-
-
 _STATUS: dict[type[Exception], grpc.StatusCode] = {
     torchft_messages.MalformedMessage: grpc.StatusCode.INVALID_ARGUMENT,
     Evicted: grpc.StatusCode.FAILED_PRECONDITION,
@@ -59,46 +58,21 @@ class BindAddress:
         return f"http://{join_address(host, self.port)}"
 
 
-class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Maps the calls of the protocol to the service."""
-
-    def __init__(self, service: QuorumService) -> None:
-        self._service = service
-        self._methods = {
-            "/torchft.LighthouseService/Quorum": grpc.unary_unary_rpc_method_handler(self._quorum),
-            "/torchft.LighthouseService/Heartbeat": grpc.unary_unary_rpc_method_handler(self._heartbeat),
-        }
-
-    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self._methods.get(call.method)
-
-    async def _quorum(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        async with _abort_on_error(context):
-            return await self._service.request_quorum(torchft_messages.read_quorum_request(request))
-        raise AssertionError("abort raises")
-
-    async def _heartbeat(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        async with _abort_on_error(context):
-            self._service.record_heartbeat(torchft_messages.read_heartbeat_request(request))
-        return torchft_messages.HEARTBEAT_RESPONSE
-
-
-@contextlib.asynccontextmanager
-async def _abort_on_error(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """End the call with the status of an error that the service raises."""
-    try:
-        yield
-    except (torchft_messages.MalformedMessage, Evicted, Stopping) as error:
-        await context.abort(_STATUS[type(error)], str(error))
-
-
 @contextlib.asynccontextmanager
 async def serve_grpc(service: QuorumService, bind: BindAddress, last_port: int = 0) -> AsyncIterator[BindAddress]:
     """Serve on this address. Port 0 means the last port if it is free, so that replicas find it again."""
-    port = bind.port or (last_port if last_port and _free(bind.host, last_port) else 0)
-    _check(bind.host, port)
+
+    async def quorum(request: bytes) -> bytes:
+        return await service.request_quorum(torchft_messages.read_quorum_request(request))
+
+    async def heartbeat(request: bytes) -> bytes:
+        service.record_heartbeat(torchft_messages.read_heartbeat_request(request))
+        return torchft_messages.HEARTBEAT_RESPONSE
+
+    methods = {"Quorum": _method(quorum), "Heartbeat": _method(heartbeat)}
+    port = _choose_port(bind, last_port)
     server = grpc.aio.server(options=_OPTIONS)
-    server.add_generic_rpc_handlers((RpcHandler(service),))
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("torchft.LighthouseService", methods)])
     try:
         bound = server.add_insecure_port(join_address(bind.host, port))
     except RuntimeError as error:  # taken since the check; grpc has no exception of its own for it
@@ -112,12 +86,34 @@ async def serve_grpc(service: QuorumService, bind: BindAddress, last_port: int =
             await server.stop(0.2)
 
 
+def _method(answer: Callable[[bytes], Awaitable[bytes]]) -> grpc.RpcMethodHandler:
+    """A call of the protocol, which ends with the status of the error that the service raises."""
+
+    async def call(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            return await answer(request)
+        except tuple(_STATUS) as error:
+            await context.abort(_STATUS[type(error)], str(error))
+        raise AssertionError("abort raises")
+
+    return grpc.unary_unary_rpc_method_handler(call)
+
+
 def parse_bind(text: str) -> BindAddress:
     """`127.0.0.1:29510`, `host:0`, `[fd00::1]:29510`."""
     address = split_address(text)
     if address is None or address[1] > 65_535:
         raise BadInput(f"{text!r} is not an address", hint="write HOST:PORT, such as 127.0.0.1:29510 or [fd00::1]:0")
     return BindAddress(*address)
+
+
+def _choose_port(bind: BindAddress, last_port: int) -> int:
+    if not bind.port and last_port:
+        with contextlib.suppress(AlreadyUp, BadInput):
+            _check(bind.host, last_port)
+            return last_port
+    _check(bind.host, bind.port)
+    return bind.port
 
 
 def _check(host: str, port: int) -> None:
@@ -127,23 +123,9 @@ def _check(host: str, port: int) -> None:
     except (socket.gaierror, UnicodeError):
         raise BadInput(f"there is no host {host!r}", hint="--bind takes an address of this machine") from None
     except OSError as error:
-        raise _explained(error, host, port) from error
-
-
-def _free(host: str, port: int) -> bool:
-    try:
-        _check(host, port)
-    except (AlreadyUp, BadInput):
-        return False
-    return True
-
-
-def _explained(error: OSError, host: str, port: int) -> AlreadyUp | BadInput:
-    if error.errno == errno.EADDRINUSE:
-        return AlreadyUp(
-            f"port {port} on {host} is in use by another program",
-            hint=f"stop that program, or choose another port: `--bind {join_address(host, 0)}` takes any free one",
-        )
-    if error.errno == errno.EADDRNOTAVAIL:
-        return BadInput(f"{host} is not an address of this machine", hint="`ip address` lists them")
-    return BadInput(f"cannot listen on {join_address(host, port)}: {os.strerror(error.errno or 0)}")
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(host, port, f"--bind {join_address(host, 0)}") from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise BadInput(f"{host} is not an address of this machine", hint="`ip address` lists them") from error
+        reason = os.strerror(error.errno or 0)
+        raise BadInput(f"cannot listen on {join_address(host, port)}: {reason}") from error

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from functools import partial
 
 from torchloom.bus.tasks import end_all
 from torchloom.errors import TorchLoomError
@@ -17,10 +17,8 @@ from torchloom.lighthouse.quorum import Rules
 from torchloom.lighthouse.quorum_store import QuorumStore
 from torchloom.settings import Settings
 
-Say = Callable[[str], None]
 
-
-def run(settings: Settings, options: Options, say: Say) -> int:
+def run(settings: Settings, options: Options) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its problems reach us as exceptions
     try:
@@ -29,15 +27,16 @@ def run(settings: Settings, options: Options, say: Say) -> int:
         raise TorchLoomError(
             f"a lighthouse needs grpcio: {error}", hint="pip install 'torchloom[lighthouse]'"
         ) from error
-    asyncio.run(serve(settings, options, say))
+    asyncio.run(serve(settings, options))
     return 0
 
 
-async def serve(settings: Settings, options: Options, say: Say) -> None:
+async def serve(settings: Settings, options: Options) -> None:
     from torchloom.lighthouse.grpc_server import parse_bind, serve_grpc
     from torchloom.lighthouse.nats_reporter import NatsReporter
     from torchloom.lighthouse.quorum_service import QuorumService
 
+    say = partial(print, flush=True)
     bind = parse_bind(options.bind)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -47,7 +46,10 @@ async def serve(settings: Settings, options: Options, say: Say) -> None:
         rules = Rules(options.min_replicas, options.join_timeout_ms / 1000, options.heartbeat_timeout_ms / 1000)
         service = QuorumService(rules, store, options.quorum_tick_ms / 1000)
         async with serve_grpc(service, bind, store.last_port()) as address:
-            _log()
+            logging.basicConfig(
+                stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", force=True
+            )
+            logging.getLogger("nats").setLevel(logging.CRITICAL)  # its problems reach us through callbacks
             store.note_port(address.port)
             say(f"lighthouse of {options.job} at {address.url}: TORCHFT_LIGHTHOUSE={address.url}")
             where = "EVERY interface of this machine" if address.everywhere else f"{address.host} only"
@@ -58,10 +60,3 @@ async def serve(settings: Settings, options: Options, say: Say) -> None:
             await stop.wait()
             await end_all([reporter])
     say("stopped")
-
-
-def _log() -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", force=True
-    )
-    logging.getLogger("nats").setLevel(logging.CRITICAL)  # its problems reach us through callbacks

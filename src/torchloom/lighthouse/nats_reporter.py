@@ -69,7 +69,9 @@ class NatsReporter:
         await client.subscribe(EVICT.to(job=self._job), cb=self._on_evict)
         while not client.is_closed:
             self._news.clear()
-            await self._tell(client)
+            if client.is_connected:  # otherwise outdated beats would be buffered and sent later
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await client.publish(QUORUM.to(job=self._job), encode(self.beat()))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), BEAT_SECONDS)
 
@@ -91,11 +93,6 @@ class NatsReporter:
                 self._there = True
                 log.info("evictions are received through NATS at %s", find(self._settings, Role.THREADLET))
                 return client
-
-    async def _tell(self, client: Client) -> None:
-        if client.is_connected:  # otherwise outdated beats would be buffered and sent later
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await client.publish(QUORUM.to(job=self._job), encode(self.beat()))
 
     def beat(self) -> LighthouseBeat:
         """What is on disk, so that the weaver relies on nothing that a restart loses; and who waits now."""

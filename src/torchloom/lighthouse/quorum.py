@@ -37,6 +37,15 @@ RECENT = 16
 MOST_BROKEN = 100
 
 
+class Evicted(Exception):
+    """The replica that asks was evicted."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(
+            f"{id} was evicted from the job: it counts as dead. Started again, it gets a new id and may join"
+        )
+
+
 @dataclass(frozen=True)
 class Rules:
     min_replicas: int = 1
@@ -133,18 +142,16 @@ class LighthouseState:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def record_heartbeat(self, id: str, now: float) -> bool:
-        """Record a heartbeat. False for an evicted replica."""
+    def record_heartbeat(self, id: str, now: float) -> None:
+        """Record a heartbeat. Raises Evicted."""
         if id in self.evicted:
-            return False
+            raise Evicted(id)
         self.heartbeats[id] = now
         self.presumed.discard(id)
-        return True
 
-    def request_quorum(self, member: Member, now: float) -> int | None:
-        """Register a call that waits for a quorum and return its number; None for an evicted replica."""
-        if not self.record_heartbeat(member.id, now):
-            return None
+    def request_quorum(self, member: Member, now: float) -> int:
+        """Register a call that waits for a quorum and return its number. Raises Evicted."""
+        self.record_heartbeat(member.id, now)
         self._calls += 1
         self.stores[member.id] = member.store
         before = self.waiting.get(member.id)
@@ -159,19 +166,20 @@ class LighthouseState:
             if not waiting.calls:
                 del self.waiting[id]
 
-    def evict(self, ids: Iterable[str]) -> set[int]:
-        """Evict members permanently; returns their waiting calls, which are to be rejected."""
-        new = tuple(id for id in dict.fromkeys(ids) if id not in self.evicted)
-        self.evicted.update(new)
-        calls: set[int] = set()
-        for id in new:
+    def evict(self, ids: Iterable[str]) -> dict[str, set[int]]:
+        """Evict members permanently; returns those that were not evicted before, with their calls to be rejected."""
+        calls: dict[str, set[int]] = {}
+        for id in ids:
+            if id in self.evicted:
+                continue
+            self.evicted.add(id)
             self.heartbeats.pop(id, None)
             self.stores.pop(id, None)
-            if (waiting := self.waiting.pop(id, None)) is not None:
-                calls |= waiting.calls
-        lost = [number for number, ids in self.recent.items() if not set(new).isdisjoint(ids)]
+            waiting = self.waiting.pop(id, None)
+            calls[id] = waiting.calls if waiting is not None else set()
+        lost = [number for number, ids in self.recent.items() if not calls.keys().isdisjoint(ids)]
         broken = tuple(sorted({*self.durable.broken, *lost}))[-MOST_BROKEN:]
-        self.durable = msgspec.structs.replace(self.durable, evicted=self.durable.evicted + new, broken=broken)
+        self.durable = msgspec.structs.replace(self.durable, evicted=(*self.durable.evicted, *calls), broken=broken)
         return calls
 
     def add_pause(self, seconds: float) -> None:

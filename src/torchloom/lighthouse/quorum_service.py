@@ -13,23 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torchloom.lighthouse import torchft_messages
-from torchloom.lighthouse.quorum import LighthouseState, Member, NotYet, Quorum, Rules, decide
+from torchloom.lighthouse.quorum import DurableState, Evicted, LighthouseState, Member, NotYet, Quorum, Rules, decide
 from torchloom.lighthouse.quorum_store import QuorumStore
-from torchloom.protocol.phrase import Prose
+from torchloom.views.wording.phrases import render
 
 log = logging.getLogger("torchloom.lighthouse")
 
 NAP_SHARE = 0.25
 """Share of the heartbeat timeout: during a longer pause of this process it may have missed heartbeats."""
-
-
-class Evicted(Exception):
-    """The replica that asks was evicted."""
-
-    def __init__(self, id: str) -> None:
-        super().__init__(
-            f"{id} was evicted from the job: it counts as dead. Started again, it gets a new id and may join"
-        )
 
 
 class Stopping(Exception):
@@ -46,8 +37,6 @@ class QuorumService:
     changed: Callable[[], None] = lambda: None
     """Called after every new quorum and every eviction."""
     state: LighthouseState = field(init=False)
-    why: Prose = ""
-    """The outcome of the last update."""
     naps: int = 0
     _answers: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
     _loop: asyncio.AbstractEventLoop = field(init=False)
@@ -73,16 +62,13 @@ class QuorumService:
         """Record a heartbeat; it changes the outcome only if its sender waits and counted as dead."""
         now = self._now()
         late = id in self.state.waiting and id not in self.state.alive(self.rules, now)
-        if not self.state.record_heartbeat(id, now):
-            raise Evicted(id)
+        self.state.record_heartbeat(id, now)
         if late:
             self.update()
 
     async def request_quorum(self, member: Member) -> bytes:
         """The next quorum that contains this replica. If this is cancelled, the replica no longer waits."""
         call = self.state.request_quorum(member, self._now())
-        if call is None:
-            raise Evicted(member.id)
         answer: asyncio.Future[bytes] = self._loop.create_future()
         self._answers[call] = answer
         try:
@@ -94,15 +80,12 @@ class QuorumService:
 
     def evict(self, ids: Sequence[str], reason: str = "") -> None:
         """Evict these replicas permanently. Repeating it has no effect."""
-        new = [id for id in dict.fromkeys(ids) if id not in self.state.evicted]
-        refused = {id: self.state.waiting[id].calls for id in new if id in self.state.waiting}
-        self.state.evict(new)
-        for id, calls in refused.items():
+        evicted = self.state.evict(ids)
+        for id, calls in evicted.items():
             self._settle(calls, Evicted(id))
-        for id in new:
             log.info("%s is evicted%s", id, f": {reason}" if reason else "")
         self.update()
-        if new:
+        if evicted:
             self.changed()
 
     # ── deciding ──
@@ -116,45 +99,37 @@ class QuorumService:
         decision = decide(self.state, self.rules, now)
         until = now + self.tick
         if isinstance(decision, NotYet):
-            self.why = decision.why
             until = min(until, decision.until)
-            self._save_evictions()
-        elif self._saved(decision):
-            self._announce(decision, now)
+            if len(self.state.evicted) > len(self.store.durable.evicted):
+                self._write(self.state.durable, "evictions are in force, but not kept")
+        else:
+            self._write(self.state.after(decision), "no new quorum is announced")
+            # Durable before it is announced. One with the number of the last one is durable already.
+            if decision.number == self.store.durable.quorum:
+                self._announce(decision, now)
         self._timer = self._loop.call_at(until, self.update)
 
-    def _save_evictions(self) -> None:
-        if len(self.state.evicted) > len(self.store.durable.evicted):
-            self._write(None)
-
-    def _saved(self, quorum: Quorum) -> bool:
-        """Make the quorum durable before it is announced. One with the number of the last one is durable already."""
-        if self.state.after(quorum) == self.store.durable:
-            return True
-        return self._write(quorum) or quorum.number == self.store.durable.quorum
-
-    def _write(self, quorum: Quorum | None) -> bool:
+    def _write(self, durable: DurableState, otherwise: str) -> None:
+        """Write what is not on disk yet; report once what follows if that fails."""
+        if durable == self.store.durable:
+            return
+        trouble = ""
         try:
-            self.store.write(self.state.after(quorum) if quorum else self.state.durable)
+            self.store.write(durable)
         except OSError as error:
-            what = "no new quorum is announced" if quorum else "evictions are in force, but not kept"
-            trouble = f"cannot write to {self.store.folder}: {error.strerror or error}; {what} until it can"
-            if trouble != self._trouble:
-                log.error("%s", trouble)
-            self._trouble = self.why = trouble
-            return False
-        if self._trouble:
+            trouble = f"cannot write to {self.store.folder}: {error.strerror or error}; {otherwise} until it can"
+        if trouble and trouble != self._trouble:
+            log.error("%s", trouble)
+        elif self._trouble and not trouble:
             log.info("%s can be written to again", self.store.folder)
-            self._trouble = ""
-        return True
+        self._trouble = trouble
 
     def _announce(self, quorum: Quorum, now: float) -> None:
         new = quorum.number != self.state.durable.quorum
         calls = self.state.announce(quorum, self.rules, now)
         self._settle(calls, torchft_messages.quorum_response(quorum, time.time()))
-        self.why = quorum.reason
         if new:
-            log.info("quorum %d: %s (%s)", quorum.number, ", ".join(quorum.ids), quorum.reason)
+            log.info("quorum %d: %s (%s)", quorum.number, ", ".join(quorum.ids), render(quorum.reason))
             self.changed()
 
     def _settle(self, calls: Iterable[int], with_: bytes | Evicted | Stopping) -> None:

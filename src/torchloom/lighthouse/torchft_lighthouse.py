@@ -12,11 +12,8 @@ import sys
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m torchloom.lighthouse.torchft_lighthouse",
-        description="torchft's own lighthouse",
-        allow_abbrev=False,
-    )
+    prog = "python -m torchloom.lighthouse.torchft_lighthouse"
+    parser = argparse.ArgumentParser(prog, description="torchft's own lighthouse", allow_abbrev=False)
     parser.add_argument("--bind", required=True, metavar="HOST:PORT")
     parser.add_argument("--min-replicas", type=int, default=1, metavar="N")
     parser.add_argument("--join-timeout-ms", type=int, default=60_000, metavar="MS")
@@ -30,12 +27,7 @@ def main() -> int:
         print(f"lighthouse: it needs torchft: {error}\n  → pip install 'torchloom[torchft]'", file=sys.stderr)
         return 1
     try:
-        server = LighthouseServer(
-            bind=args.bind,
-            min_replicas=args.min_replicas,
-            join_timeout_ms=args.join_timeout_ms,
-            heartbeat_timeout_ms=args.heartbeat_timeout_ms,
-        )
+        server = LighthouseServer(**vars(args))  # its parameters have the names of the options
     except RuntimeError as error:
         print(f"lighthouse: {args.bind}: {error}", file=sys.stderr)
         return 1

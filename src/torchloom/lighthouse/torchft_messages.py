@@ -14,7 +14,7 @@ A member is passed on to the others byte for byte, so that fields of newer versi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from torchloom.lighthouse.quorum import Member, Quorum
@@ -42,28 +42,23 @@ def read_quorum_request(data: bytes) -> Member:
     if not requester:
         raise MalformedMessage("there is no requester")
     member = b"".join(requester)
-    id, store, shrink_only, commit_failures = "", "", False, 0
-    for number, value in _fields(member):
-        if number == 1:
-            id = _text(value)
-        elif number == 3:
-            store = _text(value)
-        elif number == 6:
-            shrink_only = bool(_number(value))
-        elif number == 8:
-            commit_failures = _signed(_number(value))
-    return Member(_checked(id), member, shrink_only, commit_failures, store)
+    fields = dict(_fields(member))  # of a field that occurs twice the last value counts, as in protobuf
+    failures = _number(fields.get(8, 0))
+    return Member(
+        id=_replica_id(fields),
+        data=member,
+        shrink_only=bool(_number(fields.get(6, 0))),
+        commit_failures=failures - (1 << 64) if failures >> 63 else failures,
+        store=_text(fields.get(3, b"")),
+    )
 
 
 def read_heartbeat_request(data: bytes) -> str:
-    id = ""
-    for number, value in _fields(data):
-        if number == 1:
-            id = _text(value)
-    return _checked(id)
+    return _replica_id(dict(_fields(data)))
 
 
-def _checked(id: str) -> str:
+def _replica_id(fields: Mapping[int, int | bytes]) -> str:
+    id = _text(fields.get(1, b""))
     if not id or len(id) > _MOST_ID:
         raise MalformedMessage(f"a replica_id has 1 to {_MOST_ID} characters")
     return id
@@ -117,10 +112,6 @@ def _text(value: int | bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise MalformedMessage("text that is not UTF-8") from None
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -26,4 +26,4 @@ def add(verbs: Verbs) -> None:
 def lighthouse(call: Call) -> int:
     from torchloom.lighthouse import main
 
-    return main.run(call.settings, read_options(call.args), lambda text: print(text, flush=True))
+    return main.run(call.settings, read_options(call.args))
