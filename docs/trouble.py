@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from docs.markdown import code, fenced, table
 from torchloom.core.detect.incident_kinds import KINDS
-from torchloom.core.incidents import circuit_breaker
+from torchloom.core.incidents import responses
 from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.job.policy_syntax import FORM, written
 from torchloom.protocol.job import EventKind
@@ -175,8 +175,8 @@ def policies() -> list[str]:
         "",
         "## The brake",
         "",
-        f"When more than {circuit_breaker.SHARE:.0%} of at least {circuit_breaker.AT_LEAST} ranks are lost within "
-        f"{circuit_breaker.AT_ONCE:g} s and no agent saw one of them end, the cause is probably the "
+        f"When more than {responses.SHARE:.0%} of at least {responses.AT_LEAST} ranks are lost within "
+        f"{responses.AT_ONCE:g} s and no agent saw one of them end, the cause is probably the "
         "network, the server or torchLoom, not the ranks. Then "
         "no policy acts: the incidents say so under *decided*, and a person should look. torchLoom still responds when "
         "an agent saw a process end.",

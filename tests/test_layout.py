@@ -24,8 +24,6 @@ TWO_SIDES = {
     "lighthouse": "the lighthouse of a job: its messages and its verb",
     "main": "the entry point of a process",
     "node": "a machine with an agent: its messages, and the facts that the agent reads",
-    "node_checks": "whether a node is fit: decided and shown",
-    "orders": "what one rank is asked to do at once: the weaver's side and the rank's",
     "policy": "the response to each kind of incident: the table, and how it is explained",
     "records": "what the log contains: the messages and their sentences",
     "settings": "environment variables: their table, and the verb that prints it",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.core.changes.made import A, B, a_job, a_set, a_steer, request, stand
 from tests.core.loom import Loom, life
-from torchloom.core.changes import orders, two_phase_commit
+from torchloom.core.changes import requests, two_phase_commit
 from torchloom.core.decision import Decision
 from torchloom.core.events import ReplyReceived, ReportReceived, VerdictKnown
 from torchloom.core.state import change_ledger
@@ -295,7 +295,7 @@ def test_a_step_asked_for_is_not_moved_when_it_proves_too_early() -> None:
 def test_a_second_operator_is_told_whose_change_is_under_way() -> None:
     loom = a_job()
     loom.ask(a_set(1, operator="ann"), "to1")
-    under_way = phrase("another_under_way", id="", operator="ann", job="mnist")
+    under_way = phrase("another_under_way", operator="ann", job="mnist")
     assert loom.ask(a_set(2, operator="bob")).answer == No(why=under_way, hint=phrase("try_again_soon"))
     stand(loom)
     refused = loom.ask(a_set(3, operator="bob")).answer
@@ -881,7 +881,7 @@ def test_an_order_is_sent_again_to_who_is_silent_and_expires() -> None:
     loom.wait(1, heartbeat=(A, B))
     assert {rank for rank, _ in sent(loom, Order)} == {B}
     loom.ask(a_steer("resume"), "to2")
-    loom.wait(orders.EXPIRE_SECONDS, heartbeat=(A, B))
+    loom.wait(requests.EXPIRE_SECONDS, heartbeat=(A, B))
     why = outcome("o1", phrase("order_applied", count=1), phrase("order_expired", ranks=[B]))
     assert loom.answers("to1") == loom.answers("to2") == [No(why=why)]
 

@@ -7,8 +7,8 @@ from tests.core.loom import Loom
 from tests.core.site import JOB, Site
 from torchloom.core.detect.detector import Finding
 from torchloom.core.events import BeatReceived, FindingsMade, ReplyReceived, ReportReceived, VerdictKnown
-from torchloom.core.incidents.circuit_breaker import AT_LEAST, braked
 from torchloom.core.incidents.policy import planned
+from torchloom.core.incidents.responses import AT_LEAST, braked
 from torchloom.core.state.incidents import DECIDED
 from torchloom.protocol.facts import DeviceWarned
 from torchloom.protocol.ids import RankId

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.core.site import Site, a_node, incidents, room, waiting
-from torchloom.core.jobs.node_checks import AGAIN_SECONDS, FRESH_SECONDS, PATIENCE_SECONDS, find_slow
+from torchloom.core.jobs.node_health import AGAIN_SECONDS, FRESH_SECONDS, PATIENCE_SECONDS, find_slow
 from torchloom.protocol.node import Fitness
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import About

@@ -1,7 +1,7 @@
 """Whether a machine is fit for ranks: its devices answer and compute, there is memory and disk, its clock is right.
 
 Every check reports what it found and, where that is not good enough, what to do about it. How fast the machine is can
-only be judged by comparison, so the time of a small computation is reported too (core/jobs/node_checks.py compares).
+only be judged by comparison, so the time of a small computation is reported too (core/jobs/node_health.py compares).
 """
 
 from __future__ import annotations

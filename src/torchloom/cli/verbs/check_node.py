@@ -86,7 +86,7 @@ async def _here(call: Call) -> Found:
 async def _ask(call: Call, weaver: WeaverClient, views: Sequence[NodeView], network: bool) -> Found:
     import asyncio
 
-    from torchloom.core.jobs.node_checks import find_slow
+    from torchloom.core.jobs.node_health import find_slow
     from torchloom.protocol.node import Check
 
     call.note(f"looking at {len(views)} node{'s' if len(views) != 1 else ''}; this takes some seconds")

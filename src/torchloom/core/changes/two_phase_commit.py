@@ -18,9 +18,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from torchloom.core.decision import NOTHING, Decision, WantedVerdict
-from torchloom.core.incident_ids import provisional
-from torchloom.core.ranks.lifecycle import REPORT_ONLY
+from torchloom.core.decision import NOTHING, Commands, Decision, WantedVerdict, address
+from torchloom.core.ranks.lifecycle import REPORT_ONLY, open_incident, welcome
 from torchloom.core.state.change_ledger import Change, ChangePhase, abort_phrase
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.pending_operations import (
@@ -35,18 +34,10 @@ from torchloom.core.state.pending_operations import (
 )
 from torchloom.core.state.ranks import PRESENT, Rank
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.operator import Done, No, SetKnobs
+from torchloom.protocol.operator import Done, No
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.rank import ChangeSpec, Command, Propose, QueryStep, StepReport, Value, Verdict, Welcome
-from torchloom.protocol.records import (
-    Abort,
-    About,
-    ChangeDecided,
-    ChangeProposed,
-    ChangeSettled,
-    IncidentOpened,
-    Record,
-)
+from torchloom.protocol.rank import ChangeSpec, Propose, QueryStep, StepReport, Verdict
+from torchloom.protocol.records import Abort, About, ChangeDecided, ChangeProposed, ChangeSettled, Record
 
 AGAIN_SECONDS = 0.25
 """Between two questions to a rank that has not answered."""
@@ -61,8 +52,8 @@ ATTEMPTS = 4
 # ── asked ──
 
 
-def query_steps(cluster: ClusterState, request: str, lives: Lives) -> tuple[tuple[RankId, Command], ...]:
-    return tuple((rank, QueryStep(term=cluster.term, incarnation=life, id=request)) for rank, life in lives)
+def query_steps(cluster: ClusterState, request: str, lives: Lives) -> Commands:
+    return address(lives, QueryStep(term=cluster.term, incarnation="", id=request))
 
 
 # ── proposed ──
@@ -74,16 +65,14 @@ def handle_step_report(cluster: ClusterState, operation: PendingOperation) -> De
     if operation.id or change_request is None or len(operation.step_reports) < len(operation.lives):
         return NOTHING
     step = choose_step(cluster, change_request, list(operation.step_reports.values()))
+    foremost, front = max(operation.step_reports.items(), key=lambda item: item[1].step)
+    ask = change_request.ask
     if step is None:
-        front = max(operation.step_reports.values(), key=lambda s: s.step)
-        who = next(rank for rank, s in operation.step_reports.items() if s is front)
-        past = phrase("step_past", step=change_request.ask.at_step, rank=who, finished=front.step)
+        past = phrase("step_past", step=ask.at_step, rank=foremost, finished=front.step)
         return _give_up(operation, No(why=past, hint=phrase("choose_later_step")))
     number = cluster.ledger.change_count + 1
-    ask = change_request.ask
     target = cluster.ledger.changes.get(change_request.reverts)
-    foremost = max(standing.step for standing in operation.step_reports.values())
-    ahead = target if target is not None and foremost < target.change.step == step else None  # no rank has it yet
+    ahead = target if target is not None and front.step < target.change.step == step else None  # no rank has it yet
     # Withdrawing it is enough. But a rank that joined after a revert lacks the reverted values: they must be set.
     withdraws = ahead.id if ahead is not None and not ahead.reverts else ""
     change = ChangeSpec(
@@ -96,28 +85,18 @@ def handle_step_report(cluster: ClusterState, operation: PendingOperation) -> De
         key=f"c{number}-{operation.request[:16]}",
         withdraws=withdraws,
     )
-    record = ChangeProposed(
-        change=change,
-        job=ask.job,
-        lives=tuple(operation.lives.items()),
-        request=operation.request,
-        operator=ask.operator,
-        before=_read_values(cluster, operation, ask, change) | (ahead.change.values if ahead is not None else {}),
-        replica=ask.replica,
-        rank=ask.rank,
-        reverts=change_request.reverts,
-    )
-    commands = _propose(cluster, operation, change)
-    return Decision((record,), commands)
-
-
-def _read_values(
-    cluster: ClusterState, operation: PendingOperation, ask: SetKnobs, change: ChangeSpec
-) -> dict[str, Value]:
-    """The values that a change replaces: as a rank has just reported, else as they were last set."""
+    # The values that it replaces: as a rank has just reported, else as they were last set.
     values = next((report.knobs for report in operation.step_reports.values() if report.knobs), {})
     last = cluster.ledger.value_of
-    return {n: values[n] if n in values else last(ask.job, ask.replica, ask.rank, n) for n in change.values}
+    before = {n: values[n] if n in values else last(ask.job, ask.replica, ask.rank, n) for n in change.values}
+    record = ChangeProposed.from_fields(
+        ask,
+        change=change,
+        lives=tuple(operation.lives.items()),
+        before=before | (ahead.change.values if ahead is not None else {}),
+        reverts=change_request.reverts,
+    )
+    return Decision((record,), _propose(cluster, operation, change))
 
 
 def choose_step(cluster: ClusterState, change_request: ChangeRequest, step_reports: list[StepReport]) -> int | None:
@@ -129,24 +108,18 @@ def choose_step(cluster: ClusterState, change_request: ChangeRequest, step_repor
         fastest = min((s.step_seconds for s in step_reports if s.step_seconds > 0), default=0.1)
         lead = cluster.settings.lead_seconds * 2 ** (change_request.attempt - 1)
         near = front + 1 + math.ceil(lead / max(fastest, 1e-6))
-    if change_request.reverts in cluster.ledger.changes:
-        near = max(
-            near, cluster.ledger.changes[change_request.reverts].change.step
-        )  # what lies ahead is withdrawn when it comes
+    target = cluster.ledger.changes.get(change_request.reverts)
+    if target is not None:
+        near = max(near, target.change.step)  # what lies ahead is withdrawn when it comes
     wanted = change_request.ask.at_step
     if wanted is None:
         return near
     return wanted if wanted > front or (wanted == near == front) else None
 
 
-def _propose(
-    cluster: ClusterState, operation: PendingOperation, change: ChangeSpec
-) -> tuple[tuple[RankId, Command], ...]:
-    return tuple(
-        (rank, Propose(term=cluster.term, incarnation=life, job=operation.job, change=change))
-        for rank, life in operation.lives.items()
-        if rank not in operation.ready
-    )
+def _propose(cluster: ClusterState, operation: PendingOperation, change: ChangeSpec) -> Commands:
+    silent = [(rank, life) for rank, life in operation.lives.items() if rank not in operation.ready]
+    return address(silent, Propose(term=cluster.term, incarnation="", job=operation.job, change=change))
 
 
 def handle_ready(cluster: ClusterState, operation: PendingOperation) -> Decision:
@@ -163,21 +136,15 @@ def _judge(cluster: ClusterState, operation: PendingOperation) -> Decision:
             return _request_verdict(cluster, operation, Abort(why=why, ranks=(rank,), refusal=answer.why))
     if len(operation.ready) < len(operation.lives):
         return NOTHING
-    stranger = _others(cluster, operation)
-    if stranger:
-        return _request_verdict(cluster, operation, Abort(why="joined", ranks=tuple(stranger)))
-    return _request_verdict(cluster, operation, None)
-
-
-def _others(cluster: ClusterState, operation: PendingOperation) -> list[RankId]:
-    """Ranks that the change is for, and that were not asked in their present incarnation."""
-    return [rank.id for rank in _find_newcomers(cluster, cluster.ledger.changes[operation.id])]
+    newcomers = tuple(rank.id for rank in _find_newcomers(cluster, cluster.ledger.changes[operation.id]))
+    return _request_verdict(cluster, operation, Abort(why="joined", ranks=newcomers) if newcomers else None)
 
 
 def _find_newcomers(cluster: ClusterState, change: Change) -> list[Rank]:
-    asked = dict(change.lives)
+    """Ranks that the change is for, and that were not asked in their present incarnation."""
+    lives = dict(change.lives)
     members = [rank for rank in cluster.ranks.of_job(change.job) if change.is_for(rank.id)]
-    return [m for m in members if m.presence in PRESENT and asked.get(m.id) != m.incarnation]
+    return [m for m in members if m.presence in PRESENT and lives.get(m.id) != m.incarnation]
 
 
 def _request_verdict(cluster: ClusterState, operation: PendingOperation, abort: Abort | None) -> Decision:
@@ -197,60 +164,35 @@ def handle_verdict(cluster: ClusterState, id: str, commit: bool, wanted: Abort |
     if change is None or change.phase is not ChangePhase.PROPOSED:
         return NOTHING
     operation = cluster.runtime.operations.find(id)
+    change_request = operation.change_request if operation is not None else None
+    waiters = tuple(operation.waiters) if operation is not None else ()
+    commands = address(change.lives, Verdict(term=cluster.term, incarnation="", id=id, commit=commit))
     # An earlier weaver may have written a commit where this one wants an abort; and a rank an abort, where it does not.
-    abort = None if commit else wanted or Abort(why="overtaken")
-    record = ChangeDecided(id=id, commit=commit, abort=abort)
-    commands: list[tuple[RankId, Command]] = [
-        (rank, Verdict(term=cluster.term, incarnation=life, id=id, commit=commit)) for rank, life in change.lives
-    ]
     if commit:
-        commands += _welcome_newcomers(cluster, change)
-        replies: tuple[tuple[str, Done | No], ...] = ()
-        if operation and operation.change_request and not operation.change_request.ask.wait:
-            replies = tuple((waiter, describe_success(change)) for waiter in operation.waiters)
-        over = (WaitersAnswered(operation.request),) if replies and operation else ()
-        return Decision((record, *over), tuple(commands), replies=replies)
-    assert abort is not None
-    if (
-        operation
-        and operation.change_request
-        and operation.change_request.attempt < ATTEMPTS
-        and _may_try_again(operation, abort)
-    ):
-        change_request = replace(operation.change_request, attempt=operation.change_request.attempt + 1)
-        again = OperationBegan(
-            operation.request, operation.job, tuple(operation.lives.items()), change_request, tuple(operation.waiters)
+        # Ranks that joined between the question and the verdict receive the change in a new welcome.
+        newcomers = tuple(
+            (rank.id, welcome(cluster, rank.incarnation, (*cluster.ledger.in_force(rank.id), change.change)))
+            for rank in _find_newcomers(cluster, change)
         )
-        commands += query_steps(cluster, again.request, again.lives)
-        return Decision((record, again), tuple(commands))
+        decision = Decision((ChangeDecided(id=id, commit=True),), commands + newcomers)
+        if not waiters or change_request is None or change_request.ask.wait:
+            return decision
+        replies = tuple((waiter, describe_success(change)) for waiter in waiters)
+        return decision + Decision((WaitersAnswered(change.request),), replies=replies)
+    abort = wanted or Abort(why="overtaken")
+    decision = Decision((ChangeDecided(id=id, commit=False, abort=abort),), commands)
+    if change_request is not None and _may_try_again(change_request, abort):
+        later = replace(change_request, attempt=change_request.attempt + 1)
+        again = OperationBegan(change.request, change.job, change.lives, later, waiters)
+        return decision + Decision((again,), query_steps(cluster, change.request, change.lives))
     refused = No(why=phrase("change_aborted", id=id, why=abort_phrase(abort)), hint=phrase("no_rank_changed"))
-    replies = tuple((waiter, refused) for waiter in operation.waiters) if operation else ()
-    return Decision((record,), tuple(commands), replies=replies)
+    return decision + Decision(replies=tuple((waiter, refused) for waiter in waiters))
 
 
-def _may_try_again(operation: PendingOperation, abort: Abort) -> bool:
+def _may_try_again(change_request: ChangeRequest, abort: Abort) -> bool:
     """Whether only the step was too early for a rank. A step that the operator requested cannot be moved."""
-    return (
-        abort.why in {"late", "overtaken"}
-        and operation.change_request is not None
-        and operation.change_request.ask.at_step is None
-    )
-
-
-def _welcome_newcomers(cluster: ClusterState, change: Change) -> list[tuple[RankId, Command]]:
-    """Ranks that joined between the question and the verdict receive the change in a new welcome."""
-    return [
-        (
-            rank.id,
-            Welcome(
-                term=cluster.term,
-                incarnation=rank.incarnation,
-                beat_seconds=cluster.beat_seconds(),
-                changes=(*cluster.ledger.in_force(rank.id), change.change),
-            ),
-        )
-        for rank in _find_newcomers(cluster, change)
-    ]
+    too_early = abort.why in {"late", "overtaken"} and change_request.ask.at_step is None
+    return too_early and change_request.attempt < ATTEMPTS
 
 
 # ── settled ──
@@ -285,8 +227,7 @@ def _settle(cluster: ClusterState, operation: PendingOperation) -> Decision:
     if failed or not taken:
         answer = No(why=text)
     replies = tuple((waiter, answer) for waiter in operation.waiters)
-    records = (record, *_report_failed(cluster, operation, astray))
-    return Decision(records, replies=replies)
+    return Decision((record, *_report_failed(cluster, operation, astray)), replies=replies)
 
 
 def _report_failed(cluster: ClusterState, operation: PendingOperation, astray: list[RankId]) -> list[Record]:
@@ -294,14 +235,13 @@ def _report_failed(cluster: ClusterState, operation: PendingOperation, astray: l
     reported = [incident.about for incident in cluster.incidents.values()]
     news = [rank for rank in sorted(astray) if About(rank=rank, part=operation.id) not in reported]
     return [
-        IncidentOpened(
-            id=provisional("astray", rank, operation.id),
-            what=phrase("rank_astray", rank=rank),
-            about=About(rank=rank, part=operation.id),
-            job=operation.job,
+        open_incident(
+            phrase("rank_astray", rank=rank),
+            rank,
             evidence=(phrase("change_failed_there", id=operation.id, result=operation.applied[rank].result),),
             decision=REPORT_ONLY,
             reason=phrase("peers_take_change"),
+            part=operation.id,
         )
         for rank in news
     ]
@@ -321,36 +261,31 @@ def poll(cluster: ClusterState, operation: PendingOperation, now: float) -> Deci
     if change.phase is ChangePhase.PROPOSED:
         return _poll_proposal(cluster, operation, change, gone, now)
     settled = _settle(cluster, operation)
-    if settled:
+    if settled or now - operation.sent < 4 * AGAIN_SECONDS:
         return settled
-    if now - operation.sent < 4 * AGAIN_SECONDS:
-        return NOTHING
-    again = tuple(
-        (rank, Verdict(term=cluster.term, incarnation=life, id=operation.id, commit=True))
-        for rank, life in operation.lives.items()
-        if rank not in operation.applied and rank not in gone
-    )
-    replies: tuple[tuple[str, Done], ...] = ()
-    records: tuple[RanksAskedAgain | WaitersAnswered, ...] = (RanksAskedAgain(operation.request),)
+    silent = [(rank, life) for rank, life in operation.lives.items() if rank not in operation.applied]
+    missing = [(rank, life) for rank, life in silent if rank not in gone]
+    commands = address(missing, Verdict(term=cluster.term, incarnation="", id=operation.id, commit=True))
+    again = Decision((RanksAskedAgain(operation.request),), commands)
     patience = operation.change_request.ask.patience if operation.change_request else REPLY_SECONDS
-    if operation.waiters and now - operation.began > patience:
-        replies = tuple((waiter, describe_success(change, operation)) for waiter in operation.waiters)
-        records = (*records, WaitersAnswered(operation.request))
-    return Decision(records, again, replies=replies)
+    if not operation.waiters or now - operation.began <= patience:
+        return again
+    replies = tuple((waiter, describe_success(change, operation)) for waiter in operation.waiters)
+    return again + Decision((WaitersAnswered(operation.request),), replies=replies)
 
 
 def _poll_inquiry(cluster: ClusterState, operation: PendingOperation, gone: list[RankId], now: float) -> Decision:
-    silent = [rank for rank in operation.lives if rank not in operation.step_reports]
+    silent = tuple((rank, life) for rank, life in operation.lives.items() if rank not in operation.step_reports)
     if gone:
         why = phrase("ranks_left_meanwhile", ranks=sorted(gone))
         return _give_up(operation, No(why=why, hint=phrase("nothing_changed")))
     if now - operation.began > ANSWER_SECONDS:
-        why = phrase("rank_unanswering" if len(silent) == 1 else "ranks_unanswering", ranks=sorted(silent))
+        ranks = sorted(rank for rank, _ in silent)
+        why = phrase("rank_unanswering" if len(ranks) == 1 else "ranks_unanswering", ranks=ranks)
         return _give_up(operation, No(why=why, hint=phrase("nothing_changed")))
     if now - operation.sent < AGAIN_SECONDS:
         return NOTHING
-    lives = tuple((rank, operation.lives[rank]) for rank in silent)
-    return Decision((RanksAskedAgain(operation.request),), query_steps(cluster, operation.request, lives))
+    return Decision((RanksAskedAgain(operation.request),), query_steps(cluster, operation.request, silent))
 
 
 def _poll_proposal(

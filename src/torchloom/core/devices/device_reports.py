@@ -7,24 +7,21 @@ source, and is ignored until it fires again.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 from dataclasses import replace
 
-from msgspec.structs import replace as replace_record
+from msgspec.structs import replace as replace_fields
 
-from torchloom.core.decision import NOTHING, Decision, Handlers, merge_decisions, refuse
-from torchloom.core.incident_ids import close_incident, provisional
-from torchloom.core.incidents.circuit_breaker import braked
-from torchloom.core.incidents.responses import Trouble, respond
+from torchloom.core.changes.requests import did_you_mean
+from torchloom.core.decision import NOTHING, Decision, Handlers, Refused, close_incident, merge_decisions, provisional
+from torchloom.core.incidents.responses import Trouble, braked, respond
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device_map import Device
 from torchloom.core.state.ranks import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.core.torchft.members import evict
-from torchloom.protocol.facts import ALL_OVER, DeviceRecovered, DeviceWarned
+from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceRecovered, DeviceWarned
 from torchloom.protocol.ids import ReplicaId
-from torchloom.protocol.job import EventKind
 from torchloom.protocol.operator import Done, Fail, Recover, Register
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import (
@@ -46,24 +43,23 @@ HAND = "hand"
 WARNING = "device_warning"
 
 
-def fail(cluster: ClusterState, device: str, source: str, blame: Blame, now: float) -> Decision:
-    existing, cause = find_device(cluster, device), blame.cause
-    if existing is None:
-        return _unknown(cluster, device, guess=blame.by == HAND)
+def handle_failed(cluster: ClusterState, fact: DeviceFailed, now: float) -> Decision:
+    blame = Blame(by=fact.alert or fact.source, cause=fact.cause, began=fact.began, alert=bool(fact.alert))
+    return _fail(cluster, fact.device, fact.source, blame, now)
+
+
+def _fail(cluster: ClusterState, device: str, source: str, blame: Blame, now: float) -> Decision:
+    existing, cause = _find_device(cluster, device, guess=blame.by == HAND), blame.cause
     replicas = cluster.drmap.replicas_on(device)
     on_it = _on_it(replicas)
     earlier = next((other for other in existing.blames if other.by == blame.by and other.began == blame.began), None)
     if earlier is not None and earlier.overruled:
-        return Decision()
+        return NOTHING
     blamed = DeviceBlamed(device=device, blame=blame, node=existing.node)
     if existing.failed:
         more = (blamed, *_evidence(existing, _says(source, cause)))
-        return Decision(
-            more if earlier is None else (),
-            answer=Done(
-                text=phrase("device_failed_before", device=device, cause=existing.cause, on_it=on_it), replicas=replicas
-            ),
-        )
+        text = phrase("device_failed_before", device=device, cause=existing.cause, on_it=on_it)
+        return Decision(more if earlier is None else (), answer=Done(text=text, replicas=replicas))
     records: tuple[Record, ...] = (
         blamed,
         DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas),
@@ -84,9 +80,7 @@ def fail(cluster: ClusterState, device: str, source: str, blame: Blame, now: flo
 
 def withdraw(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
     """A source withdraws its report that a device failed; other sources may still report it."""
-    existing, by = find_device(cluster, fact.device), fact.alert or fact.source
-    if existing is None:
-        return _unknown(cluster, fact.device)
+    existing, by = _find_device(cluster, fact.device), fact.alert or fact.source
     mine = next((blame for blame in existing.blames if blame.by == by), None)
     if mine is not None and mine.began > fact.began > 0:
         return Decision()
@@ -101,9 +95,7 @@ def withdraw(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
 
 
 def recover(cluster: ClusterState, device: str, source: str) -> Decision:
-    existing = find_device(cluster, device)
-    if existing is None:
-        return _unknown(cluster, device, guess=True)
+    existing = _find_device(cluster, device, guess=True)
     if not existing.failed:
         return Decision(answer=Done(text=phrase("device_had_not_failed", device=device)))
     records: list[Record] = []
@@ -116,19 +108,14 @@ def recover(cluster: ClusterState, device: str, source: str) -> Decision:
 
 def warn(cluster: ClusterState, fact: DeviceWarned, now: float) -> Decision:
     """A device has a problem but works: one incident for each condition, from its beginning to its end."""
-    existing = find_device(cluster, fact.device)
-    if existing is None:
-        return _unknown(cluster, fact.device)
+    existing = _find_device(cluster, fact.device)
     about = About(device=fact.device, part=fact.what)
     open_ones = [i for i in cluster.incidents.open_of("") if i.kind == WARNING]
     if fact.over:
-        if fact.what == ALL_OVER:
-            mine = [i for i in open_ones if i.about.device == fact.device]
-        else:
-            mine = [i for i in open_ones if i.about == about]
-        outcome = fact.detail or phrase("device_agent_restarted" if fact.what == ALL_OVER else "device_well_again")
-        records = tuple(close_incident(i.id, outcome) for i in mine)
-        return Decision(records)
+        all_over = fact.what == ALL_OVER
+        mine = [i for i in open_ones if i.about == about or (all_over and i.about.device == fact.device)]
+        outcome = fact.detail or phrase("device_agent_restarted" if all_over else "device_well_again")
+        return Decision(tuple(close_incident(i.id, outcome) for i in mine))
     evidence = _says(fact.source, fact.detail or fact.what)
     incident = next((i for i in open_ones if i.about == about), None)
     if incident is not None:
@@ -152,27 +139,26 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
     device = cluster.devices.get(ask.device)
     node = ask.node or (device.node if device else "")
     assignment = Assignment(device=ask.device, replica=replica, node=node)
-    before = assignment in cluster.drmap
-    text = phrase(
-        "device_registered_before" if before else "device_registered",
-        device=ask.device,
-        replica=ask.replica,
-        job=ask.job,
-    )
-    if before:
+    if assignment in cluster.drmap:
+        text = phrase("device_registered_before", device=ask.device, replica=ask.replica, job=ask.job)
         return Decision(answer=Done(text=text, replicas=(replica,)))
+    text = phrase("device_registered", device=ask.device, replica=ask.replica, job=ask.job)
     record = DeviceRegistered(device=ask.device, replica=replica, node=node, operator=ask.operator)
     return Decision((record,), answer=Done(text=text, replicas=(replica,)))
 
 
-def find_device(cluster: ClusterState, device: str) -> Device | None:
+def _find_device(cluster: ClusterState, device: str, *, guess: bool = False) -> Device:
     """A device that a rank has used, or that an agent has listed."""
-    existing = cluster.devices.get(device)
-    if existing is None:
-        nodes = cluster.runtime.nodes.items()
-        there = (Device(id=device, node=node) for node, seen in nodes if device in seen.beat.devices)
-        existing = next(there, None)
-    return existing
+    if device in cluster.devices:
+        return cluster.devices[device]
+    nodes = cluster.runtime.nodes
+    for node, seen in nodes.items():
+        if device in seen.beat.devices:
+            return Device(id=device, node=node)
+    # Only people mistype names, and finding a close match among thousands of devices takes a while.
+    names = [*cluster.devices, *(name for seen in nodes.values() for name in seen.beat.devices)] if guess else []
+    hint = did_you_mean(device, names[:10_000], phrase("devices_listed"))
+    raise Refused(phrase("device_unknown", device=device), hint)
 
 
 def _who(source: str) -> Prose:
@@ -195,37 +181,37 @@ def _evidence(device: Device, text: Prose) -> tuple[Record, ...]:
     return (IncidentAmended(id=device.incident, evidence=(text,)),) if device.incident else ()
 
 
-def _unknown(cluster: ClusterState, device: str, *, guess: bool = False) -> Decision:
-    """Only people mistype names, and finding a close match among thousands of devices takes a while."""
-    listed = [name for seen in cluster.runtime.nodes.values() for name in seen.beat.devices] if guess else []
-    near = difflib.get_close_matches(device, [*cluster.devices, *listed][:10_000], n=1) if guess else []
-    hint = phrase("did_you_mean", name=near[0]) if near else phrase("devices_listed")
-    return refuse(phrase("device_unknown", device=device), hint)
-
-
 # ── responses ──
 
 
 def _add_responses(cluster: ClusterState, reported: Decision, device: str, now: float) -> Decision:
     """Add to a decision that opens an incident about a device what the policy of each job on it responds."""
     (opened,) = (record for record in reported.records if isinstance(record, IncidentOpened))
-    kind: EventKind = "device_warning" if opened.kind == "device_warning" else "device"
     responses: dict[str, Decision] = {}
-    theirs: dict[ReplicaId, Decision] = {}
+    evictions: dict[ReplicaId, Decision] = {}
     for replica in cluster.drmap.replicas_on(device):
         run = cluster.runs.of(replica) or cluster.runs.active(replica.job)
         if run is not None and run.under_way and run.name not in responses:
-            trouble = Trouble(kind, opened.id, opened.what, _ranks_on(cluster, run, device), cluster.furthest(run))
+            ranks = _ranks_on(cluster, run, device)
+            trouble = Trouble(opened.kind, opened.id, opened.what, ranks, cluster.furthest(run))
             responses[run.name] = respond(cluster, run, trouble, now)
-        elif run is None and kind == "device":
-            theirs[replica] = _out_of_quorum(cluster, replica, opened.what, now)
-    decisions = {job: _find_decision(decision, opened.id) for job, decision in responses.items()}
-    decisions |= {str(replica): phrase("evicted_from_quorum") for replica, decision in theirs.items() if decision}
-    parts = [phrase("decided_for", job=name, decision=text) for name, text in decisions.items() if text]
-    sentence = phrase("together", parts=parts) if parts else ""
-    rest = [*(_without(decision, opened.id) for decision in responses.values()), *theirs.values()]
-    summary = Decision((IncidentAmended(id=opened.id, decision=sentence),)) if sentence else NOTHING
-    return replace(merge_decisions([reported, *rest, summary]), answer=reported.answer)
+        elif run is None and opened.kind != WARNING:
+            evictions[replica] = _out_of_quorum(cluster, replica, opened.what, now)
+    parts: list[Phrase] = []
+    decisions = [reported]
+    for name, response in responses.items():
+        # Without what was decided for this job alone: one decision for all jobs follows.
+        mine = [r for r in response.records if isinstance(r, IncidentAmended) and r.id == opened.id and r.decision]
+        records = (replace_fields(r, decision="") if r in mine else r for r in response.records)
+        decisions.append(replace(response, records=tuple(records)))
+        parts += [phrase("decided_for", job=name, decision=r.decision) for r in mine[-1:]]
+    for replica, eviction in evictions.items():
+        decisions.append(eviction)
+        if eviction:
+            parts.append(phrase("decided_for", job=str(replica), decision=phrase("evicted_from_quorum")))
+    if parts:
+        decisions.append(Decision((IncidentAmended(id=opened.id, decision=phrase("together", parts=parts)),)))
+    return replace(merge_decisions(decisions), answer=reported.answer)
 
 
 def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now: float) -> Decision:
@@ -236,21 +222,6 @@ def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now
     return evict(cluster, replica.job, (rank.member for rank in ranks if rank.presence in PRESENT), reason)
 
 
-def _find_decision(decision: Decision, incident: str) -> Prose:
-    """The decision for one job."""
-    mine = [r.decision for r in decision.records if isinstance(r, IncidentAmended) and r.id == incident]
-    return next((text for text in reversed(mine) if text), "")
-
-
-def _without(decision: Decision, incident: str) -> Decision:
-    """Remove the decisions for single jobs: one decision for all jobs follows."""
-    records = tuple(
-        replace_record(record, decision="") if isinstance(record, IncidentAmended) and record.id == incident else record
-        for record in decision.records
-    )
-    return replace(decision, records=records)
-
-
 def _ranks_on(cluster: ClusterState, run: Run, device: str) -> tuple[int, ...]:
     """The ranks of a run that use a device."""
     placed = {at.rank for at in run.places if at.device == device}
@@ -259,7 +230,7 @@ def _ranks_on(cluster: ClusterState, run: Run, device: str) -> tuple[int, ...]:
 
 
 HANDLERS: Handlers = {
-    Fail: lambda cluster, ask, _reply, now: fail(
+    Fail: lambda cluster, ask, _reply, now: _fail(
         cluster, ask.device, ask.operator, Blame(by=HAND, cause=ask.cause), now
     ),
     Recover: lambda cluster, ask, _reply, _now: recover(cluster, ask.device, ask.operator),

@@ -6,21 +6,18 @@ nothing for a while, has no later news than that.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
-from torchloom.core.changes.orders import give
-from torchloom.core.decision import NOTHING, Decision, merge_decisions
+from torchloom.core.changes.requests import request_id, steer_unasked
+from torchloom.core.decision import NOTHING, Decision, close_incident, provisional
 from torchloom.core.detect.hang import HangDiagnosis, spans
 from torchloom.core.detect.incident_kinds import HANGS
-from torchloom.core.incident_ids import provisional
 from torchloom.core.incidents.policy import planned, rule_for
-from torchloom.core.incidents.responses import Trouble, inspecting, open_of, respond
+from torchloom.core.incidents.responses import Trouble, inspecting, respond
 from torchloom.core.incidents.stack_evidence import last_heard, of_agent
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import Incident
 from torchloom.core.state.runs import Run
-from torchloom.core.state.runtime import RankRuntime
 from torchloom.core.torchft.replica_groups import can_heal
 from torchloom.protocol.facts import Inspected
 from torchloom.protocol.ids import RankId, ReplicaId
@@ -39,7 +36,7 @@ REPORT_ONLY = phrase("not_ours_to_restart")
 
 def look_at_run(cluster: ClusterState, run: Run, diagnosis: HangDiagnosis | None, now: float) -> Decision:
     """A run under way, of which `diagnosis` is the latest verdict."""
-    incident = open_of(cluster.incidents_of(run), HANGS)
+    incident = _open_hang(cluster.incidents_of(run))
     if diagnosis is None:
         return _close_if_over(cluster, incident, cluster.ranks_of(run), now)
     rule = rule_for(run.task, diagnosis.kind)
@@ -62,12 +59,12 @@ def look_at_run(cluster: ClusterState, run: Run, diagnosis: HangDiagnosis | None
     if diagnosis.seconds < after:
         return again
     trouble = Trouble(diagnosis.kind, incident.id, _reason(diagnosis), diagnosis.culprits, cluster.furthest(run))
-    return merge_decisions([again, respond(cluster, run, trouble, now)])
+    return again + respond(cluster, run, trouble, now)
 
 
 def look_at_job(cluster: ClusterState, job: str, diagnosis: HangDiagnosis | None, now: float) -> Decision:
     """A job that others started: its ranks can be asked where they are, and the answer can only be reported."""
-    incident = open_of(cluster.incidents.open_of(job), HANGS)
+    incident = _open_hang(cluster.incidents.open_of(job))
     ranks = cluster.ranks.ids_of(job)
     if diagnosis is None:
         return _close_if_over(cluster, incident, ranks, now)
@@ -76,10 +73,8 @@ def look_at_job(cluster: ClusterState, job: str, diagnosis: HangDiagnosis | None
     replica = min((rank.replica for rank in ranks), default="main")
     about = About(job=job, part=diagnosis.kind)
     opened = _opened(cluster, ReplicaId(job, replica), about, diagnosis, now, REPORT_ONLY)
-    request = hashlib.sha256(f"{job} hangs {now!r}".encode()).hexdigest()[:32]
-    ask = Steer(request=request, verb="stacks", job=job, operator="torchLoom")
-    asked = give(cluster, ask, "", incident=opened.id)
-    return Decision((opened, *asked.records), asked.commands)
+    ask = Steer(request=request_id(job, "hangs", now), verb="stacks", job=job, operator="torchLoom")
+    return Decision((opened,)) + steer_unasked(cluster, ask, incident=opened.id)
 
 
 def inspected(cluster: ClusterState, report: Inspected) -> Decision:
@@ -91,6 +86,10 @@ def inspected(cluster: ClusterState, report: Inspected) -> Decision:
         return NOTHING
     amended = IncidentAmended(id=incident.id, evidence=of_agent(report, incident), stacks=report.node)
     return Decision((amended,))
+
+
+def _open_hang(incidents: Iterable[Incident]) -> Incident | None:
+    return next((i for i in incidents if i.kind in HANGS), None)
 
 
 def _hung_before(cluster: ClusterState, run: Run) -> bool:
@@ -141,25 +140,16 @@ def _reason(diagnosis: HangDiagnosis) -> Phrase:
 
 
 def _close_if_over(cluster: ClusterState, incident: Incident | None, ranks: Iterable[RankId], now: float) -> Decision:
+    """Over if a step was made since it was reported. A weaver that has just begun to watch sees no hang either."""
     if incident is None:
         return NOTHING
     runtimes = [cluster.runtime.ranks[rank] for rank in ranks]
-    if not _moved_since(cluster, incident, runtimes, now):
+    heard = [(seen, seen.beat) for seen in runtimes if seen.beat is not None]
+    moves = [seen.heard - beat.idle_seconds for seen, beat in heard if not seen.over]
+    if now < cluster.runtime.blind_until or max(moves, default=0.0) <= incident.opened:
         return NOTHING
-    beats = [rank_runtime.beat for rank_runtime in runtimes]
-    step = max((beat.step for beat in beats if beat is not None), default=0)
-    amended = IncidentAmended(id=incident.id, outcome=phrase("went_on_by_itself", step=step), closed=True)
-    return Decision((amended,))
-
-
-def _moved_since(cluster: ClusterState, incident: Incident, ranks: Iterable[RankRuntime], now: float) -> bool:
-    """Whether a step was made since it was reported. A weaver that has just begun to watch sees no hang either."""
-    moves = [
-        rank_runtime.heard - rank_runtime.beat.idle_seconds
-        for rank_runtime in ranks
-        if rank_runtime.beat is not None and not rank_runtime.over
-    ]
-    return now >= cluster.runtime.blind_until and max(moves, default=0.0) > incident.opened
+    step = max(beat.step for _, beat in heard)
+    return Decision((close_incident(incident.id, phrase("went_on_by_itself", step=step)),))
 
 
 def _inspect_again(cluster: ClusterState, run: Run, incident: Incident, now: float) -> Decision:

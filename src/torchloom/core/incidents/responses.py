@@ -2,37 +2,43 @@
 
 Most are done in the moment they are decided. A checkpoint takes its time: what follows waits for it, but not forever.
 The last one may end the attempt (restart, evict, rollback); nothing of a response outlives the attempt it began in.
+
+There is a circuit breaker: when very many ranks seem to be gone at once, and nobody has seen one end, it is rather the
+observer. A switch that fails, a server that hangs or a machine that was suspended looks like the death of half a
+cluster. Acting on it would make it so.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from typing import Literal
 
-from torchloom.core.changes import requests
+import msgspec
+
+from torchloom.core.changes.requests import request_id, steer_unasked
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
 from torchloom.core.detect.incident_kinds import HANGS, KINDS
-from torchloom.core.incidents.circuit_breaker import braked
 from torchloom.core.incidents.policy import ENDING, planned, rule_for
 from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incidents import Incident
+from torchloom.core.state.ranks import Presence
 from torchloom.core.state.runs import Run
 from torchloom.protocol.job import EventKind, Response, Rule
 from torchloom.protocol.node import Inspect, Rollback
 from torchloom.protocol.operator import Steer
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.records import DeviceMarkedFailed, IncidentAmended, Record
+from torchloom.protocol.records import DeviceMarkedFailed, IncidentAmended
 from torchloom.protocol.run_records import Failure, ResponseBegan, ResponseWent
 
 CHECKPOINT_SECONDS = 60.0
 """Longest that what follows waits for a checkpoint."""
+AT_LEAST = 20
+SHARE = 0.3
+AT_ONCE = 30.0
+"""Of the circuit breaker; seconds: ranks lost longer ago have nothing to do with each other."""
 
 
-@dataclass(frozen=True)
-class Trouble:
+class Trouble(msgspec.Struct, frozen=True):
     """What is responded to."""
 
     kind: EventKind
@@ -53,34 +59,23 @@ def respond(cluster: ClusterState, run: Run, trouble: Trouble, now: float) -> De
         return NOTHING
     if why := _why_not(cluster, run, rule, now):
         return _note_once(cluster, trouble, phrase("policy_held_back", why=why, policy=planned(*rule.do)))
-    steps = (trouble.step if trouble.since is None else trouble.since, trouble.step)
-    back = _find_rollback(cluster, run, rule, steps, trouble.incident) if "rollback" in do else None
-    began = ResponseBegan(
-        job=run.name,
-        incident=trouble.incident,
-        kind=trouble.kind,
-        do=do,
-        ranks=trouble.ranks,
-        reason=trouble.reason,
-        step=trouble.step,
-        rollback=back,
-    )
+    back = _find_rollback(cluster, run, rule, trouble) if "rollback" in do else None
+    began = ResponseBegan.from_fields(trouble, job=run.name, do=do, rollback=back)
     amended = IncidentAmended(id=trouble.incident, decision=planned(*rule.do), reason=trouble.reason)
-    first = Decision((began, amended))
-    return merge_decisions([first, _next(cluster, run, began, now, now)])
+    return Decision((began, amended)) + _next(cluster, run, began, now, now)
 
 
-def _find_rollback(cluster: ClusterState, run: Run, rule: Rule, steps: tuple[int, int], incident: str) -> Rollback:
+def _find_rollback(cluster: ClusterState, run: Run, rule: Rule, trouble: Trouble) -> Rollback:
     """Back to before the first of the steps that may have gone wrong; it is known which was the last."""
-    first, last = steps
+    first = trouble.step if trouble.since is None else trouble.since
     kept = cluster.checkpoints.of(run.replica_id.job)
     saved = [save.step for save in kept.saved if save.at >= run.submitted]
     resumed = [note.resume_step for note in run.notes if note.resume_step is not None]
     return Rollback(
         before=first,
         back=rule.back,
-        skip=(first, last) if rule.skip else None,
-        incident=incident,
+        skip=(first, trouble.step) if rule.skip else None,
+        incident=trouble.incident,
         folder=kept.folder,
         saved=any(step < first for step in (*saved, *resumed)),
     )
@@ -94,6 +89,17 @@ def _why_not(cluster: ClusterState, run: Run, rule: Rule, now: float) -> Prose:
         if sum(kind == rule.on and at >= since for kind, at in run.responses) >= rule.limit:
             return phrase("policy_limit_reached", limit=rule.limit)
     return braked(cluster, now)
+
+
+def braked(cluster: ClusterState, now: float) -> Prose:
+    """Why nothing may be done just now; empty if it may."""
+    missed = [rank for rank in cluster.ranks.values() if rank.presence in {Presence.LOST, Presence.DEAD}]
+    recent = [rank for rank in missed if now - rank.since < AT_ONCE]
+    # A rank that is dead only by presumption counts like one that is present.
+    count = sum(cluster.ranks.present.values()) + sum(rank.presence is Presence.DEAD for rank in recent)
+    if count < AT_LEAST or len(recent) <= SHARE * count:
+        return ""
+    return phrase("ranks_lost_at_once", lost=len(recent), count=count)
 
 
 def _note_once(cluster: ClusterState, trouble: Trouble, decision: Prose) -> Decision:
@@ -138,12 +144,11 @@ def _do(
         case "stacks":
             return Decision(tasks=inspecting(cluster, run, response.incident))
         case "pause":
-            ask = Steer(request=_request(run, since, what), verb="pause", job=run.replica_id.job, operator="policy")
-            return _without_answer(requests.request_change(cluster, ask, ""))
+            return _steer(cluster, run, "pause", since)
         case "checkpoint":
             return _checkpoint_over(cluster, run, response, since, now)
         case "drain":
-            return Decision(_drained(cluster, run, response))
+            return _drain(cluster, run, response)
         case "restart" | "evict" | "rollback":
             return _end(cluster, run, response, what, now)
     return NOTHING
@@ -154,7 +159,7 @@ def _checkpoint_over(
 ) -> Decision | None:
     if run.replica_id.job not in cluster.ledger.checkpointers:
         return _noted(response, phrase("checkpoint_not_possible"))
-    change = cluster.ledger.change_of(_request(run, since, "checkpoint"))
+    change = cluster.ledger.change_of(request_id(run.name, since, "checkpoint"))
     if change is not None and change.phase in {ChangePhase.SETTLED, ChangePhase.ABORTED}:
         return _noted(response, phrase("checkpoint_asked_for", outcome=change.outcome))
     if now - since > CHECKPOINT_SECONDS:
@@ -164,27 +169,33 @@ def _checkpoint_over(
 
 def _ask_for_checkpoint(cluster: ClusterState, run: Run, since: float) -> Decision:
     """Again and again until it is under way: another change may be just now."""
-    request = _request(run, since, "checkpoint")
+    request = request_id(run.name, since, "checkpoint")
     if request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None:
         return NOTHING
-    ask = Steer(request=request, verb="checkpoint", job=run.replica_id.job, operator="policy")
-    return _without_answer(requests.request_change(cluster, ask, ""))
+    return _steer(cluster, run, "checkpoint", since)
 
 
-def _drained(cluster: ClusterState, run: Run, response: ResponseBegan) -> tuple[Record, ...]:
+def _steer(cluster: ClusterState, run: Run, verb: Literal["pause", "checkpoint"], since: float) -> Decision:
+    """There is one response of a run at a time, and `since` is when it began."""
+    request = request_id(run.name, since, verb)
+    return steer_unasked(cluster, Steer(request=request, verb=verb, job=run.replica_id.job, operator="policy"))
+
+
+def _drain(cluster: ClusterState, run: Run, response: ResponseBegan) -> Decision:
     """Its devices get no ranks until someone says that they are well again."""
-    devices = dict.fromkeys(at.device for at in run.places if at.rank in response.ranks and at.device)
-    return tuple(
-        DeviceMarkedFailed(
-            device=device, cause=response.reason, source="policy", replicas=cluster.drmap.replicas_on(device)
+    devices = dict.fromkeys(at.device for at in run.places if at.rank in response.ranks)
+    working = [device for device in devices if device in cluster.devices and not cluster.devices[device].failed]
+    replicas = cluster.drmap.replicas_on
+    return Decision(
+        tuple(
+            DeviceMarkedFailed(device=device, cause=response.reason, source="policy", replicas=replicas(device))
+            for device in working
         )
-        for device in devices
-        if device in cluster.devices and not cluster.devices[device].failed
     )
 
 
 def _end(cluster: ClusterState, run: Run, response: ResponseBegan, what: Response, now: float) -> Decision:
-    drained = _drained(cluster, run, response) if what == "evict" else ()
+    drained = _drain(cluster, run, response) if what == "evict" else NOTHING
     alone = run.rank(response.ranks[0]) if len(response.ranks) == 1 else None
     cause = Cause(
         reason=response.reason,
@@ -197,7 +208,7 @@ def _end(cluster: ClusterState, run: Run, response: ResponseBegan, what: Respons
         rank=alone if response.kind in {"frozen", "held"} else None,
         uses_restart=response.kind not in KINDS or KINDS[response.kind].uses_restart,
     )
-    return merge_decisions([Decision(drained), stop(cluster, run, now, cause)])
+    return drained + stop(cluster, run, now, cause)
 
 
 def inspecting(cluster: ClusterState, run: Run, incident: str) -> tuple[tuple[str, Inspect], ...]:
@@ -208,17 +219,3 @@ def inspecting(cluster: ClusterState, run: Run, incident: str) -> tuple[tuple[st
 
 def _noted(response: ResponseBegan, text: Prose) -> Decision:
     return Decision((IncidentAmended(id=response.incident, evidence=(text,)),))
-
-
-def _without_answer(decision: Decision) -> Decision:
-    """Nobody has asked."""
-    return Decision(decision.records, decision.commands)
-
-
-def _request(run: Run, since: float, what: str) -> str:
-    """The same each time it is looked at: there is one response of a run at a time, and `since` is when it began."""
-    return hashlib.sha256(f"{run.name} {since!r} {what}".encode()).hexdigest()[:32]
-
-
-def open_of(incidents: Iterable[Incident], kinds: Collection[str]) -> Incident | None:
-    return next((i for i in incidents if i.kind in kinds), None)

@@ -6,9 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from torchloom.core.decision import Decision
+from torchloom.core.decision import Decision, close_incident, provisional
 from torchloom.core.detect.incident_kinds import HANGS
-from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.incidents.policy import ENDING, planned, rule_for
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import Incident
@@ -24,11 +23,8 @@ from torchloom.protocol.run_records import AttemptStopping, Failure
 Then = Literal["restart", "fail", "cancel", "done"]
 LOOP = 2
 """Attempts that fail in the same way without progress before the run is given up as a crash loop."""
-AGAIN = planned("restart")
-ALONE = phrase("replica_restarts")
 ELSEWHERE = phrase("restarts_elsewhere")
-GIVEN_UP = phrase("job_given_up")
-"""Decisions of an incident."""
+"""Decision of an incident about a node that is lost."""
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -65,8 +61,10 @@ def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
     records: list[Record] = []
     incident = cause.incident
     if next_action not in {"cancel", "done"} and not cause.expected:
-        again = cause.decision or (AGAIN if run.task.torchft is None else ALONE)
-        records, incident = _record_incident(cluster, run, cause, reason, GIVEN_UP if next_action == "fail" else again)
+        decision = cause.decision or (planned("restart") if run.task.torchft is None else phrase("replica_restarts"))
+        if next_action == "fail":
+            decision = phrase("job_given_up")
+        records, incident = _record_incident(cluster, run, cause, reason, decision)
     stopping = AttemptStopping.from_fields(
         cause,
         job=run.name,

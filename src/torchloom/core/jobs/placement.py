@@ -8,7 +8,7 @@ import math
 from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision
-from torchloom.core.jobs.node_checks import is_checked, request_checks, select_fit, unfit_reasons
+from torchloom.core.jobs.node_health import is_checked, request_checks, select_fit, unfit_reasons
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
 from torchloom.core.state.runtime import NODE_SILENCE
@@ -36,17 +36,15 @@ def place(cluster: ClusterState, run: Run, now: float) -> Decision:
     attempt = run.attempt + 1
     places: list[Place] = []
     for node, ranks in chosen.items():
-        devices = [] if run.is_lighthouse else free_devices(cluster, node, run)
+        devices = [] if run.is_lighthouse else _free_devices(cluster, node, run)
         for local in range(ranks):
             rank = len(places)
             device = devices[local] if local < len(devices) else ""
-            life = _life(run.name, attempt, rank, now)
+            chance = hashlib.sha256(f"{run.name} {attempt} {rank} {now!r}".encode()).hexdigest()[:12]
+            life = f"{int(now * 1000):012x}{chance}"
             places.append(Place(rank=rank, local=local, node=node, incarnation=life, device=device))
     record = AttemptBegan(job=run.name, attempt=attempt, places=tuple(places), reason=run.reason)
-    return Decision(
-        (record,),
-        tasks=((places[0].node, prepare(cluster, run, attempt)),),
-    )
+    return Decision((record,), tasks=((places[0].node, prepare(cluster, run, attempt)),))
 
 
 def prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
@@ -74,9 +72,8 @@ def explain_wait(cluster: ClusterState, run: Run, now: float) -> Prose:
     task = run.task
     node, ranks = task.node, _span(task.least, task.per_node)
     if node is not None:
-        has_agent = node in cluster.runtime.nodes
-        state = _room(cluster, run, node, now) if has_agent else phrase("room_silent")
-        return phrase("waits_for_room_on", ranks=ranks, node=phrase("of_node", node=node, text=state))
+        state = phrase("of_node", node=node, text=_room(cluster, run, node, now))
+        return phrase("waits_for_room_on", ranks=ranks, node=state)
     nodes = sorted(cluster.runtime.nodes)
     shown = [phrase("of_node", node=name, text=_room(cluster, run, name, now)) for name in nodes[:NODES_SHOWN]]
     there = phrase("nodes_there", nodes=shown, more=max(0, len(nodes) - NODES_SHOWN) or None)
@@ -94,27 +91,21 @@ def _span(least: int | None, most: int) -> Phrase | int:
 
 def _room(cluster: ClusterState, run: Run, node: str, now: float) -> Phrase:
     """The room that a node has for a run, or why it has none."""
-    if node in cluster.runs.drained:
-        return phrase("room_drained")
-    if not cluster.runtime.node_speaks(node, now):
-        return phrase("room_silent")
-    beat = cluster.runtime.nodes[node].beat
-    if beat.leaving:
-        return phrase("room_leaving")
-    if processor_failed(cluster, node):
-        return phrase("room_processor_failed")
+    if unusable := _why_unusable(cluster, node, now):
+        return unusable
     if run.task.check and not is_checked(cluster, run, node, now):
         return phrase("room_being_checked")
     if run.task.check and (why := unfit_reasons(cluster, node)):
         return phrase("room_not_fit", why=why[0])
-    free = max(0, room(cluster, node, beat, run.name))
-    return phrase("room_free", free=free, count=capacity(beat), failed=len(_broken(cluster, beat)) or None)
+    beat = cluster.runtime.nodes[node].beat
+    free = max(0, _count_room(cluster, node, beat, run.name))
+    return phrase("room_free", free=free, count=_capacity(beat), failed=len(_broken(cluster, beat)) or None)
 
 
 def explain_too_large(cluster: ClusterState, task: Task) -> Phrase | None:
     """Why none of the nodes could ever take this task, if none could."""
     there = {node: seen for node, seen in cluster.runtime.nodes.items() if task.node in {None, node}}
-    sizes = {node: capacity(seen.beat) for node, seen in there.items() if not seen.beat.tied}
+    sizes = {node: _capacity(seen.beat) for node, seen in there.items() if not seen.beat.tied}
     least = task.least or task.per_node
     if not sizes or least <= max(sizes.values()):
         return None
@@ -140,7 +131,7 @@ def _free(cluster: ClusterState, run: Run, now: float) -> dict[str, int]:
     there = [node for node in nodes if not nodes[node].beat.tied] if task.node is None else [task.node]
     if run.is_lighthouse and run.places:
         there = [run.places[0].node]
-    free = {node: _takes(cluster, run, node) for node in there if node in nodes and _usable(cluster, node, now)}
+    free = {node: _takes(cluster, run, node) for node in there if _why_unusable(cluster, node, now) is None}
     return {node: ranks for node, ranks in free.items() if ranks >= (task.least or task.per_node)}
 
 
@@ -150,9 +141,11 @@ def _takes(cluster: ClusterState, run: Run, node: str) -> int:
     if run.is_lighthouse:
         return wanted
     if not beat.tied:
-        return room(cluster, node, beat, run.name)
-    # It serves the one job that it was started for, and takes all of its ranks.
-    return wanted if _spared(cluster, beat, wanted) else len(beat.devices) - len(_broken(cluster, beat))
+        return _count_room(cluster, node, beat, run.name)
+    # It serves the one job that it was started for, and takes all of its ranks, unless one would need a failed device.
+    working = len(beat.devices) - len(_broken(cluster, beat))
+    shared = wanted > len(beat.devices) and working > 0  # more ranks than devices share those that work
+    return wanted if working == len(beat.devices) or wanted <= working or shared else working
 
 
 def _may_be_smaller(cluster: ClusterState, run: Run, now: float) -> bool:
@@ -162,17 +155,21 @@ def _may_be_smaller(cluster: ClusterState, run: Run, now: float) -> bool:
     return run.attempt > run.before or now >= run.submitted + LAST_CALL
 
 
-def _usable(cluster: ClusterState, node: str, now: float) -> bool:
-    if node in cluster.runs.drained or cluster.runtime.leaves(node) or processor_failed(cluster, node):
-        return False
-    return cluster.runtime.node_speaks(node, now)
+def _why_unusable(cluster: ClusterState, node: str, now: float) -> Phrase | None:
+    """Why no ranks may be started on a node, if none may."""
+    if node in cluster.runs.drained:
+        return phrase("room_drained")
+    if node not in cluster.runtime.nodes or not cluster.runtime.node_speaks(node, now):
+        return phrase("room_silent")
+    if cluster.runtime.leaves(node):
+        return phrase("room_leaving")
+    return phrase("room_processor_failed") if _processor_failed(cluster, node) else None
 
 
-def processor_failed(cluster: ClusterState, node: str) -> bool:
+def _processor_failed(cluster: ClusterState, node: str) -> bool:
     """Whether the processor of a node was reported failed, and the node has no other device."""
     failed = {device.id for device in cluster.devices.values() if device.failed and device.id.startswith(CPU)}
-    seen = cluster.runtime.nodes.get(node)
-    if not failed or seen is None or seen.beat.devices:
+    if not failed or cluster.runtime.nodes[node].beat.devices:
         return False
     if any(cluster.devices[device].node == node for device in failed):
         return True
@@ -186,18 +183,18 @@ def processor_failed(cluster: ClusterState, node: str) -> bool:
     return any(failed.intersection(cluster.ranks[rank].devices) for rank in here if rank in cluster.ranks)
 
 
-def capacity(beat: NodeBeat) -> int:
+def _capacity(beat: NodeBeat) -> int:
     """The number of ranks that a node takes: one for each device, or, without devices, for each core."""
     return len(beat.devices) or beat.cores
 
 
-def room(cluster: ClusterState, node: str, beat: NodeBeat, job: str) -> int:
+def _count_room(cluster: ClusterState, node: str, beat: NodeBeat, job: str) -> int:
     """The number of further ranks that a node takes on working devices, beside the other jobs."""
     broken = _broken(cluster, beat)
-    return capacity(beat) - len(broken) - sum(place.device not in broken for place in _others(cluster, node, job))
+    return _capacity(beat) - len(broken) - sum(place.device not in broken for place in _others(cluster, node, job))
 
 
-def free_devices(cluster: ClusterState, node: str, run: Run) -> list[str]:
+def _free_devices(cluster: ClusterState, node: str, run: Run) -> list[str]:
     """Those that work and that no other job has, nor another replica.
 
     An agent that serves one job alone leaves the choice to the script, as long as there is no failed one to choose.
@@ -216,18 +213,6 @@ def _broken(cluster: ClusterState, beat: NodeBeat) -> set[str]:
     return {device.id for device in devices if device is not None and device.failed}
 
 
-def _spared(cluster: ClusterState, beat: NodeBeat, ranks: int) -> bool:
-    """Whether this number of ranks needs no failed device. More ranks than devices share those that work."""
-    broken, all_of_them = len(_broken(cluster, beat)), len(beat.devices)
-    working = all_of_them - broken
-    return not broken or ranks <= working or (ranks > all_of_them and working > 0)
-
-
 def _others(cluster: ClusterState, node: str, job: str) -> list[Place]:
     runs = [run for run in cluster.runs.by_name.values() if not run.over and not run.is_lighthouse and run.name != job]
     return [place for run in runs for place in run.places if place.node == node]
-
-
-def _life(job: str, attempt: int, rank: int, now: float) -> str:
-    chance = hashlib.sha256(f"{job} {attempt} {rank} {now!r}".encode()).hexdigest()[:12]
-    return f"{int(now * 1000):012x}{chance}"

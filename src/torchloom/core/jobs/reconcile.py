@@ -8,38 +8,23 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchloom.core.decision import NOTHING, Decision, merge_decisions
+from torchloom.core.decision import NOTHING, Decision, close_incident
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.detect.incident_kinds import HANGS
-from torchloom.core.incident_ids import close_incident
 from torchloom.core.incidents.hangs import look_at_run
 from torchloom.core.incidents.responses import continue_response
-from torchloom.core.jobs import node_checks
-from torchloom.core.jobs.agent_liveness import (
-    explain_lost_node,
-    finished_ranks,
-    launcher_gone,
-    merge_rank_reports,
-    node_abandoned,
-    report_silent_agents,
-    silence_incident,
-)
+from torchloom.core.jobs import node_health
 from torchloom.core.jobs.attempt_stop import ELSEWHERE, Cause, halt_command, incidents_of_attempt, stop
 from torchloom.core.jobs.placement import place, prepare
+from torchloom.core.ranks.lifecycle import record_left
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.ranks import PRESENT, JobPhase
 from torchloom.core.state.runs import Run, RunPhase
-from torchloom.core.torchft import drain
-from torchloom.core.torchft.replica_groups import (
-    heals,
-    is_left_alone,
-    is_unused_lighthouse,
-    job_outcome,
-    with_lighthouse,
-)
+from torchloom.core.torchft import replica_groups
+from torchloom.core.torchft.members import ask_to_leave, was_asked_to_leave
 from torchloom.protocol.node import Dismiss, Halt, Launch, NodeCommand, RankStatus
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.records import JobEnded, RankLeft, Record
+from torchloom.protocol.records import JobEnded, Record
 from torchloom.protocol.run_records import (
     AttemptEnded,
     AttemptLaunched,
@@ -53,7 +38,6 @@ SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGABRT": 6, "SIGKILL": 9, "
 """Numbers of signals: a shell reports 128 plus this number as the exit code."""
 AT_EXIT = frozenset({"SIGABRT", "SIGSEGV"})
 """Signals with which a process may end after it has finished its work."""
-FIRST_WAIT = 0.0
 LONGEST_WAIT = 30.0
 """Seconds before the next attempt: none at first, then more while there is no progress."""
 
@@ -74,9 +58,9 @@ def handle_node_beat(cluster: ClusterState, node: str) -> Decision:
             tasks.append((node, Dismiss(term=cluster.term, job=status.job, attempt=status.attempt, last=last)))
         else:  # of an attempt that is not needed any more
             tasks.append((node, Halt(term=cluster.term, job=status.job, attempt=status.attempt)))
-    incident = silence_incident(cluster, node)
+    incident = node_health.silence_incident(cluster, node)
     records = (close_incident(incident.id, phrase("agent_speaks_again")),) if incident is not None else ()
-    return Decision((*records, *node_checks.record_fitness(cluster, node)), tasks=tuple(tasks))
+    return Decision((*records, *node_health.record_fitness(cluster, node)), tasks=tuple(tasks))
 
 
 def reconcile_run(cluster: ClusterState, name: str, hang: HangDiagnosis | None, now: float) -> Decision:
@@ -84,21 +68,21 @@ def reconcile_run(cluster: ClusterState, name: str, hang: HangDiagnosis | None, 
     if run is None:
         return NOTHING
     decision = advance(cluster, run, hang, now)
-    return drain.ask_to_leave(cluster, run) if run.drained and not decision else decision
+    return ask_to_leave(cluster, run) if run.drained and not decision else decision
 
 
 def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: float) -> Decision:
     leaving = next((node for node in run.nodes if cluster.runtime.leaves(node)), None)
     if leaving is not None and run.under_way:
         return stop(cluster, run, now, Cause(phrase("node_is_leaving", node=leaving), uses_restart=False))
-    if is_unused_lighthouse(cluster, run) and run.phase is not RunPhase.STOPPING:
+    if replica_groups.is_unused_lighthouse(cluster, run) and run.phase is not RunPhase.STOPPING:
         if run.under_way:
             return stop(cluster, run, now, Cause(phrase("its_replicas_over"), next_action="done"))
         return end(cluster, run, "cancelled", phrase("its_replicas_over"))
     match run.phase:
-        case RunPhase.SUBMITTED | RunPhase.RESTARTING if run.task.attended and launcher_gone(cluster, run, now):
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING if node_health.launcher_gone(cluster, run, now):
             return end(cluster, run, "failed", phrase("launcher_gone"))
-        case RunPhase.SUBMITTED | RunPhase.RESTARTING if is_left_alone(cluster, run):
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING if replica_groups.is_left_alone(cluster, run):
             return end(cluster, run, "cancelled", phrase("other_replicas_over"))
         case RunPhase.SUBMITTED:
             return place(cluster, run, now)
@@ -119,7 +103,7 @@ def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: fl
 def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
     """The agent of the first rank reports where ranks meet and which checkpoint they resume from; then all start."""
     first = run.places[0].node
-    if lost := explain_lost_node(cluster, run, now):
+    if lost := node_health.explain_lost_node(cluster, run, now):
         return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
     status = cluster.runtime.attempt_status(first, run)
     if status is None or (not status.port and not status.trouble):
@@ -127,15 +111,11 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
     if status.trouble:
         why = phrase("agent_has_trouble", node=first, trouble=status.trouble)
         return stop(cluster, run, now, Cause(why, next_action="fail", code=status.trouble_code))
-    record = AttemptLaunched(
-        job=run.name,
-        attempt=run.attempt,
+    record = AttemptLaunched.from_fields(
+        status,
         host=run.host or cluster.runtime.nodes[first].beat.host,
         port=run.port or status.port,
-        resume=status.resume,
-        resume_step=status.resume_step,
-        rejected=status.rejected,
-        heals=heals(cluster, run),
+        heals=replica_groups.heals(cluster, run),
     )
     launch = _launch(cluster, run, record)
     return Decision((record,), tasks=tuple((node, launch) for node in run.nodes))
@@ -146,7 +126,7 @@ def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launc
         run,
         term=cluster.term,
         job=run.name,
-        task=with_lighthouse(cluster, run),
+        task=replica_groups.with_lighthouse(cluster, run),
         host=at.host,
         port=at.port,
         resume=at.resume,
@@ -158,7 +138,7 @@ def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launc
 
 
 def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: float) -> Decision:
-    if lost := explain_lost_node(cluster, run, now):
+    if lost := node_health.explain_lost_node(cluster, run, now):
         return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
     ranks: dict[int, RankStatus] = {}
     tasks: list[tuple[str, NodeCommand]] = []
@@ -176,22 +156,21 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
         else:
             statuses = status.ranks
             if not cluster.runtime.node_speaks(node, now):  # then they speak for themselves
-                statuses = merge_rank_reports(cluster, run, statuses)
+                statuses = node_health.merge_rank_reports(cluster, run, statuses)
             ranks |= {rank.rank: rank for rank in statuses}
     bad = [rank for rank in ranks.values() if rank.state == "ended" and (rank.code != 0 or rank.signal)]
     # A process that was done may still be aborted by what its libraries leave running.
-    finished = finished_ranks(cluster, run) if bad else set()
+    finished = node_health.finished_ranks(cluster, run) if bad else set()
     failed = [rank for rank in bad if not (rank.signal in AT_EXIT and rank.rank in finished)]
     if failed:
         return _stop_failed(cluster, run, failed, now)
-    records: list[Record] = [*_record_left(cluster, run, ranks), *report_silent_agents(cluster, run, now)]
+    records: list[Record] = [*_record_left(cluster, run, ranks), *node_health.report_silent_agents(cluster, run, now)]
     if len(ranks) == run.world_size and all(rank.state == "ended" for rank in ranks.values()):
-        if run.drained or drain.was_asked_to_leave(cluster, run):
-            gone = stop(cluster, run, now, Cause(phrase("it_is_drained"), uses_restart=False, expected=True))
-            return Decision((*records, *gone.records), tasks=gone.tasks)
+        if run.drained or was_asked_to_leave(cluster, run):
+            cause = Cause(phrase("it_is_drained"), uses_restart=False, expected=True)
+            return Decision(tuple(records)) + stop(cluster, run, now, cause)
         well = phrase("all_ranks_ended_well" if run.world_size > 1 else "it_ended_well", count=run.world_size)
-        ended = end(cluster, run, "done", well)
-        return Decision((*records, *ended.records), tasks=ended.tasks)
+        return Decision(tuple(records)) + end(cluster, run, "done", well)
     if _begins_alone(cluster, run):
         return stop(cluster, run, now, Cause(phrase("other_replicas_over"), next_action="cancel"))
     running = len(ranks) == run.world_size and all(rank.state != "starting" for rank in ranks.values())
@@ -206,35 +185,34 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
         return seen
     if run.response is not None:
         over = look_at_run(cluster, run, None, now) if hang is None and run.response.kind in HANGS else NOTHING
-        return merge_decisions([seen, over or continue_response(cluster, run, now)])
-    return merge_decisions([seen, look_at_run(cluster, run, hang, now)])
+        return seen + (over or continue_response(cluster, run, now))
+    return seen + look_at_run(cluster, run, hang, now)
 
 
 def _begins_alone(cluster: ClusterState, run: Run) -> bool:
     """Whether a replica was restarted too late to heal from the others: it would train from the start."""
     counted = len(run.notes) > 1 and run.notes[-2].step > 0  # then its steps are seen
-    return counted and not cluster.furthest(run) and is_left_alone(cluster, run)
+    return counted and not cluster.furthest(run) and replica_groups.is_left_alone(cluster, run)
 
 
 def _stop_failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now: float) -> Decision:
     """The rank that failed first is the culprit: ranks that lost a peer fail, or are killed, a moment later."""
     first = min(failed, key=lambda rank: (not rank.signal, rank.rank))  # a kill comes before what it led to
-    rank = run.rank(first.rank)
     how = phrase("killed_by", signal=first.signal) if first.signal else phrase("exit_code", status=first.code)
     reason = phrase("rank_of_run_failed", rank=first.rank, how=how, error=first.error)
     # A kill from outside may not happen again; every other failure could repeat, on any rank.
     outside = first.signal == "SIGKILL" and not first.cause
     error = str(first.error) if first.cause == "exception" else ""
     failure = Failure(kind="crash", signal=first.signal, code=first.code, cause=first.cause, error=error)
-    number = SIGNALS.get(first.signal, 0)
-    code = 128 + number if first.signal else first.code or 1
+    code = 128 + SIGNALS.get(first.signal, 0) if first.signal else first.code or 1
     evidence: tuple[Prose, ...] = (first.evidence,) if first.error else (how, first.evidence)
-    kill_now = tuple(at.rank for at in run.places) if heals(cluster, run) else ()  # peers have all that they could save
+    # Where it heals from peers, they have all that its ranks could save.
+    kill_now = tuple(at.rank for at in run.places) if replica_groups.heals(cluster, run) else ()
     cause = Cause(
         reason,
         failure=None if outside else failure,
         evidence=evidence,
-        rank=rank,
+        rank=run.rank(first.rank),
         code=code,
         kind="crash",
         kill_now=kill_now,
@@ -245,14 +223,10 @@ def _stop_failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now:
 def _record_left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) -> list[Record]:
     """Ranks that ended well, as their agent reports, without a goodbye of their own."""
     records: list[Record] = []
-    for number, status in ranks.items():
-        rank = cluster.ranks.find(run.rank(number), status.incarnation)
-        if rank is None or rank.presence not in PRESENT:
-            continue
-        if status.state == "ended":
-            records.append(RankLeft(rank=rank.id, incarnation=rank.incarnation, how="finished"))
-            if rank.incident:
-                records.append(close_incident(rank.incident, phrase("it_had_ended_well")))
+    for status in ranks.values():
+        rank = cluster.ranks.find(run.rank(status.rank), status.incarnation)
+        if rank is not None and rank.presence in PRESENT and status.state == "ended":
+            records += record_left(rank, "finished", phrase("it_had_ended_well"))
     return records
 
 
@@ -273,9 +247,9 @@ def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
     left: list[str] = []
     for node in run.nodes:
         status = cluster.runtime.attempt_status(node, run)
-        unknown = node not in cluster.runtime.nodes
         busy = status is not None and any(rank.state != "ended" for rank in status.ranks)
-        if (unknown or busy) and not node_abandoned(cluster, run, node, now):
+        unknown = node not in cluster.runtime.nodes
+        if (busy or unknown) and not node_health.node_abandoned(cluster, run, node, now):
             left.append(node)
     if left:
         halt = halt_command(cluster, run, run.kill_now)
@@ -285,7 +259,7 @@ def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
         record = AttemptEnded(job=run.name, attempt=run.attempt, wait_seconds=wait)
         ended = Decision((*_end_ranks(cluster, run), record))
         # Without a wait the next attempt begins at once: the next tick may be a quarter of a second away.
-        return ended if wait else merge_decisions([ended, place(cluster, run, now)])
+        return ended if wait else ended + place(cluster, run, now)
     ways: dict[str, Literal["done", "failed", "cancelled"]] = {"cancel": "cancelled", "done": "done"}
     return end(cluster, run, ways.get(run.next_action, "failed"), run.reason)
 
@@ -297,18 +271,14 @@ def _backoff(run: Run) -> float:
         if after.step > before.step:
             break
         idle += 1
-    return FIRST_WAIT if idle == 0 else min(LONGEST_WAIT, 0.5 * 2.0 ** (idle - 1))
+    return 0.0 if idle == 0 else min(LONGEST_WAIT, 0.5 * 2.0 ** (idle - 1))
 
 
 def _end_ranks(cluster: ClusterState, run: Run) -> list[Record]:
     """Ranks that were stopped with the attempt are not expected back."""
-    records: list[Record] = []
-    for rank in cluster.ranks.of_replica(run.replica_id):
-        if rank.presence in PRESENT:
-            records.append(RankLeft(rank=rank.id, incarnation=rank.incarnation, how="interrupted"))
-            if rank.incident:
-                records.append(close_incident(rank.incident, phrase("ended_with_its_peers")))
-    return records
+    outcome = phrase("ended_with_its_peers")
+    present = [rank for rank in cluster.ranks.of_replica(run.replica_id) if rank.presence in PRESENT]
+    return [record for rank in present for record in record_left(rank, "interrupted", outcome)]
 
 
 def _close_incidents(cluster: ClusterState, run: Run) -> list[Record]:
@@ -316,7 +286,7 @@ def _close_incidents(cluster: ClusterState, run: Run) -> list[Record]:
     before = run.notes[-2] if len(run.notes) > 1 else None
     if before is None or before.stopping is None:
         return []
-    if heals(cluster, run):
+    if replica_groups.heals(cluster, run):
         outcome = phrase("started_again_to_heal", attempt=run.ordinal)
     elif run.resume_step is not None:
         outcome = phrase("started_again_from_step", step=run.resume_step, attempt=run.ordinal)
@@ -335,7 +305,7 @@ def end(cluster: ClusterState, run: Run, phase: Literal["done", "failed", "cance
     job = cluster.jobs.get(run.replica_id.job)
     last = cluster.runs.of_job(run.replica_id.job) == [run]
     if job is not None and job.phase is JobPhase.RUNNING and last:
-        whole, why = job_outcome(cluster, run, phase, reason)
+        whole, why = replica_groups.job_outcome(cluster, run, phase, reason)
         outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[whole]
         records.append(JobEnded(job=run.replica_id.job, outcome=outcome, reason=why))
     dismiss = Dismiss(term=cluster.term, job=run.name, attempt=run.attempt, last=True)

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import replace
 
 from torchloom.core.changes.requests import did_you_mean
-from torchloom.core.decision import NOTHING, Decision, Handlers, merge_decisions, refuse
+from torchloom.core.decision import NOTHING, Decision, Handlers, Refused, merge_decisions
 from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.jobs import reconcile
 from torchloom.core.jobs.attempt_stop import Cause, stop
@@ -16,7 +16,7 @@ from torchloom.core.state.ranks import PRESENT, JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import split_job
 from torchloom.protocol.job import Task
-from torchloom.protocol.operator import Annotate, Cancel, Done, Drain, JobAnnotated, No, NodeDrained, Submit
+from torchloom.protocol.operator import Annotate, Cancel, Done, Drain, JobAnnotated, NodeDrained, Submit
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.records import JobBegan, Record
 from torchloom.protocol.run_records import RunSubmitted
@@ -29,23 +29,22 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
         return Decision(answer=Done(text=phrase("submitted_before", job=ask.job)))
     if busy := next((run for run in (*there, *cluster.runs.of_job(ask.job)) if not run.over), None):
         exists = phrase("run_exists", job=busy.name, phase=str(busy.phase))
-        return refuse(exists, phrase("rename_or_cancel", job=busy.replica_id.job))
+        raise Refused(exists, phrase("rename_or_cancel", job=busy.replica_id.job))
     job = cluster.jobs.get(ask.job)
     members = cluster.ranks.of_job(ask.job)
     if job is not None and job.phase is JobPhase.RUNNING and any(rank.presence in PRESENT for rank in members):
         lost = not any(rank.presence is Presence.LIVE for rank in members)
         hint = phrase("wait_or_rename" if lost else "choose_other_name")
-        return refuse(phrase("foreign_job_runs", job=ask.job), hint)
+        raise Refused(phrase("foreign_job_runs", job=ask.job), hint)
     if wrong := _find_error(ask.task):
-        return refuse(wrong, phrase("correct_and_resubmit"))
+        raise Refused(wrong, phrase("correct_and_resubmit"))
     if ask.task.node is not None:
-        seen = cluster.runtime.nodes.get(ask.task.node)
-        if seen is None:
-            return Decision(answer=_no_agent(cluster, ask.task.node))
-        if seen.beat.tied and not ask.task.attended:
-            return refuse(phrase("node_serves_one_job", node=ask.task.node), phrase("name_other_node"))
+        if ask.task.node not in cluster.runtime.nodes:
+            raise _no_agent(cluster, ask.task.node)
+        if cluster.runtime.nodes[ask.task.node].beat.tied and not ask.task.attended:
+            raise Refused(phrase("node_serves_one_job", node=ask.task.node), phrase("name_other_node"))
     if not ask.task.attended and (why := explain_too_large(cluster, ask.task)):
-        return refuse(why, phrase("use_more_nodes"))
+        raise Refused(why, phrase("use_more_nodes"))
     records: list[Record] = [
         RunSubmitted(job=name, task=task, request=ask.request, operator=ask.operator) for name, task in runs
     ]
@@ -55,16 +54,15 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
 
 
 def cancel(cluster: ClusterState, ask: Cancel, now: float) -> Decision:
-    runs = cluster.runs.of_job(ask.job)
-    if runs and ask.job not in cluster.runs.by_name:  # of replicas; the lighthouse ends with them
-        ends = [_cancel(cluster, run, ask.why, now) for run in runs if not run.is_lighthouse]
-        return replace(merge_decisions(ends), answer=Done(text=phrase("being_cancelled", job=ask.job)))
     run = cluster.runs.by_name.get(ask.job)
-    if run is None:
-        return refuse(phrase("foreign_job", job=ask.job), phrase("stop_foreign_job", job=ask.job))
-    if run.over:
+    if run is not None and run.over:
         return Decision(answer=Done(text=phrase("run_is", job=ask.job, phase=str(run.phase))))
-    return replace(_cancel(cluster, run, ask.why, now), answer=Done(text=phrase("being_cancelled", job=ask.job)))
+    runs = [run] if run is not None else cluster.runs.of_job(ask.job)
+    if not runs:
+        raise Refused(phrase("foreign_job", job=ask.job), phrase("stop_foreign_job", job=ask.job))
+    # A lighthouse ends with its replicas.
+    ends = [_cancel(cluster, one, ask.why, now) for one in runs if one is run or not one.is_lighthouse]
+    return replace(merge_decisions(ends), answer=Done(text=phrase("being_cancelled", job=ask.job)))
 
 
 def _cancel(cluster: ClusterState, run: Run, why: str, now: float) -> Decision:
@@ -77,7 +75,7 @@ def _cancel(cluster: ClusterState, run: Run, why: str, now: float) -> Decision:
 
 def drain(cluster: ClusterState, ask: Drain) -> Decision:
     if ask.node not in cluster.runtime.nodes and ask.node not in cluster.runs.drained:
-        return Decision(answer=_no_agent(cluster, ask.node))
+        raise _no_agent(cluster, ask.node)
     if (ask.node in cluster.runs.drained) != ask.undo:
         return Decision(answer=Done(text=phrase("node_not_drained" if ask.undo else "node_drained", node=ask.node)))
     record = NodeDrained(node=ask.node, drained=not ask.undo, operator=ask.operator)
@@ -87,14 +85,12 @@ def drain(cluster: ClusterState, ask: Drain) -> Decision:
 
 def annotate(cluster: ClusterState, ask: Annotate) -> Decision:
     if ask.job not in cluster.jobs:
-        return refuse(phrase("job_unknown", job=ask.job), did_you_mean(ask.job, cluster.jobs, phrase("see_jobs")))
+        raise Refused(phrase("job_unknown", job=ask.job), did_you_mean(ask.job, cluster.jobs, phrase("see_jobs")))
     answer = Done(text=phrase("of_job", job=ask.job, text=ask.text))
     marks = [mark for _, mark in cluster.marks.get(ask.job, ())]
     if any(isinstance(mark, JobAnnotated) and mark.request == ask.request for mark in marks):
         return Decision(answer=answer)
-    step = cluster.step_of(ask.job)
-    record = JobAnnotated(job=ask.job, text=ask.text, request=ask.request, operator=ask.operator, step=step)
-    return Decision((record,), answer=answer)
+    return Decision((JobAnnotated.from_fields(ask, step=cluster.step_of(ask.job)),), answer=answer)
 
 
 def _find_error(task: Task) -> Phrase | None:
@@ -119,10 +115,10 @@ def _find_error(task: Task) -> Phrase | None:
     return None
 
 
-def _no_agent(cluster: ClusterState, node: str) -> No:
+def _no_agent(cluster: ClusterState, node: str) -> Refused:
     there = sorted(cluster.runtime.nodes)
     hint = phrase("agents_are_on" if there else "no_agents", nodes=there)
-    return No(why=phrase("no_agent_on_node", node=node), hint=hint)
+    return Refused(phrase("no_agent_on_node", node=node), hint)
 
 
 HANDLERS: Handlers = {

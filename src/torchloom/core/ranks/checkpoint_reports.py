@@ -5,11 +5,9 @@ The weaver neither writes nor reads checkpoints. It records what ranks report, a
 
 from __future__ import annotations
 
-from torchloom.core.decision import NOTHING, Decision
-from torchloom.core.incident_ids import close_incident, provisional
+from torchloom.core.decision import Decision, close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incidents import Incident
-from torchloom.protocol.ids import RankId
+from torchloom.core.state.ranks import Rank
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 from torchloom.protocol.records import (
@@ -26,29 +24,26 @@ SHOWN = 20
 """Damaged checkpoints that the evidence names."""
 
 
-def record_saved(cluster: ClusterState, rank_id: RankId, report: Saved) -> Decision:
-    rank = cluster.ranks.find(rank_id, report.incarnation)
-    if rank is None:
-        return NOTHING
-    record = CheckpointSaved.from_fields(report, rank=rank_id, node=rank.node)
-    late = [i for i in cluster.incidents.open_of(rank_id.job) if i.kind == "overdue"]
+def record_saved(cluster: ClusterState, rank: Rank, report: Saved) -> Decision:
+    job = rank.id.job
+    record = CheckpointSaved.from_fields(report, rank=rank.id, node=rank.node)
+    late = [i for i in cluster.incidents.open_of(job) if i.kind == "overdue"]
     came = [close_incident(i.id, phrase("checkpoint_written", step=report.step)) for i in late]
-    return Decision((record, *came, *_close(cluster, rank_id.job, phrase("later_checkpoint_written"))))
+    return Decision((record, *came, *_close(cluster, job, phrase("later_checkpoint_written"))))
 
 
-def record_failed(cluster: ClusterState, rank_id: RankId, report: SaveFailed) -> Decision:
-    if cluster.ranks.find(rank_id, report.incarnation) is None:
-        return NOTHING
-    records: list[Record] = [CheckpointFailed.from_fields(report, rank=rank_id)]
+def record_failed(cluster: ClusterState, rank: Rank, report: SaveFailed) -> Decision:
+    job = rank.id.job
+    records: list[Record] = [CheckpointFailed.from_fields(report, rank=rank.id)]
     evidence = (report.why, phrase("at_step_in", step=report.step, folder=report.folder))
-    incident = _find_incident(cluster, rank_id.job)
+    incident = cluster.incidents.find_open(job, _about(job))
     if incident is None:
         records.append(
             IncidentOpened(
-                id=provisional("checkpoint", rank_id.job),
-                what=phrase("checkpoint_failed", job=rank_id.job),
-                about=_about(rank_id.job),
-                job=rank_id.job,
+                id=provisional("checkpoint", job),
+                what=phrase("checkpoint_failed", job=job),
+                about=_about(job),
+                job=job,
                 evidence=evidence,
                 errors=(report.error,),
                 decision=phrase("next_interval_saves"),
@@ -60,13 +55,9 @@ def record_failed(cluster: ClusterState, rank_id: RankId, report: SaveFailed) ->
     return Decision(tuple(records))
 
 
-def record_resumed(cluster: ClusterState, rank_id: RankId, report: Resumed) -> Decision:
-    if cluster.ranks.find(rank_id, report.incarnation) is None:
-        return NOTHING
-    records: list[Record] = [JobResumed.from_fields(report, rank=rank_id)]
-    if report.rejected:
-        records += _report_damaged(cluster, rank_id.job, report)
-    return Decision(tuple(records))
+def record_resumed(cluster: ClusterState, rank: Rank, report: Resumed) -> Decision:
+    damaged = _report_damaged(cluster, rank.id.job, report) if report.rejected else ()
+    return Decision((JobResumed.from_fields(report, rank=rank.id), *damaged))
 
 
 def close_forgotten(cluster: ClusterState, job: str) -> tuple[Record, ...]:
@@ -78,28 +69,23 @@ def _about(job: str) -> About:
     return About(job=job, part="checkpoint")
 
 
-def _find_incident(cluster: ClusterState, job: str) -> Incident | None:
-    """The open incident about the checkpoints of a job; there is one at most."""
-    return next((i for i in cluster.incidents.values() if i.closed is None and i.about == _about(job)), None)
-
-
 def _close(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...]:
-    incident = _find_incident(cluster, job)
+    """The open incident about the checkpoints of a job; there is one at most."""
+    incident = cluster.incidents.find_open(job, _about(job))
     return () if incident is None else (close_incident(incident.id, outcome),)
 
 
-def _report_damaged(cluster: ClusterState, job: str, report: Resumed) -> list[Record]:
+def _report_damaged(cluster: ClusterState, job: str, report: Resumed) -> tuple[Record, ...]:
     """One incident, although every rank that searched reports the same."""
     names = tuple(report.rejected)
     shown = list(report.rejected.items())[:SHOWN]
     evidence = tuple(phrase("checkpoint_rejected", name=name, why=why[:500]) for name, why in shown)
     began = cluster.jobs[job].began
     if any(i.checkpoints == names and i.about == _about(job) and i.opened >= began for i in cluster.incidents.values()):
-        return []
-    incident = provisional("damaged", job)
+        return ()
     decision = phrase("resumed_from", step=report.step)
     opened = IncidentOpened(
-        id=incident,
+        id=provisional("damaged", job),
         what=phrase("checkpoint_damaged" if len(names) == 1 else "checkpoints_damaged", names=names, job=job),
         checkpoints=names,
         about=_about(job),
@@ -108,4 +94,4 @@ def _report_damaged(cluster: ClusterState, job: str, report: Resumed) -> list[Re
         decision=decision,
         reason=phrase("newest_whole"),
     )
-    return [opened, close_incident(incident, decision)]
+    return opened, close_incident(opened.id, decision)

@@ -7,18 +7,31 @@ rank, the server, an agent) in any order; core/state/ranks.py says what each sig
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec.structs import replace
 
-from torchloom.core.decision import NOTHING, Decision, merge_decisions
+from torchloom.core.decision import NOTHING, Commands, Decision, close_incident, merge_decisions, provisional
 from torchloom.core.detect.incident_kinds import HANGS
-from torchloom.core.incident_ids import close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
+from torchloom.core.state.incidents import Incident
 from torchloom.core.state.ranks import JobPhase, Presence, Rank
 from torchloom.core.state.runs import RunPhase
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.rank import Beat, Command, Farewell, Goodbye, Hello, Introduce, Knobs, KnobSpec, Muted, Welcome
+from torchloom.protocol.rank import (
+    Beat,
+    ChangeSpec,
+    Farewell,
+    Goodbye,
+    Hello,
+    Introduce,
+    Knobs,
+    KnobSpec,
+    Muted,
+    Welcome,
+)
 from torchloom.protocol.records import (
     About,
     IncidentAmended,
@@ -48,66 +61,72 @@ def handle_hello(cluster: ClusterState, rank_id: RankId, report: Hello) -> Decis
         return Decision(commands=((rank_id, _mute(cluster, report.incarnation, rank)),))
     job = cluster.jobs.get(rank_id.job)
     same_run = job is not None and job.phase is JobPhase.RUNNING
-    welcome = Welcome(
-        term=cluster.term,
-        incarnation=report.incarnation,
-        beat_seconds=cluster.beat_seconds(),
-        changes=cluster.ledger.in_force(rank_id) if same_run else (),
-    )
+    changes = cluster.ledger.in_force(rank_id) if same_run else ()
+    commands: Commands = ((rank_id, welcome(cluster, report.incarnation, changes)),)
+    records: list[Record] = []
     if rank is not None and report.incarnation == rank.incarnation:
         if rank.counted and not report.counted:
-            attached = RankAttached(rank=rank_id, incarnation=report.incarnation)
-            return Decision((attached,), ((rank_id, welcome),))
-        return Decision(commands=((rank_id, welcome),))
-
-    records: list[Record] = []
-    commands: list[tuple[RankId, Command]] = [(rank_id, welcome)]
+            records.append(RankAttached(rank=rank_id, incarnation=report.incarnation))
+        return Decision(tuple(records), commands)
     if not same_run:
         records.append(JobBegan(job=rank_id.job))
     if rank is not None and rank.incident:
         records.append(close_incident(rank.incident, phrase("rank_joined_again")))
     if rank is not None and rank.presence is Presence.LIVE and cluster.runtime.linked((rank_id, rank.incarnation)):
         records += _report_duplicate(rank_id, rank, report)
-        commands.append((rank_id, _mute(cluster, rank.incarnation, report)))
+        commands += ((rank_id, _mute(cluster, rank.incarnation, report)),)
     records.append(RankJoined(rank=rank_id, hello=report))
     if cluster.runtime.seen_closing((rank_id, report.incarnation)):  # it was over before its hello was read
         records += _lose(cluster, rank_id, report.incarnation, "Client Closed")
-    return Decision(tuple(records), tuple(commands))
+    return Decision(tuple(records), commands)
 
 
 def _mute(cluster: ClusterState, incarnation: str, newer: Rank | Hello) -> Muted:
     return Muted(term=cluster.term, incarnation=incarnation, newest=newer.incarnation, pid=newer.pid, node=newer.node)
 
 
+def welcome(cluster: ClusterState, incarnation: str, changes: tuple[ChangeSpec, ...]) -> Welcome:
+    beat_seconds = cluster.beat_seconds()
+    return Welcome(term=cluster.term, incarnation=incarnation, beat_seconds=beat_seconds, changes=changes)
+
+
+def open_incident(
+    what: Phrase, rank: RankId, *, evidence: tuple[Prose, ...], decision: Prose, reason: Prose, part: str = ""
+) -> IncidentOpened:
+    """About a rank, or about a change that it lacks (`part`)."""
+    return IncidentOpened(
+        id=provisional(what.code, rank, part),
+        what=what,
+        about=About(rank=rank, part=part),
+        job=rank.job,
+        evidence=evidence,
+        decision=decision,
+        reason=reason,
+    )
+
+
 def _report_duplicate(rank_id: RankId, rank: Rank, report: Hello) -> list[Record]:
-    incident = provisional("twice", rank_id)
-    return [
-        IncidentOpened(
-            id=incident,
-            what=phrase("rank_id_twice", rank=rank_id),
-            about=About(rank=rank_id),
-            job=rank_id.job,
-            evidence=(
-                phrase("twice_older", pid=rank.pid, node=rank.node, incarnation=rank.incarnation),
-                phrase("twice_newer", pid=report.pid, node=report.node, incarnation=report.incarnation),
-            ),
-            decision=phrase("twice_decided"),
-            reason=phrase("twice_reason"),
+    opened = open_incident(
+        phrase("rank_id_twice", rank=rank_id),
+        rank_id,
+        evidence=(
+            phrase("twice_older", pid=rank.pid, node=rank.node, incarnation=rank.incarnation),
+            phrase("twice_newer", pid=report.pid, node=report.node, incarnation=report.incarnation),
         ),
-        close_incident(incident, phrase("twice_muted")),
-    ]
+        decision=phrase("twice_decided"),
+        reason=phrase("twice_reason"),
+    )
+    return [opened, close_incident(opened.id, phrase("twice_muted"))]
 
 
 def handle_goodbye(cluster: ClusterState, rank_id: RankId, report: Goodbye) -> Decision:
-    farewell = (rank_id, Farewell(term=cluster.term, incarnation=report.incarnation))
+    farewell = Decision(commands=((rank_id, Farewell(term=cluster.term, incarnation=report.incarnation)),))
     rank = cluster.ranks.find(rank_id, report.incarnation)
     if rank is None:
-        return Decision(commands=(farewell,))
+        return farewell
     if report.how == "failed":
-        ended = _fail(cluster, rank, report.error or phrase("rank_said_failed"))
-    else:
-        ended = _leave(rank, report.how)
-    return Decision(ended.records, (farewell,))
+        return farewell + _fail(cluster, rank, report.error or phrase("rank_said_failed"))
+    return farewell + _leave(rank, report.how)
 
 
 def handle_exit(cluster: ClusterState, fact: RankExited) -> Decision:
@@ -123,15 +142,16 @@ def handle_exit(cluster: ClusterState, fact: RankExited) -> Decision:
     return _fail(cluster, rank, how, fact.evidence)
 
 
-def _leave(rank: Rank, how: str) -> Decision:
+def _leave(rank: Rank, how: Literal["finished", "interrupted"]) -> Decision:
     if rank.presence in {Presence.LEFT, Presence.FAILED}:
         return NOTHING
-    records: list[Record] = [
-        RankLeft(rank=rank.id, incarnation=rank.incarnation, how="interrupted" if how == "interrupted" else "finished")
-    ]
-    if rank.incident:
-        records.append(close_incident(rank.incident, phrase("rank_had_left")))
-    return Decision(tuple(records))
+    return Decision(record_left(rank, how, phrase("rank_had_left")))
+
+
+def record_left(rank: Rank, how: Literal["finished", "interrupted"], outcome: Prose) -> tuple[Record, ...]:
+    """A rank has left, so that the incident about it is over."""
+    left = RankLeft(rank=rank.id, incarnation=rank.incarnation, how=how)
+    return (left, close_incident(rank.incident, outcome)) if rank.incident else (left,)
 
 
 def _fail(cluster: ClusterState, rank: Rank, why: Prose, evidence: str = "") -> Decision:
@@ -141,33 +161,21 @@ def _fail(cluster: ClusterState, rank: Rank, why: Prose, evidence: str = "") -> 
     causes = (why, evidence) if evidence else (why,)
     dead = phrase("rank_dead", why=why[:MOST_OF_WHY] if isinstance(why, str) else why)
     run = cluster.runs.of(rank.id.replica_id)
-    if run is not None and run.phase is RunPhase.STOPPING and not rank.incident:
-        return Decision((died,))  # it is stopped with its peers
     if rank.incident:
-        ended = IncidentAmended(
-            id=rank.incident,
-            evidence=causes,
-            decision="" if run is not None else REPORT_ONLY,
-            reason=why,
-            outcome=dead,
-            closed=True,
-        )
-        return Decision((died, ended))
-    incident = provisional("failed", rank.id)
-    opened = IncidentOpened(
-        id=incident,
-        what=phrase("rank_failed", rank=rank.id),
-        about=About(rank=rank.id),
-        job=rank.id.job,
+        decision = "" if run is not None else REPORT_ONLY
+        ended = close_incident(rank.incident, dead)
+        return Decision((died, replace(ended, evidence=causes, decision=decision, reason=why)))
+    if run is not None and run.phase is RunPhase.STOPPING:
+        return Decision((died,))  # it is stopped with its peers
+    opened = open_incident(
+        phrase("rank_failed", rank=rank.id),
+        rank.id,
         evidence=(*causes, _describe_place(rank)),
         decision=REPORT_ONLY if run is None else BY_ITS_RUN,
         reason=why,
     )
-    if run is not None:
-        return Decision((died, opened))  # its run decides what follows
-    return Decision(
-        (died, opened, close_incident(incident, dead)),
-    )
+    over = (close_incident(opened.id, dead),) if run is None else ()  # else its run decides what follows
+    return Decision((died, opened, *over))
 
 
 def handle_link_closed(cluster: ClusterState, rank_id: RankId, incarnation: str, reason: str) -> Decision:
@@ -197,44 +205,45 @@ def _killed_by(cluster: ClusterState, rank_id: RankId, incarnation: str) -> Phra
     return None
 
 
-def lose_silent(cluster: ClusterState, rank_id: RankId, now: float) -> Decision:
-    rank = cluster.ranks[rank_id]
-    quiet = now - cluster.runtime.ranks[rank_id].heard
-    why = phrase("rank_silent", seconds=quiet)
-    return Decision(tuple(_lose(cluster, rank_id, rank.incarnation, why, patient=True)))
+def lose_silent(cluster: ClusterState, silent: tuple[RankId, ...], now: float) -> Decision:
+    """Silence is checked again, because beats may have arrived since."""
+    records: list[Record] = []
+    for rank_id in cluster.runtime.silent(silent, now, cluster.beat_seconds()):
+        why = phrase("rank_silent", seconds=now - cluster.runtime.ranks[rank_id].heard)
+        records += _lose(cluster, rank_id, cluster.ranks[rank_id].incarnation, why, patient=True)
+    return Decision(tuple(records))
 
 
 def _lose(cluster: ClusterState, rank_id: RankId, incarnation: str, why: Prose, patient: bool = False) -> list[Record]:
-    rank = cluster.ranks.get(rank_id)
-    frozen = isinstance(why, str) and why in FROZEN_REASONS
-    patient = patient or frozen
+    evidence = [why if patient else phrase("server_says", why=why)]
+    patient = patient or (isinstance(why, str) and why in FROZEN_REASONS)
+    lost = RankLost(rank=rank_id, incarnation=incarnation, reason=why, patient=patient)
     run = cluster.runs.of(rank_id.replica_id)
     if run is not None and run.phase is RunPhase.STOPPING:  # it is being ended with its peers
-        return [RankLost(rank=rank_id, incarnation=incarnation, reason=why, patient=patient)]
-    grace = cluster.settings.frozen_grace_seconds if patient else cluster.settings.grace_seconds
-    rank_runtime = cluster.runtime.ranks.get(rank_id)
-    evidence = [phrase("server_says", why=why) if not patient or frozen else why]
-    if rank_runtime is not None and rank_runtime.beat is not None and rank_runtime.incarnation == incarnation:
-        evidence.append(phrase("rank_last_step", step=rank_runtime.beat.step))
-    if rank is not None and rank.incarnation == incarnation:
+        return [lost]
+    hang = next((i for i in _incidents_of_parts(cluster, rank_id) if i.kind in HANGS), None)
+    if hang is not None:  # that is why
+        return [lost, IncidentAmended(id=hang.id, evidence=(phrase("rank_lost_too", why=why),))]
+    beat = cluster.runtime.last_beat(rank_id, incarnation)
+    if beat is not None:
+        evidence.append(phrase("rank_last_step", step=beat.step))
+    rank = cluster.ranks.find(rank_id, incarnation)
+    if rank is not None:
         evidence.append(_describe_place(rank))
-    mine = (i for i in cluster.incidents.open_of(rank_id.job) if i.about.rank == rank_id and i.about.part)
-    hangs = next((i for i in mine if i.kind in HANGS), None)
-    if hangs is not None:  # that is why
-        more = IncidentAmended(id=hangs.id, evidence=(phrase("rank_lost_too", why=why),))
-        return [RankLost(rank=rank_id, incarnation=incarnation, reason=why, patient=patient), more]
-    return [
-        RankLost(rank=rank_id, incarnation=incarnation, reason=why, patient=patient),
-        IncidentOpened(
-            id=provisional("lost", rank_id),
-            what=phrase("rank_lost", rank=rank_id),
-            about=About(rank=rank_id),
-            job=rank_id.job,
-            evidence=tuple(evidence),
-            decision=phrase("rank_waited_for", seconds=grace),
-            reason=phrase("rank_may_be_frozen" if patient else "link_only_closed"),
-        ),
-    ]
+    grace = cluster.settings.frozen_grace_seconds if patient else cluster.settings.grace_seconds
+    opened = open_incident(
+        phrase("rank_lost", rank=rank_id),
+        rank_id,
+        evidence=tuple(evidence),
+        decision=phrase("rank_waited_for", seconds=grace),
+        reason=phrase("rank_may_be_frozen" if patient else "link_only_closed"),
+    )
+    return [lost, opened]
+
+
+def _incidents_of_parts(cluster: ClusterState, rank: RankId) -> list[Incident]:
+    """The open incidents that are not about the rank as a whole."""
+    return [i for i in cluster.incidents.open_of(rank.job) if i.about.rank == rank and i.about.part]
 
 
 def _describe_place(rank: Rank) -> Phrase:
@@ -257,13 +266,10 @@ def handle_beat(cluster: ClusterState, rank_id: RankId, beat: Beat, now: float) 
     rank = cluster.ranks.get(rank_id)
     life = (rank_id, beat.incarnation)
     if rank is not None and rank.incarnation == beat.incarnation:
-        rank_runtime = cluster.runtime.ranks[rank_id]
-        astray = _close_disagreements(cluster, rank) if rank_runtime.mended else NOTHING
-        if rank_runtime.astray == 2:
-            astray = _report_disagreement(cluster, rank, beat)
+        agreement = _compare_changes(cluster, rank, beat)
         if now - rank.since < cluster.settings.settle_seconds:
-            return astray  # may have been under way when it died
-        return merge_decisions((astray, _find_again(cluster, rank, phrase("rank_heard", step=beat.step), now)))
+            return agreement  # may have been under way when it died
+        return agreement + _find_again(cluster, rank, phrase("rank_heard", step=beat.step), now)
     if not cluster.runtime.may_answer(life, now):
         return NOTHING
     if rank is not None and beat.incarnation < rank.incarnation:
@@ -272,46 +278,38 @@ def handle_beat(cluster: ClusterState, rank_id: RankId, beat: Beat, now: float) 
     return Decision(commands=((rank_id, introduce),))
 
 
-def _report_disagreement(cluster: ClusterState, rank: Rank, beat: Beat) -> Decision:
-    """Two beats in a row lack a change that all ranks must have: the rank was cut off at that step."""
-    missed = cluster.runtime.ranks[rank.id].missed
-    assert missed is not None
-    opened = IncidentOpened(
-        id=provisional("astray", rank.id, missed.id),
-        what=phrase("rank_astray", rank=rank.id),
-        about=About(rank=rank.id, part=missed.id),
-        job=rank.id.job,
+def _compare_changes(cluster: ClusterState, rank: Rank, beat: Beat) -> Decision:
+    """Report a rank that lacks a change which all ranks must have, until it has that change again."""
+    rank_runtime = cluster.runtime.ranks[rank.id]
+    if rank_runtime.mended:
+        open_ones = [i for i in _incidents_of_parts(cluster, rank.id) if not i.kind]  # others are about other things
+        return Decision(tuple(close_incident(i.id, phrase("rank_agrees_again")) for i in open_ones))
+    missed = rank_runtime.missed
+    if rank_runtime.astray != 2 or missed is None:  # two beats in a row: it was cut off at that step
+        return NOTHING
+    opened = open_incident(
+        phrase("rank_astray", rank=rank.id),
+        rank.id,
         evidence=(
             phrase("astray_from", change=missed.id, step=missed.step),
             phrase("astray_at" if beat.change else "astray_without", step=beat.step, change=f"c{beat.change}"),
         ),
         decision=REPORT_ONLY,
         reason=phrase("astray_reason"),
+        part=missed.id,
     )
-    again = _welcome(cluster, rank)  # in case the change never reached it
-    return Decision((opened,), ((rank.id, again),))
+    return Decision((opened,), _welcome_again(cluster, rank))  # in case the change never reached it
 
 
-def _close_disagreements(cluster: ClusterState, rank: Rank) -> Decision:
-    """Close the incidents about changes that a rank had missed and has now."""
-    mine = [i for i in cluster.incidents.open_of(rank.id.job) if i.about.rank == rank.id and i.about.part]
-    open_ones = [i for i in mine if not i.kind]  # the others are about something else
-    agrees = phrase("rank_agrees_again")
-    return Decision(tuple(close_incident(i.id, agrees) for i in open_ones))
-
-
-def record_knobs(cluster: ClusterState, rank_id: RankId, report: Knobs) -> Decision:
+def record_knobs(cluster: ClusterState, rank: Rank, report: Knobs) -> Decision:
     """A rank offers knobs; recorded if they differ from what its job has offered so far."""
-    rank = cluster.ranks.find(rank_id, report.incarnation)
-    if rank is None:
-        return NOTHING
-    offered = cluster.ledger.knobs.get(rank_id.job, {})
+    job = rank.id.job
+    offered = cluster.ledger.knobs.get(job, {})
     news = tuple(spec for spec in report.knobs if spec.name not in offered or _differs(offered[spec.name].spec, spec))
-    saves = report.checkpoints and rank_id.job not in cluster.ledger.checkpointers
+    saves = report.checkpoints and job not in cluster.ledger.checkpointers
     if not news and not saves:
         return NOTHING
-    record = KnobsOffered(job=rank_id.job, knobs=news, checkpoints=report.checkpoints)
-    return Decision((record,))
+    return Decision((KnobsOffered(job=job, knobs=news, checkpoints=report.checkpoints),))
 
 
 def _differs(offered: KnobSpec, spec: KnobSpec) -> bool:
@@ -327,16 +325,11 @@ def _find_again(cluster: ClusterState, rank: Rank, why: Prose, now: float) -> De
         outcome = phrase("rank_came_back", seconds=now - rank.since, why=why)
         records.append(close_incident(rank.incident, outcome))
     # What was changed while it was missing did not ask for it.
-    return Decision(tuple(records), ((rank.id, _welcome(cluster, rank)),))
+    return Decision(tuple(records), _welcome_again(cluster, rank))
 
 
-def _welcome(cluster: ClusterState, rank: Rank) -> Welcome:
-    return Welcome(
-        term=cluster.term,
-        incarnation=rank.incarnation,
-        beat_seconds=cluster.beat_seconds(),
-        changes=cluster.ledger.in_force(rank.id),
-    )
+def _welcome_again(cluster: ClusterState, rank: Rank) -> Commands:
+    return ((rank.id, welcome(cluster, rank.incarnation, cluster.ledger.in_force(rank.id))),)
 
 
 def compare_connections(cluster: ClusterState, now: float) -> Decision:
@@ -346,23 +339,16 @@ def compare_connections(cluster: ClusterState, now: float) -> Decision:
         if cluster.runtime.linked((rank.id, rank.incarnation)):
             decisions.append(_find_again(cluster, rank, phrase("roll_call_answered"), now))
         elif rank.presence is Presence.LIVE:
-            why = phrase("roll_call_missed")
-            records = _lose(cluster, rank.id, rank.incarnation, why)
+            records = _lose(cluster, rank.id, rank.incarnation, phrase("roll_call_missed"))
             decisions.append(Decision(tuple(records)))
     return merge_decisions(decisions)
 
 
 def presume_dead(cluster: ClusterState, rank: Rank) -> Decision:
     why = phrase("did_not_come_back", reason=rank.reason)
-    records: list[Record] = [RankDied(rank=rank.id, incarnation=rank.incarnation, reason=why)]
-    if rank.incident:
-        records.append(
-            IncidentAmended(
-                id=rank.incident,
-                decision=REPORT_ONLY if cluster.runs.of(rank.id.replica_id) is None else BY_ITS_RUN,
-                reason=phrase("rank_grace_over"),
-                outcome=phrase("rank_presumed_dead"),
-                closed=True,
-            )
-        )
-    return Decision(tuple(records))
+    died = RankDied(rank=rank.id, incarnation=rank.incarnation, reason=why)
+    if not rank.incident:
+        return Decision((died,))
+    decision = REPORT_ONLY if cluster.runs.of(rank.id.replica_id) is None else BY_ITS_RUN
+    ended = close_incident(rank.incident, phrase("rank_presumed_dead"))
+    return Decision((died, replace(ended, decision=decision, reason=phrase("rank_grace_over"))))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.core.decision import Decision
-from torchloom.core.incident_ids import number_incidents, provisional
+from torchloom.core.decision import Decision, number_incidents, provisional
 from torchloom.protocol.node import Inspect, Rollback
 from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, OrderGiven
 from torchloom.protocol.run_records import AttemptStopping, ResponseBegan
