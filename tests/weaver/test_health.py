@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -24,7 +24,7 @@ def fields(kind: Any, seen: tuple[Any, ...] = ()) -> Iterator[str]:
         return
     seen = (*seen, kind)
     if inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
-        for name, of in inspect.get_annotations(kind, eval_str=True).items():
+        for name, of in get_type_hints(kind, include_extras=True).items():
             yield f"{kind.__name__}.{name}"
             yield from fields(of, seen)
     for part in get_args(kind):
