@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import msgspec
+from msgspec.structs import replace
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -13,8 +14,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def from_fields(cls, source: msgspec.Struct, **others: object) -> Self:
         """A struct with the values of the fields that `source` has, too, and with `others`."""
-        shared = {name: getattr(source, name) for name in cls.__struct_fields__ if hasattr(source, name)}
-        return cls(**{**shared, **others})
+        return cls(**cls._shared(source) | others)
+
+    def with_fields(self, source: msgspec.Struct, **others: object) -> Self:
+        """This struct with the values of the fields that `source` has, too, and with `others`."""
+        return replace(self, **self._shared(source) | others)
+
+    @classmethod
+    def _shared(cls, source: msgspec.Struct) -> dict[str, Any]:
+        return {name: getattr(source, name) for name in cls.__struct_fields__ if hasattr(source, name)}
 
 
 class Message(Part, frozen=True, tag=True, tag_field="is"):

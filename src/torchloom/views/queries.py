@@ -73,10 +73,10 @@ def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> Clus
         total_ranks=len(ranks),
     )
     if look.offset == 0:
-        by_hand = sorted(cluster.registered, key=lambda assignment: (assignment.device, assignment.replica))
-        assignments += by_hand[:UNUSED_SHOWN]
+        by_hand = cluster.drmap.registered()[:UNUSED_SHOWN]
+        assignments += by_hand
         idle = _idle(cluster)
-        devices |= {assignment.device for assignment in by_hand[:UNUSED_SHOWN]} | _unused(cluster, idle)
+        devices |= {assignment.device for assignment in by_hand} | _unused(cluster, idle)
         jobs = [job for name, job in sorted(cluster.jobs.items()) if look.job in {None, name}]
         view = replace(
             view,

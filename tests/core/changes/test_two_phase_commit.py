@@ -575,7 +575,7 @@ def test_a_job_that_begins_anew_leaves_no_one_waiting() -> None:
     loom.cluster.runtime.operations.by_request[request(1)].applied.clear()
     operation = loom.cluster.runtime.operations.by_request[request(1)]
     loom.wait(4)
-    loom.cluster.runtime.operations.begin(operation)  # as if the new run began before the next tick
+    loom.cluster.runtime.operations.by_request[request(1)] = operation  # as if the new run began before the next tick
     loom.join(A, number=2)
     assert not loom.cluster.ledger.changes
     loom.replies.clear()

@@ -283,7 +283,7 @@ def test_a_forgotten_job_leaves_nothing_behind() -> None:
     loom.wait(10)
     assert "mnist" not in loom.cluster.jobs
     assert seen(loom) == CheckpointsView(job="mnist")
-    assert loom.cluster.state().checkpoints == ()
+    assert loom.cluster.state().checkpoints == {}
     assert only_incident(loom).outcome == phrase("job_forgotten")
     assert loom.restarted().cluster.state() == loom.cluster.state()
 

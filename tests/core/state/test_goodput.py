@@ -287,6 +287,6 @@ def test_of_many_attempts_the_sum_is_kept() -> None:
         cluster.fold((begun(attempt), launched(attempt, step - 10), AttemptRunning(job=JOB, attempt=attempt)), at)
         cluster.fold((stopping(step, attempt=attempt), ended(attempt)), at + 1)
         at += 1
-    account: Account = cluster.goodput.by_job[JOB]
+    account: Account = cluster.goodput[JOB]
     assert len(account.stretches) == KEEP_STRETCHES
     assert tally(account, at).productive == pytest.approx(at)

@@ -19,6 +19,7 @@ from torchloom.protocol.records import (
     Abort,
     ChangeDecided,
     ChangeProposed,
+    ChangeRecord,
     ChangeSettled,
     KnobsOffered,
     OrderEnded,
@@ -58,6 +59,11 @@ class Change(ChangeProposed, frozen=True, kw_only=True):
         return self.change.id
 
     @property
+    def over(self) -> bool:
+        """No rank is asked any more."""
+        return self.phase in {ChangePhase.ABORTED, ChangePhase.SETTLED}
+
+    @property
     def takes_effect(self) -> bool:
         return self.phase in {ChangePhase.COMMITTED, ChangePhase.SETTLED}
 
@@ -83,6 +89,10 @@ class GivenOrder(OrderGiven, frozen=True, kw_only=True):
     applied: int = 0
     """The number of ranks that confirmed; one that is gone may have obeyed without a reply, or never received it."""
 
+    @property
+    def over(self) -> bool:
+        return bool(self.outcome)
+
 
 class KnobState(msgspec.Struct, frozen=True, kw_only=True):
     spec: KnobSpec
@@ -91,36 +101,21 @@ class KnobState(msgspec.Struct, frozen=True, kw_only=True):
     """The change that gave it this value."""
 
 
-class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """As a value, for the snapshot."""
-
+class Ledger(msgspec.Struct, kw_only=True):
     change_count: int = 0
     order_count: int = 0
-    knobs: tuple[tuple[str, tuple[KnobState, ...]], ...] = ()
-    checkpointers: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
-    orders: tuple[GivenOrder, ...] = ()
+    knobs: dict[str, dict[str, KnobState]] = {}
+    """By job and name."""
+    checkpointers: set[str] = set()
+    """Jobs that can save a checkpoint when asked."""
+    changes: dict[str, Change] = {}
+    orders: dict[str, GivenOrder] = {}
 
-
-class Ledger:
-    def __init__(self, state: LedgerState | None = None) -> None:
-        state = state or LedgerState()
-        self.change_count = state.change_count
-        self.order_count = state.order_count
-        self.knobs = {job: {knob.spec.name: knob for knob in knobs} for job, knobs in state.knobs}
-        self.checkpointers = set(state.checkpointers)
-        self.changes = {change.id: change for change in state.changes}
-        self.orders = {order.id: order for order in state.orders}
-
-    def state(self) -> LedgerState:
-        return LedgerState(
-            change_count=self.change_count,
-            order_count=self.order_count,
-            knobs=tuple((job, tuple(knobs.values())) for job, knobs in sorted(self.knobs.items())),
-            checkpointers=tuple(sorted(self.checkpointers)),
-            changes=tuple(self.changes.values()),
-            orders=tuple(self.orders.values()),
-        )
+    def copy(self) -> Ledger:
+        """For a snapshot. What it contains is frozen."""
+        knobs = {job: dict(knobs) for job, knobs in self.knobs.items()}
+        changes, orders = dict(self.changes), dict(self.orders)
+        return replace(self, knobs=knobs, checkpointers=set(self.checkpointers), changes=changes, orders=orders)
 
     # ── looking things up ──
 
@@ -164,7 +159,37 @@ class Ledger:
 
     # ── fold ──
 
-    def offer(self, record: KnobsOffered) -> None:
+    def fold(self, record: ChangeRecord, at: float) -> Change | GivenOrder | None:
+        """Returns the change or order that the record is about."""
+        match record:
+            case KnobsOffered():
+                self._offer(record)
+                return None
+            case ChangeProposed(change=spec):
+                self.change_count = max(self.change_count, spec.number)
+                self.changes[spec.id] = change = Change.from_fields(record, asked=at)
+                return change
+            case ChangeDecided():
+                return self._decide(record)
+            case ChangeSettled(id=id, outcome=outcome, applied=applied, failed=failed):
+                change = self.changes[id]
+                phase = CHANGE_NEXT[(change.phase, "settle")]
+                change = replace(change, phase=phase, outcome=outcome, applied=applied, failed=failed)
+                self.changes[id] = change
+                self._trim(change.job)
+                return change
+            case OrderGiven(id=id):
+                self.order_count = max(self.order_count, int(id[1:]))
+                self.orders[id] = order = GivenOrder.from_fields(record, asked=at)
+                return order
+            case OrderEnded(id=id, outcome=outcome, ok=ok, applied=applied):
+                self.orders[id] = order = replace(self.orders[id], outcome=outcome, ok=ok, applied=applied)
+                ended = [o.id for o in self.orders.values() if o.job == order.job and o.over]
+                for old in ended[: max(0, len(ended) - KEEP_CHANGES)]:
+                    del self.orders[old]
+                return order
+
+    def _offer(self, record: KnobsOffered) -> None:
         knobs = self.knobs.setdefault(record.job, {})
         for spec in record.knobs:
             knob = knobs.get(spec.name)
@@ -172,11 +197,7 @@ class Ledger:
         if record.checkpoints:
             self.checkpointers.add(record.job)
 
-    def propose(self, record: ChangeProposed, at: float) -> None:
-        self.change_count = max(self.change_count, record.change.number)
-        self.changes[record.change.id] = Change.from_fields(record, asked=at)
-
-    def decide(self, record: ChangeDecided) -> None:
+    def _decide(self, record: ChangeDecided) -> Change:
         change = self.changes[record.id]
         phase = CHANGE_NEXT[(change.phase, "commit" if record.commit else "abort")]
         why_not = abort_phrase(record.abort) if record.abort is not None else ""
@@ -184,7 +205,7 @@ class Ledger:
         self.changes[record.id] = change = replace(change, phase=phase, outcome=outcome)
         if not record.commit:
             self._trim(change.job)
-            return
+            return change
         if change.reverts in self.changes:
             self.changes[change.reverts] = replace(self.changes[change.reverts], reverted_by=change.id)
         knobs = self.knobs.get(change.job, {})
@@ -195,25 +216,7 @@ class Ledger:
                 giver = self._giver(change.job, change.replica, None, name)
                 value = giver.change.values[name] if giver else knobs[name].spec.value
                 knobs[name] = replace(knobs[name], value=value, change=giver.id if giver else "")
-
-    def settle(self, record: ChangeSettled) -> None:
-        change = self.changes[record.id]
-        phase = CHANGE_NEXT[(change.phase, "settle")]
-        self.changes[record.id] = replace(
-            change, phase=phase, outcome=record.outcome, applied=record.applied, failed=record.failed
-        )
-        self._trim(change.job)
-
-    def give(self, record: OrderGiven, at: float) -> None:
-        self.order_count = max(self.order_count, int(record.id[1:]))
-        self.orders[record.id] = GivenOrder.from_fields(record, asked=at)
-
-    def end(self, record: OrderEnded) -> None:
-        order = self.orders[record.id]
-        self.orders[record.id] = replace(order, outcome=record.outcome, ok=record.ok, applied=record.applied)
-        ended = [o.id for o in self.orders.values() if o.job == order.job and o.outcome]
-        for old in ended[: max(0, len(ended) - KEEP_CHANGES)]:
-            del self.orders[old]
+        return change
 
     def forget(self, job: str) -> None:
         """A new run of the job begins, or the job is forgotten: nothing of the last one counts."""
@@ -233,7 +236,7 @@ class Ledger:
         return all(any(name in values for values in later) for name in change.change.values)
 
     def _trim(self, job: str) -> None:
-        ended = [c for c in self.of_job(job) if c.phase in {ChangePhase.ABORTED, ChangePhase.SETTLED}]
+        ended = [c for c in self.of_job(job) if c.over]
         idle = [c for c in ended if not c.takes_effect or c.change.action != "set" or c.reverted_by]
         replaced = [c for c in ended if c not in idle and self._replaced(c)] if len(ended) > KEEP_CHANGES else []
         for old in idle[: max(0, len(idle) - KEEP_CHANGES)] + replaced[: max(0, len(replaced) - KEEP_CHANGES)]:

@@ -5,11 +5,9 @@ It is about disks, not about runs: a new run of a job finds what the last one le
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
-from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed, Record
+from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed
 from torchloom.protocol.views import CheckpointsView, FailedStep, ResumedStep, SavedStep
 
 KEEP_SAVED = 50
@@ -19,19 +17,11 @@ KEEP_SAVED = 50
 class CheckpointIndex(dict[str, CheckpointsView]):
     """By job."""
 
-    def __init__(self, views: Iterable[CheckpointsView] = ()) -> None:
-        super().__init__({view.job: view for view in views})
-
-    def state(self) -> tuple[CheckpointsView, ...]:
-        return tuple(self[job] for job in sorted(self))
-
     def of(self, job: str) -> CheckpointsView:
         """What is recorded about this job, which may be nothing."""
         return self.get(job) or CheckpointsView(job=job)
 
-    def fold(self, record: Record, at: float) -> None:
-        if not isinstance(record, CheckpointSaved | CheckpointFailed | JobResumed):
-            return
+    def fold(self, record: CheckpointSaved | CheckpointFailed | JobResumed, at: float) -> None:
         view = self.of(record.rank.job)
         match record:
             case CheckpointSaved(folder=folder, node=node, step=step):

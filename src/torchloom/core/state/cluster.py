@@ -12,29 +12,25 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from torchloom.core.state.change_ledger import Change, ChangePhase, Ledger, LedgerState
+from torchloom.core.state.change_ledger import Change, ChangePhase, Ledger
 from torchloom.core.state.checkpoint_index import CheckpointIndex
-from torchloom.core.state.device_map import Device, DRMap, fold_device
+from torchloom.core.state.device_map import Device, Devices, DRMap
 from torchloom.core.state.goodput import Account, Accounts
 from torchloom.core.state.incidents import Incident, Incidents, cause_of
-from torchloom.core.state.pending_operations import PendingOperation, Volatile
+from torchloom.core.state.pending_operations import Volatile
 from torchloom.core.state.ranks import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence, Rank, Ranks, Sign
-from torchloom.core.state.runs import Run, Runs, RunsState
+from torchloom.core.state.runs import Run, Runs
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.operator import Mark
+from torchloom.protocol.operator import Mark, NodeDrained, ReplicaDrained
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import Beat
 from torchloom.protocol.records import (
     About,
-    ChangeDecided,
-    ChangeProposed,
-    ChangeSettled,
+    ChangeRecord,
+    CheckpointFailed,
     CheckpointSaved,
-    DeviceBlamed,
-    DeviceCleared,
-    DeviceMarkedFailed,
-    DeviceMarkedRecovered,
+    DeviceRecord,
     DeviceRegistered,
     InboxRead,
     IncidentAmended,
@@ -43,11 +39,8 @@ from torchloom.protocol.records import (
     JobEnded,
     JobForgotten,
     JobResumed,
-    KnobsOffered,
     MemberJoined,
     MembersEvicted,
-    OrderEnded,
-    OrderGiven,
     RankAttached,
     RankDied,
     RankForgotten,
@@ -55,11 +48,11 @@ from torchloom.protocol.records import (
     RankJoined,
     RankLeft,
     RankLost,
+    RankRecord,
     Record,
     TermBegan,
-    named_jobs,
 )
-from torchloom.protocol.run_records import AttemptStopping
+from torchloom.protocol.run_records import AttemptStopping, RunRecord
 from torchloom.protocol.views import Assignment, CheckpointsView
 from torchloom.settings import Settings
 
@@ -85,17 +78,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     term: int = 0
     inbox_seq: int = 0
     incident_count: int = 0
-    jobs: tuple[Job, ...] = ()
+    jobs: dict[str, Job] = {}
     ranks: tuple[Rank, ...] = ()
-    devices: tuple[Device, ...] = ()
+    devices: dict[str, Device] = {}
     registered: tuple[Assignment, ...] = ()
     incidents: tuple[Incident, ...] = ()
-    ledger: LedgerState = LedgerState()
-    checkpoints: tuple[CheckpointsView, ...] = ()
-    runs: RunsState = RunsState()
-    goodput: tuple[Account, ...] = ()
-    evicted: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    marks: tuple[tuple[float, Record], ...] = ()
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    checkpoints: dict[str, CheckpointsView] = {}
+    runs: dict[str, Run] = {}
+    drained_nodes: frozenset[str] = frozenset()
+    goodput: dict[str, Account] = {}
+    evicted: dict[str, tuple[str, ...]] = {}
+    marks: dict[str, tuple[tuple[float, Record], ...]] = {}
 
 
 def life_over(how: Literal["finished", "interrupted"]) -> Phrase:
@@ -108,50 +102,46 @@ class ClusterState:
         state = state or State()
         self.settings = settings
         self.runtime = RuntimeState(settings)
-        self.ledger = Ledger(state.ledger)
+        self.ledger = state.ledger.copy()
         self.checkpoints = CheckpointIndex(state.checkpoints)
-        self.runs = Runs(state.runs)
+        self.runs = Runs(state.runs.values(), state.drained_nodes)
         self.goodput = Accounts(state.goodput)
         self.evicted = dict(state.evicted)
         """By job: the latest members that its lighthouse must not count on."""
-        self.marks: dict[str, tuple[tuple[float, Record], ...]] = {}
+        self.marks = dict(state.marks)
         """By job: the latest, each with its time."""
-        for at, record in state.marks:
-            self._mark(record, at)
         self.term = state.term
         self.inbox_seq = state.inbox_seq
-        self.jobs = {job.name: job for job in state.jobs}
-        self.devices = {device.id: device for device in state.devices}
+        self.jobs = dict(state.jobs)
+        self.devices = Devices(state.devices)
         self.incidents = Incidents(state.incidents, state.incident_count)
-        self.registered = set(state.registered)
-        self.drmap = DRMap(self.registered)
+        self.drmap = DRMap(state.registered)
         self.ranks = Ranks(state.ranks, self.drmap)
         self.runtime.adopt(state.ranks)
         for change in self.ledger.changes.values():
-            self._follow_change(change, 0.0)
+            self.runtime.operations.follow(change, 0.0)
+            self._expect(change)
         for order in self.ledger.orders.values():
-            if not order.outcome:
-                self.runtime.operations.begin(
-                    PendingOperation(order.request, order.job, dict(order.lives), id=order.id)
-                )
+            self.runtime.operations.follow(order, 0.0)
 
     def state(self) -> State:
-        """The durable part, in a fixed order: equal states compare equal."""
+        """The durable part. Equal states compare equal."""
         return State(
             term=self.term,
             inbox_seq=self.inbox_seq,
             incident_count=self.incidents.count,
-            jobs=tuple(self.jobs[name] for name in sorted(self.jobs)),
+            jobs=dict(self.jobs),
             ranks=tuple(self.ranks[rank] for rank in sorted(self.ranks)),
-            devices=tuple(self.devices[device] for device in sorted(self.devices)),
-            registered=tuple(sorted(self.registered, key=lambda assignment: (assignment.device, assignment.replica))),
+            devices=dict(self.devices),
+            registered=tuple(self.drmap.registered()),
             incidents=tuple(self.incidents.values()),
-            ledger=self.ledger.state(),
-            checkpoints=self.checkpoints.state(),
-            runs=self.runs.state(),
-            goodput=self.goodput.state(),
-            evicted=tuple((job, self.evicted[job]) for job in sorted(self.evicted)),
-            marks=tuple(mark for job in sorted(self.marks) for mark in self.marks[job]),
+            ledger=self.ledger.copy(),
+            checkpoints=dict(self.checkpoints),
+            runs=dict(self.runs.by_name),
+            drained_nodes=frozenset(self.runs.drained),
+            goodput=dict(self.goodput),
+            evicted=dict(self.evicted),
+            marks=dict(self.marks),
         )
 
     def lives(self, rank: RankId, incarnation: str) -> bool:
@@ -215,11 +205,26 @@ class ClusterState:
                 self._fold(record, at)
 
     def _fold(self, record: Record, at: float) -> None:
+        self.goodput.fold(record, at, self._run_of(record))
+        if isinstance(record, RankRecord):
+            self._fold_rank(record, at)
+        elif isinstance(record, ChangeRecord):
+            self._fold_change(record, at)
+        elif isinstance(record, DeviceRecord):
+            self.devices.fold(record, at)
+            if isinstance(record, DeviceRegistered):
+                self.drmap.add(Assignment.from_fields(record))
+        elif isinstance(record, RunRecord):
+            self.incidents.follow_run(record, self.runs, at)
+            self.runs.fold(record, at)
+            if isinstance(record, AttemptStopping) and record.incident in self.incidents:
+                incident = self.incidents.record_stop(record.incident, self.runs.by_name[record.job], at)
+                self.goodput.blame(record.job, cause_of(incident), incident.opened, at)
+        else:
+            self._fold_other(record, at)
+
+    def _fold_rank(self, record: RankRecord, at: float) -> None:
         match record:
-            case InboxRead(seq=seq):
-                self.inbox_seq = max(self.inbox_seq, seq)
-            case TermBegan(term=term):
-                self.term = term
             case RankJoined():
                 self._join(record, at)
             case RankAttached(rank=rank):
@@ -239,27 +244,48 @@ class ClusterState:
                 self.runtime.gone(rank, final=True)
             case RankForgotten(rank=rank):
                 self._forget(rank)
-            case JobBegan(job=name):
-                self._begin(name, at)
-            case JobEnded(job=name, outcome=outcome, reason=reason):
-                self.jobs[name] = replace(self.jobs[name], phase=JobPhase(outcome), ended=at, reason=reason)
-            case JobForgotten(job=name):
-                self._forget_job(name)
-            case DeviceRegistered(device=device, replica=replica, node=node):
-                assignment = Assignment(device=device, replica=replica, node=node)
-                self.registered.add(assignment)
-                self.drmap.add(assignment)
-                self._add_device(device, node, at)
-            case DeviceBlamed() | DeviceCleared() | DeviceMarkedFailed() | DeviceMarkedRecovered():
-                if isinstance(record, DeviceBlamed):
-                    self._add_device(record.device, record.node, at)
-                self.devices[record.device] = fold_device(self.devices[record.device], record, at)
-            case IncidentOpened():
-                self._open(record, at)
-            case IncidentAmended():
-                self._amend(record, at)
-            case _:
-                self._fold_change(record, at)
+
+    def _fold_change(self, record: ChangeRecord, at: float) -> None:
+        item = self.ledger.fold(record, at)
+        if item is not None:
+            self.runtime.operations.follow(item, at)
+        if isinstance(item, Change) and item.phase is ChangePhase.COMMITTED:
+            self._expect(item)
+
+    def _fold_other(self, record: Record, at: float) -> None:
+        match record:
+            case InboxRead(seq=seq):
+                self.inbox_seq = max(self.inbox_seq, seq)
+            case TermBegan(term=term):
+                self.term = term
+            case JobBegan(job=job):
+                self._begin(job, at)
+            case JobEnded(job=job, outcome=outcome, reason=reason):
+                self.jobs[job] = replace(self.jobs[job], phase=JobPhase(outcome), ended=at, reason=reason)
+            case JobForgotten(job=job):
+                self._forget_job(job)
+            case IncidentOpened(id=id, about=about):
+                self.incidents.open(record, at)
+                self._refer(about, id)
+            case IncidentAmended(id=id) if id in self.incidents:  # otherwise it was closed, and is not kept any more
+                if record.closed:
+                    self._refer(self.incidents[id].about, "")
+                self.incidents.amend(record, at, self.settings.keep_closed_incidents)
+            case CheckpointSaved() | CheckpointFailed() | JobResumed():
+                self.checkpoints.fold(record, at)
+                if isinstance(record, CheckpointSaved):
+                    self.runtime.checkpoint_detector(record.rank.job).saved(at)
+                if isinstance(record, JobResumed):
+                    self.incidents.follow_resume(record, self.runs)
+            case MemberJoined(rank=rank, incarnation=incarnation, member=member):
+                if self.ranks.find(rank, incarnation) is not None:
+                    self.ranks.modify(rank, member=member)
+            case MembersEvicted(job=job, members=members):
+                self.evicted[job] = (*self.evicted.get(job, ()), *members)[-KEEP_EVICTED:]
+            case Mark(job=job):
+                self.marks[job] = (*self.marks.get(job, ()), (at, record))[-KEEP_MARKS:]
+            case ReplicaDrained() | NodeDrained():
+                self.runs.fold(record, at)
 
     def _begin(self, name: str, at: float) -> None:
         for earlier_rank in self.ranks.of_job(name):
@@ -271,85 +297,21 @@ class ClusterState:
         phase = JOB_NEXT[(job.phase, JobSign.JOINED)] if job else JobPhase.RUNNING
         self.jobs[name] = Job(name=name, phase=phase, began=at)
 
-    def _mark(self, record: Record, at: float) -> None:
-        for job in named_jobs(record):
-            self.marks[job] = (*self.marks.get(job, ()), (at, record))[-KEEP_MARKS:]
-
-    def _fold_change(self, record: Record, at: float) -> None:
-        match record:
-            case KnobsOffered():
-                self.ledger.offer(record)
-            case ChangeProposed():
-                self.ledger.propose(record, at)
-                self._follow_change(self.ledger.changes[record.change.id], at)
-            case ChangeDecided(id=id):
-                self.ledger.decide(record)
-                self._follow_change(self.ledger.changes[id], at)
-            case ChangeSettled(id=id):
-                request = self.ledger.changes[id].request
-                self.ledger.settle(record)
-                self.runtime.operations.end(request)
-            case OrderGiven(id=id, request=request, job=job, lives=lives):
-                self.ledger.give(record, at)
-                self.runtime.operations.begin(PendingOperation(request, job, dict(lives), id=id, began=at, sent=at))
-            case OrderEnded(id=id):
-                request = self.ledger.orders[id].request
-                self.ledger.end(record)
-                self.runtime.operations.end(request)
-            case MemberJoined(rank=rank, member=member):
-                if self.ranks.find(rank, record.incarnation) is not None:
-                    self.ranks.modify(rank, member=member)
-            case Mark():
-                self._mark(record, at)
-            case MembersEvicted(job=job, members=members):
-                self.evicted[job] = (*self.evicted.get(job, ()), *members)[-KEEP_EVICTED:]
-            case _:
-                if isinstance(record, CheckpointSaved):
-                    self.runtime.checkpoint_detector(record.rank.job).saved(at)
-                self.checkpoints.fold(record, at)
-                self.incidents.follow_run(record, self.runs, at)
-                self.runs.fold(record, at)
-                self.goodput.fold(record, at, self._run_of(record.rank) if isinstance(record, JobResumed) else "")
-                if isinstance(record, AttemptStopping) and record.incident in self.incidents:
-                    self._stopped_for(record.incident, self.runs.by_name[record.job], at)
-
-    def _follow_change(self, change: Change, at: float) -> None:
-        """Update the pending operation of a change, and which changes the beats of its ranks must report."""
-        operations = self.runtime.operations
-        if change.phase is ChangePhase.PROPOSED:
-            operation = operations.by_request.get(change.request)
-            if operation is None or operation.id:
-                operation = PendingOperation(change.request, change.job, dict(change.lives))
-                operations.begin(operation)
-            operation.id, operation.began, operation.sent = change.id, at, at
-        elif change.phase is ChangePhase.ABORTED:
-            operations.end(change.request)
+    def _expect(self, change: Change) -> None:
+        """From now on the beats of its ranks must report a change of values, also of those that joined meanwhile."""
         if change.takes_effect and change.change.action == "set":
-            for rank in self.ranks.ids_of(change.job):  # also of those that joined while it was agreed on
+            for rank in self.ranks.ids_of(change.job):
                 if change.is_for(rank):
                     self.runtime.expect(rank, self.ranks[rank].incarnation, change.change)
-        if change.phase is ChangePhase.COMMITTED:
-            operation = operations.by_request.get(change.request)
-            if operation is None:
-                operation = PendingOperation(change.request, change.job, dict(change.lives), id=change.id)
-                operations.begin(operation)
-            operation.committed, operation.began, operation.sent = True, at, at
 
     def _join(self, record: RankJoined, at: float) -> None:
         rank, hello = record.rank, record.hello
-        self.goodput.fold(record, at, self._run_of(rank))
         for device in hello.devices:
-            self._add_device(device, hello.node, at)
+            self.devices.add(device, hello.node, at)
         self.ranks.join(record, at)
         self.runtime.joined(rank, hello.incarnation, at)
         for change in self.ledger.in_force(rank):
             self.runtime.expect(rank, hello.incarnation, change)
-
-    def _add_device(self, device: str, node: str, at: float) -> None:
-        if device not in self.devices:
-            self.devices[device] = Device(id=device, node=node, since=at)
-        elif node and self.devices[device].node != node:
-            self.devices[device] = replace(self.devices[device], node=node)
 
     def _forget_job(self, name: str) -> None:
         for rank in self.ranks.of_job(name):
@@ -361,34 +323,22 @@ class ClusterState:
         self.evicted.pop(name, None)
         self.marks.pop(name, None)
         for run in self.runs.forget(name):
-            self.goodput.forget(run)
+            self.goodput.pop(run, None)
 
     def _forget(self, rank: RankId) -> None:
         del self.ranks[rank]
         self.runtime.forgotten(rank)
 
-    def _open(self, record: IncidentOpened, at: float) -> None:
-        self.incidents.open(record, at)
-        self._refer(record.about, record.id)
-        run = self.runs.concerned(record.job, record.about)
-        self.goodput.fold(record, at, run.name if run is not None else "")
-
-    def _amend(self, record: IncidentAmended, at: float) -> None:
-        incident = self.incidents.get(record.id)
-        if incident is None:
-            return  # it was closed, and is not kept any more
-        self.incidents.amend(record, at, self.settings.keep_closed_incidents)
-        self.goodput.fold(record, at)
-        if record.closed:
-            self._refer(incident.about, "")
-
-    def _run_of(self, rank: RankId) -> str:
-        run = self.runs.of(rank.replica_id)
+    def _run_of(self, record: Record) -> str:
+        """The name of the run that a record about a rank or an incident concerns."""
+        match record:
+            case RankJoined(rank=rank) | JobResumed(rank=rank):
+                run = self.runs.of(rank.replica_id)
+            case IncidentOpened(job=job, about=about):
+                run = self.runs.concerned(job, about)
+            case _:
+                run = None
         return run.name if run is not None else ""
-
-    def _stopped_for(self, id: str, run: Run, at: float) -> None:
-        incident = self.incidents.record_stop(id, run, at)
-        self.goodput.blame(run.name, cause_of(incident), incident.opened, at)
 
     def _refer(self, about: About, incident: str) -> None:
         """Let the rank or device that an incident is about as a whole point to it while it is open."""

@@ -8,17 +8,24 @@ where an operator registered the pair.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
 
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.phrase import Prose
-from torchloom.protocol.records import Blame, DeviceBlamed, DeviceCleared, DeviceMarkedFailed, DeviceMarkedRecovered
+from torchloom.protocol.records import (
+    Blame,
+    DeviceBlamed,
+    DeviceCleared,
+    DeviceMarkedFailed,
+    DeviceMarkedRecovered,
+    DeviceRecord,
+    DeviceRegistered,
+)
 from torchloom.protocol.views import Assignment
 
-Key = TypeVar("Key")
 BLAMES_KEPT = 64
 """Failure reports of one device; beyond, the oldest is forgotten."""
 
@@ -34,22 +41,34 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """All failure reports, also those that an operator has overruled."""
 
 
-def fold_device(
-    device: Device, record: DeviceBlamed | DeviceCleared | DeviceMarkedFailed | DeviceMarkedRecovered, at: float
-) -> Device:
-    match record:
-        case DeviceBlamed(blame=blame):
-            others = tuple(other for other in device.blames if other.by != blame.by)
-            return replace(device, blames=(*others, blame)[-BLAMES_KEPT:])
-        case DeviceCleared(by=by):
-            left = tuple(blame for blame in device.blames if blame.by != by)
-            cause = next((blame.cause for blame in left if device.failed and not blame.overruled), device.cause)
-            return replace(device, blames=left, cause=cause)
-        case DeviceMarkedFailed(cause=cause):
-            return replace(device, failed=True, since=at, cause=cause)
-        case DeviceMarkedRecovered():
-            kept = tuple(replace(blame, overruled=True) for blame in device.blames if blame.alert)
-            return replace(device, failed=False, since=at, cause="", incident="", blames=kept)
+class Devices(dict[str, Device]):
+    """By id."""
+
+    def add(self, id: str, node: str, at: float) -> None:
+        """Add a device that is not recorded yet; otherwise record that it is on another node now."""
+        if id not in self:
+            self[id] = Device(id=id, node=node, since=at)
+        elif node and self[id].node != node:
+            self[id] = replace(self[id], node=node)
+
+    def fold(self, record: DeviceRecord, at: float) -> None:
+        id = record.device
+        if isinstance(record, DeviceRegistered | DeviceBlamed):
+            self.add(id, record.node, at)
+        device = self[id]
+        match record:
+            case DeviceBlamed(blame=blame):
+                others = tuple(other for other in device.blames if other.by != blame.by)
+                self[id] = replace(device, blames=(*others, blame)[-BLAMES_KEPT:])
+            case DeviceCleared(by=by):
+                left = tuple(blame for blame in device.blames if blame.by != by)
+                cause = next((blame.cause for blame in left if device.failed and not blame.overruled), device.cause)
+                self[id] = replace(device, blames=left, cause=cause)
+            case DeviceMarkedFailed(cause=cause):
+                self[id] = replace(device, failed=True, since=at, cause=cause)
+            case DeviceMarkedRecovered():
+                kept = tuple(replace(blame, overruled=True) for blame in device.blames if blame.alert)
+                self[id] = replace(device, failed=False, since=at, cause="", incident="", blames=kept)
 
 
 class DRMap:
@@ -63,13 +82,17 @@ class DRMap:
         self._by_device.setdefault(assignment.device, set()).add(assignment)
         self._by_rank.setdefault((assignment.replica, assignment.rank), set()).add(assignment)
 
-    def remove(self, assignment: Assignment) -> None:
-        _discard(self._by_device, assignment.device, assignment)
-        _discard(self._by_rank, (assignment.replica, assignment.rank), assignment)
-
     def remove_rank(self, rank: RankId) -> None:
-        for assignment in self.assignments_of(rank):
-            self.remove(assignment)
+        for assignment in self._by_rank.pop((rank.replica_id, rank.rank), ()):
+            others = self._by_device[assignment.device]
+            others.remove(assignment)
+            if not others:
+                del self._by_device[assignment.device]
+
+    def registered(self) -> list[Assignment]:
+        """Those of whole replicas, which operators registered."""
+        by_hand = (assignments for (_, rank), assignments in self._by_rank.items() if rank is None)
+        return sorted(chain.from_iterable(by_hand), key=_order)
 
     def replicas_on(self, device: str) -> tuple[ReplicaId, ...]:
         return tuple(sorted({assignment.replica for assignment in self._by_device.get(device, ())}))
@@ -86,10 +109,3 @@ class DRMap:
 
 def _order(assignment: Assignment) -> tuple[str, ReplicaId, int]:
     return assignment.device, assignment.replica, -1 if assignment.rank is None else assignment.rank
-
-
-def _discard(index: dict[Key, set[Assignment]], key: Key, assignment: Assignment) -> None:
-    assignments = index.get(key, set())
-    assignments.discard(assignment)
-    if not assignments:
-        index.pop(key, None)

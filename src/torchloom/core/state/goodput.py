@@ -98,24 +98,17 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     ended: float | None = None
 
 
-class Accounts:
-    def __init__(self, accounts: tuple[Account, ...] = ()) -> None:
-        self.by_job = {account.job: account for account in accounts}
-
-    def state(self) -> tuple[Account, ...]:
-        return tuple(self.by_job[job] for job in sorted(self.by_job))
-
-    def forget(self, job: str) -> None:
-        self.by_job.pop(job, None)
+class Accounts(dict[str, Account]):
+    """By run."""
 
     def of(self, job: str, now: float, step: int | None = None) -> Goodput | None:
         """Where its time went; `step` is how far the attempt under way is known to be."""
-        account = self.by_job.get(job)
+        account = self.get(job)
         return None if account is None else tally(account, now, step)
 
     def blame(self, job: str, kind: str, opened: float, at: float) -> None:
         """The attempt of this job that was just ended was ended for an incident."""
-        account = self.by_job.get(job)
+        account = self.get(job)
         if account is None or account.doing == ENDING or (account.doing == MOVING and kind == NODE):
             return
         if kind == "crash" and account.stretches:  # a dead rank made no steps, even if it took a while to be sure
@@ -123,19 +116,19 @@ class Accounts:
             last = account.stretches[-1]
             stretches = (*account.stretches[:-1], last._replace(seconds=last.seconds - idle))
             account = replace(account, stretches=stretches, lost=_plus(account.lost, kind, idle), latest=0.0)
-        self.by_job[job] = replace(account, doing=kind, cause=kind)
+        self[job] = replace(account, doing=kind, cause=kind)
 
     def fold(self, record: Record, at: float, run: str = "") -> None:
         """`run` is the name of the run that a record about a rank or an incident concerns."""
         if isinstance(record, RunSubmitted):
-            self.by_job[record.job] = Account(job=record.job, submitted=at, since=at)
+            self[record.job] = Account(job=record.job, submitted=at, since=at)
             return
         job = run if isinstance(record, JobResumed | RankJoined | IncidentOpened) else getattr(record, "job", "")
         if isinstance(record, IncidentAmended) and record.closed:
-            job = next((a.job for a in self.by_job.values() if a.standing == record.id), "")
-        account = self.by_job.get(job)
+            job = next((a.job for a in self.values() if a.standing == record.id), "")
+        account = self.get(job)
         if account is not None and account.ended is None:
-            self.by_job[job] = _folded(account, record, at)
+            self[job] = _folded(account, record, at)
 
 
 def tally(account: Account, now: float, step: int | None = None) -> Goodput:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from torchloom.core.state.runs import Run, Runs
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, JobResumed, Record
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, JobResumed
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
@@ -19,6 +19,7 @@ from torchloom.protocol.run_records import (
     AttemptRunning,
     ResponseBegan,
     ResponseWent,
+    RunRecord,
 )
 
 MOST_ENTRIES = 20
@@ -145,7 +146,12 @@ class Incidents(dict[str, Incident]):
         self.append(id, at, phrase("attempt_stopped", attempt=run.ordinal, step=step or None))
         return self[id]
 
-    def follow_run(self, record: Record, runs: Runs, at: float) -> None:
+    def follow_resume(self, record: JobResumed, runs: Runs) -> None:
+        run = runs.of(record.rank.replica_id)
+        if run is not None and run.ordinal > 1:
+            self._count_lost_steps(run.name, run.attempt - 1, record.step)
+
+    def follow_run(self, record: RunRecord, runs: Runs, at: float) -> None:
         """Add a record of a run to the timelines that it concerns. `runs` is the state before the record."""
         match record:
             case ResponseBegan(job=job, incident=id, do=do, rollback=back) if id in self:
@@ -173,10 +179,6 @@ class Incidents(dict[str, Incident]):
                     start = phrase("starts_over" if step is None else "resumes_at", step=step, path=resume)
                     self._append_to_stopped(job, attempt - 1, at, phrase("heals") if record.heals else start)
                     self._count_lost_steps(job, attempt - 1, None if record.heals else step or 0)
-            case JobResumed(rank=rank, step=step):
-                run = runs.of(rank.replica_id)
-                if run is not None and run.ordinal > 1:
-                    self._count_lost_steps(run.name, run.attempt - 1, step)
             case AttemptRunning(job=job):
                 for incident in list(self.values()):
                     name, attempt = incident.stopped or ("", 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from torchloom.core.state.change_ledger import Change, GivenOrder
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import SetKnobs
 from torchloom.protocol.rank import Action, Applied, Ordered, Ready, Reply, StepReport
@@ -113,11 +114,16 @@ class PendingOperations:
         """The change of a job that is requested but not yet proposed."""
         return next((c for c in self.by_request.values() if c.job == job and not c.id), None)
 
-    def begin(self, operation: PendingOperation) -> None:
-        self.by_request[operation.request] = operation
-
-    def end(self, request: str) -> None:
-        self.by_request.pop(request, None)
+    def follow(self, item: Change | GivenOrder, at: float) -> None:
+        """Begin, advance or end the operation of a change or order, as the ledger has it now."""
+        if item.over:
+            self.by_request.pop(item.request, None)
+            return
+        operation = self.by_request.get(item.request)
+        if operation is None or operation.id not in {"", item.id}:
+            operation = self.by_request[item.request] = PendingOperation(item.request, item.job, dict(item.lives))
+        operation.id, operation.began, operation.sent = item.id, at, at
+        operation.committed = isinstance(item, Change) and item.takes_effect
 
     def take(self, rank: RankId, reply: Reply) -> PendingOperation | None:
         """The operation that a reply belongs to, if it is new there."""
@@ -126,14 +132,12 @@ class PendingOperations:
 
     def fold(self, record: Volatile, at: float) -> None:
         match record:
-            case OperationBegan(request=request, job=job, lives=lives, change_request=change_request, waiters=waiters):
-                self.begin(
-                    PendingOperation(
-                        request, job, dict(lives), change_request, began=at, sent=at, waiters=list(waiters)
-                    )
-                )
+            case OperationBegan(request=request, job=job, lives=lives, change_request=asked, waiters=waiters):
+                operation = PendingOperation(request, job, dict(lives), asked, waiters=list(waiters))
+                operation.began = operation.sent = at
+                self.by_request[request] = operation
             case OperationEnded(request=request):
-                self.end(request)
+                self.by_request.pop(request, None)
             case WaiterAdded(request=request, reply=reply):
                 if reply not in self.by_request[request].waiters:
                     self.by_request[request].waiters.append(reply)

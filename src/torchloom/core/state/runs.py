@@ -13,10 +13,9 @@ one until both agree. A weaver that was killed in between continues from the log
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-import msgspec
 from msgspec.structs import replace
 
 from torchloom.protocol.ids import RankId, ReplicaId
@@ -25,18 +24,20 @@ from torchloom.protocol.message import Part
 from torchloom.protocol.node import Place, Rollback
 from torchloom.protocol.operator import NodeDrained, ReplicaDrained
 from torchloom.protocol.phrase import Prose
-from torchloom.protocol.records import About, Record
+from torchloom.protocol.records import About
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,
     AttemptLaunched,
     AttemptNote,
     AttemptPaused,
+    AttemptRecord,
     AttemptRunning,
     AttemptStopping,
     ResponseBegan,
     ResponseWent,
     RunEnded,
+    RunRecord,
     RunSubmitted,
 )
 
@@ -189,22 +190,12 @@ class Run(Part, frozen=True, kw_only=True):
         return self.notes[-1]
 
 
-class RunsState(msgspec.Struct, frozen=True, kw_only=True):
-    runs: tuple[Run, ...] = ()
-    drained: tuple[str, ...] = ()
-
-
 class Runs:
-    def __init__(self, state: RunsState | None = None) -> None:
-        state = state or RunsState()
-        self.by_name = {run.name: run for run in state.runs}
-        self._names = {run.replica_id: run.name for run in state.runs}
-        self.drained = set(state.drained)
-
-    def state(self) -> RunsState:
-        return RunsState(
-            runs=tuple(self.by_name[job] for job in sorted(self.by_name)), drained=tuple(sorted(self.drained))
-        )
+    def __init__(self, runs: Iterable[Run] = (), drained: Iterable[str] = ()) -> None:
+        self.by_name = {run.name: run for run in runs}
+        self._names = {run.replica_id: run.name for run in self.by_name.values()}
+        self.drained = set(drained)
+        """Nodes on which nothing more is started."""
 
     def active(self, job: str) -> Run | None:
         """The run of a job, while it is under way."""
@@ -248,7 +239,7 @@ class Runs:
 
     # ── fold ──
 
-    def fold(self, record: Record, at: float) -> None:
+    def fold(self, record: RunRecord | ReplicaDrained | NodeDrained, at: float) -> None:
         match record:
             case RunSubmitted(job=job):
                 last = self.by_name[job].attempt if job in self.by_name else 0
@@ -256,81 +247,56 @@ class Runs:
                 self.by_name[job] = run
                 self._names[run.replica_id] = job
             case AttemptBegan(job=job, attempt=attempt, places=places):
-                run = self._turn(job, S.PLACED, at)
+                run = self.by_name[job]
                 notes = (*run.notes, AttemptNote(number=attempt - run.before, began=at))[-KEEP_NOTES:]
                 # A lighthouse stays where it was: replicas know no other.
                 host, port = (run.host, run.port) if run.is_lighthouse else ("", 0)
-                self._modify(
-                    job, attempt=attempt, places=places, notes=notes, host=host, port=port, resume="", resume_step=None
-                )
-            case AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=resume_step):
-                run = self._turn(job, S.LAUNCHED, at)
-                self._modify(job, host=host, port=port, resume=resume, resume_step=resume_step, rollback=None)
-                self._note(job, resume_step=resume_step, heals=record.heals)
-            case AttemptRunning(job=job, warm=warm, why_cold=why_cold):
+                self._turn(job, S.PLACED, at, attempt=attempt, places=places, notes=notes, host=host, port=port)
+                self._modify(job, resume="", resume_step=None)
+            case AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=step):
+                self._turn(job, S.LAUNCHED, at, host=host, port=port, resume=resume, resume_step=step, rollback=None)
+                self._note(record)
+            case AttemptRunning(job=job):
                 self._turn(job, S.ALL_RUNNING, at)
-                self._note(job, running=at, warm=warm, why_cold=why_cold)
+                self._note(record, running=at)
             case AttemptPaused(job=job, held=held):
                 self._turn(job, S.HELD if held else S.GOES_ON, at)
-            case AttemptStopping(
-                job=job, reason=reason, failure=failure, step=step, next_action=next_action, code=code, counts=counts
-            ):
-                run = self._turn(job, S.STOP, at)
-                stops = (*run.stops, at)[-KEEP_STOPS:] if next_action == "restart" and counts else run.stops
-                back = record.rollback
+            case AttemptStopping(job=job, reason=reason, next_action=next_action, rollback=back):
+                run = self._turn(job, S.STOP, at, next_action=next_action, reason=reason, kill_now=record.kill_now)
+                if next_action == "restart" and record.counts:
+                    self._modify(job, stops=(*run.stops, at)[-KEEP_STOPS:])
                 skip = back.skip if back is not None and back.skip is not None else run.skip
-                self._modify(
-                    job,
-                    next_action=next_action,
-                    reason=reason,
-                    stops=stops,
-                    kill_now=record.kill_now,
-                    rollback=back or run.rollback,
-                    skip=skip,
-                    response=None,
-                )
-                self._note(
-                    job,
-                    stopping=at,
-                    reason=reason,
-                    kind=record.kind or "",
-                    failure=failure,
-                    incident=record.incident,
-                    step=step,
-                    code=code,
-                )
+                self._modify(job, rollback=back or run.rollback, skip=skip, response=None)
+                self._note(record, stopping=at, kind=record.kind or "")
             case ResponseBegan(job=job, kind=kind):
-                run = self.by_name[job]
-                responses = (*run.responses, (kind, at))[-KEEP_STOPS:]
+                responses = (*self.by_name[job].responses, (kind, at))[-KEEP_STOPS:]
                 self._modify(job, response=record, responding=at, responses=responses)
             case ResponseWent(job=job, left=left):
-                run = self.by_name[job]
-                rest = replace(run.response, do=left) if run.response is not None and left else None
-                self._modify(job, response=rest)
+                response = self.by_name[job].response
+                self._modify(job, response=replace(response, do=left) if response is not None and left else None)
             case AttemptEnded(job=job, wait_seconds=wait_seconds):
-                run = self._turn(job, S.ALL_GONE, at)
-                self._modify(job, wait_until=at + wait_seconds)
-                self._note(job, ended=at)
+                self._turn(job, S.ALL_GONE, at, wait_until=at + wait_seconds)
+                self._note(record, ended=at)
             case RunEnded(job=job, phase=phase, reason=reason, step=step):
                 sign = {"done": S.ALL_SUCCEEDED, "failed": S.GIVEN_UP, "cancelled": S.CANCELLED}[phase]
-                run = self._turn(job, sign, at)
-                self._modify(job, reason=reason, step=step)
+                run = self._turn(job, sign, at, reason=reason, step=step)
                 if run.notes:
-                    self._note(job, ended=at)
+                    self._modify(job, notes=(*run.notes[:-1], replace(run.note, ended=at)))
             case ReplicaDrained(job=job, drained=drained):
                 self._modify(job, drained=drained)
             case NodeDrained(node=node, drained=drained):
                 (self.drained.add if drained else self.drained.discard)(node)
 
-    def _turn(self, job: str, sign: RunSign, at: float) -> Run:
-        run = self.by_name[job]
-        self.by_name[job] = run = replace(run, phase=RUN_NEXT[(run.phase, sign)], since=at)
+    def _turn(self, job: str, sign: RunSign, at: float, **fields: object) -> Run:
+        phase = RUN_NEXT[(self.by_name[job].phase, sign)]
+        return self._modify(job, phase=phase, since=at, **fields)
+
+    def _modify(self, job: str, **fields: object) -> Run:
+        self.by_name[job] = run = replace(self.by_name[job], **fields)
         return run
 
-    def _modify(self, job: str, **fields: object) -> None:
-        self.by_name[job] = replace(self.by_name[job], **fields)
-
-    def _note(self, job: str, **fields: object) -> None:
-        """Add to the note of the latest attempt."""
-        run = self.by_name[job]
-        self._modify(job, notes=(*run.notes[:-1], replace(run.note, **fields)))
+    def _note(self, record: AttemptRecord, **fields: object) -> None:
+        """Add to the note of the latest attempt what a record says, in fields of the same names."""
+        run = self.by_name[record.job]
+        note = run.note.with_fields(record, **fields)
+        self._modify(record.job, notes=(*run.notes[:-1], note))
