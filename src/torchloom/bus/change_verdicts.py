@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import msgspec
 from nats.aio.client import Client
+from nats.js.errors import APIError
 
-from torchloom.protocol.subjects import COMMIT, VERDICT_STREAM
+from torchloom.protocol.subjects import ABORT, COMMIT, VERDICT_STREAM
 
 WRONG_LAST_SEQUENCE = 10071
 """The server's error code for: a verdict is stored already."""
 
 
-def only_verdict(job: str, change: str) -> dict[str, str]:
-    """Headers that let a verdict be stored only if the change has none."""
-    return {
+async def write_verdict(client: Client, job: str, change: str, commit: bool, timeout: float = 2.0) -> bool:
+    """Write a verdict on a change unless one is stored; returns whether the stored one is commit."""
+    committed = COMMIT.to(job=job, change=change)
+    headers = {
         "Nats-Expected-Last-Subject-Sequence": "0",
-        "Nats-Expected-Last-Subject-Sequence-Subject": COMMIT.to(job=job, change=change).rpartition(".")[0] + ".*",
+        "Nats-Expected-Last-Subject-Sequence-Subject": committed.rpartition(".")[0] + ".*",
     }
-
-
-async def stands_committed(client: Client, job: str, change: str, timeout: float = 2.0) -> bool:
-    """Whether the stored verdict is commit. There must be a verdict."""
-    ask = msgspec.json.encode({"last_by_subj": COMMIT.to(job=job, change=change)})
-    reply = await client.request(f"$JS.API.DIRECT.GET.{VERDICT_STREAM.name}", ask, timeout=timeout)
-    return (reply.headers or {}).get("Status") != "404"
+    subject = committed if commit else ABORT.to(job=job, change=change)
+    try:
+        await client.jetstream().publish(subject, b"", timeout, VERDICT_STREAM.name, headers)
+    except APIError as error:
+        if error.err_code != WRONG_LAST_SEQUENCE:
+            raise
+        question = msgspec.json.encode({"last_by_subj": committed})
+        reply = await client.request(f"$JS.API.DIRECT.GET.{VERDICT_STREAM.name}", question, timeout=timeout)
+        return (reply.headers or {}).get("Status") != "404"
+    return commit

@@ -17,8 +17,10 @@ ATTEMPTS = 100
 class TaskSet(set[asyncio.Task[Any]]):
     """Tasks in progress. asyncio itself refers to a task only weakly: one that nobody keeps may vanish."""
 
-    def start(self, work: Coroutine[Any, Any, Any]) -> None:
-        self.keep(asyncio.create_task(work))
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self.keep(task)
+        return task
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Keep a task until it has ended."""

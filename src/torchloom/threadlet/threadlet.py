@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -32,10 +33,10 @@ from torchloom.threadlet.changes.knob import INTERVAL, Knob, log_level_knob, mak
 from torchloom.threadlet.changes.optimizer_knobs import optimizer_knobs
 from torchloom.threadlet.changes.step_boundary import StepBoundary
 from torchloom.threadlet.connection.link import Link
+from torchloom.threadlet.connection.rank_state import RankState
 from torchloom.threadlet.metrics.batches import SkippedBatches, batches
-from torchloom.threadlet.metrics.liveness import LivenessPageWriter
+from torchloom.threadlet.metrics.liveness import DATA, LivenessPageWriter, check_phase
 from torchloom.threadlet.metrics.meter import Meter
-from torchloom.threadlet.metrics.phases import DATA, check_phase
 from torchloom.threadlet.process import step_counter
 from torchloom.threadlet.process.exit_reason import Ending, ending_of
 from torchloom.threadlet.process.identity import Host, Names, find_names
@@ -64,14 +65,15 @@ class StepSource(Protocol):
 class Threadlet:
     """A training process's side of torchLoom. Make it with attach()."""
 
-    def __init__(self, names: Names, boundary: StepBoundary, link: Link | None = None) -> None:
+    def __init__(self, names: Names, boundary: StepBoundary) -> None:
         self.job, self.replica, self.rank = names.rank
         self.world_size = names.world_size
         self._names = names
-        self._meter = None if link is None else link.state.meter
+        self._meter: Meter | None = None
+        self._link: Link | None = None
+        """Both None for a threadlet that is off or has said goodbye."""
         self._boundary = boundary
         self._participant = boundary.participant
-        self._link = link
         self._skipping: SkippedBatches | None = None
         self._step_source: StepSource | None = None
 
@@ -91,6 +93,12 @@ class Threadlet:
             self._step_source.note(loss, samples, metrics)
         elif meter is not None and (number := meter.step(loss, samples, step, metrics)) >= self._participant.due_step:
             self._boundary.on_step(number)
+
+    def count_earlier(self, steps: int) -> None:
+        """Add steps that a script which has not attached made before this threadlet existed."""
+        if self._meter is not None:
+            self._meter.resume_at(self._meter.step_number + steps)
+            self._meter.start(threading.main_thread().ident or 0)  # probably; the next step corrects it
 
     @property
     def stopping(self) -> bool:
@@ -112,7 +120,7 @@ class Threadlet:
         """
         check_phase(name)
         link = self._link
-        return contextlib.nullcontext() if link is None else link.liveness.phases.within(name)
+        return contextlib.nullcontext() if link is None else link.state.liveness.within(name)
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The batches of the training loader: `for batch in loom.batches(loader):`.
@@ -224,7 +232,7 @@ class Threadlet:
             return
         try:
             with contextlib.suppress(Exception):
-                self._link.liveness.phases.leave()
+                self._link.state.liveness.leave()
                 threadlet_bridge.wait_for_checkpoints(FINISH_SECONDS)
         finally:  # also after a Ctrl-C during the wait
             link, self._link, self._meter = self._link, None, None
@@ -235,18 +243,18 @@ class Threadlet:
                 if step_source is not None:
                     step_source.end()
                 link.goodbye(ending)
-                link.liveness.end()
+                link.state.liveness.end()
 
     def _hand_over(self, devices: tuple[str, ...] | None) -> bool:
         """Hand over to the script, which attaches after its steps were counted. False if they were not counted."""
         link, meter = self._link, self._meter
-        if link is None or meter is None or not link.counted:
+        if link is None or meter is None or not link.state.counted:
             return False
         meter.resume_at(0)
         self._boundary.refusal = ""
         self._boundary.add(log_level_knob())
-        link.counted = False
-        link.set_devices(devices)
+        link.state.counted = False
+        link.state.devices = devices or link.state.devices
         link.introduce()
         threadlet_bridge.unregister_threadlet(self)
         threadlet_bridge.register_threadlet(self)  # its checkpoints can be offered now
@@ -296,7 +304,6 @@ def attach(
         return existing
     threadlet = start_threadlet(names, settings, device_ids)
     if threadlet._link is not None:
-        threadlet_bridge.register_threadlet(threadlet)
         _announce(names)
         threadlet._link.await_welcome()
     return threadlet
@@ -304,10 +311,14 @@ def attach(
 
 def current() -> Threadlet | None:
     """The one threadlet that the script of this process has attached, if it still counts its own steps."""
-    found = [
-        known for known in process_hooks.live.values() if isinstance(known, Threadlet) and known._step_source is None
+    own = [
+        threadlet
+        for threadlet in process_hooks.live.values()
+        if isinstance(threadlet, Threadlet)
+        and threadlet._step_source is None
+        and threadlet._link is not None
+        and not threadlet._link.state.counted
     ]
-    own = [known for known in found if known._link is not None and not known._link.counted]
     return own[0] if len(own) == 1 else None
 
 
@@ -325,26 +336,26 @@ def start_threadlet(
 ) -> Threadlet:
     """A threadlet with its link started; without a link if it is off, in a child process, or cannot be started."""
     meter = Meter()
-    incarnation = first_incarnation(os.environ.get("TORCHLOOM_INCARNATION", ""))
-    unlinked = Threadlet(names, StepBoundary(incarnation, meter, settings))
+    boundary = StepBoundary(first_incarnation(os.environ.get("TORCHLOOM_INCARNATION", "")), meter, settings)
+    threadlet = Threadlet(names, boundary)
     if settings.off or _is_bystander(names):
-        return unlinked
+        return threadlet
     liveness = LivenessPageWriter(meter)
     try:
-        link = Link(names, incarnation, meter, settings, devices, liveness)
-        threadlet = Threadlet(names, link.boundary, link)
-        threadlet._skipping = SkippedBatches.from_environ(os.environ)
-        link.counted = counted
+        link = Link(RankState(names, boundary, liveness, settings.beat_seconds, devices, counted), settings)
         if counted:
-            link.boundary.refusal = UNATTACHED
+            boundary.refusal = UNATTACHED
         else:
-            link.boundary.add(log_level_knob())
+            boundary.add(log_level_knob())
         link.start()
     except Exception as error:  # noqa: BLE001  no thread, no descriptor left: training starts anyway
         logger.warning("torchLoom: cannot attach, training continues without it: %r", error)
         liveness.end()
-        return unlinked
+        return threadlet
+    threadlet._meter, threadlet._link = meter, link
+    threadlet._skipping = SkippedBatches.from_environ(os.environ)
     process_hooks.register(names.rank, threadlet)
+    threadlet_bridge.register_threadlet(threadlet)
     return threadlet
 
 

@@ -19,7 +19,8 @@ from nats.aio.client import Client
 from nats.js.api import StorageType, StreamConfig
 
 from torchloom import __version__
-from torchloom.bus.change_verdicts import WRONG_LAST_SEQUENCE, only_verdict, stands_committed
+from torchloom.bus import change_verdicts
+from torchloom.bus.change_verdicts import WRONG_LAST_SEQUENCE
 from torchloom.bus.log_reader import Stored, extent, read_log
 from torchloom.bus.state_folder import StateFolder
 from torchloom.core.state.cluster import FORMAT, ClusterState, State
@@ -28,8 +29,6 @@ from torchloom.protocol.codec import decode_entry, decode_points, encode
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import Entry, Record
 from torchloom.protocol.subjects import (
-    ABORT,
-    COMMIT,
     CURVES,
     CURVES_STREAM,
     LOG,
@@ -37,7 +36,6 @@ from torchloom.protocol.subjects import (
     SNAPSHOT,
     SNAPSHOT_STREAM,
     STREAMS,
-    VERDICT_STREAM,
     Stream,
 )
 from torchloom.protocol.views import CurvePoints
@@ -250,14 +248,7 @@ class Store:
 
     async def write_verdict(self, job: str, change: str, commit: bool) -> bool:
         """Write a verdict on a change unless one stands; whether the one that stands is commit."""
-        subject = (COMMIT if commit else ABORT).to(job=job, change=change)
-        try:
-            await self._js.publish(subject, b"", headers=only_verdict(job, change), stream=VERDICT_STREAM.name)
-        except nats.js.errors.APIError as error:
-            if error.err_code != WRONG_LAST_SEQUENCE:
-                raise
-            return await stands_committed(self._client, job, change)
-        return commit
+        return await change_verdicts.write_verdict(self._client, job, change, commit)
 
     # ── curves ──
 

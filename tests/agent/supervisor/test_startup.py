@@ -14,7 +14,8 @@ from torchloom.agent.supervisor.fork import STARTUP, with_startup
 SEEN = """
 import os, subprocess, sys
 from torchloom.threadlet.process import step_counter
-print(step_counter._counter.on, os.environ.get("PYTHONPATH"), any("startup" in part for part in sys.path), flush=True)
+installed = step_counter._counter.join is not None
+print(installed, os.environ.get("PYTHONPATH"), any("startup" in part for part in sys.path), flush=True)
 subprocess.run([sys.executable, "-c", "import sys; print(sys.path); print('torchloom' in sys.modules)"])
 """
 

@@ -31,7 +31,6 @@ from torchloom.settings import Settings
 from torchloom.shared.incarnation import new_incarnation
 from torchloom.shared.liveness_page import PAUSED
 from torchloom.threadlet.changes.knob import make_knob
-from torchloom.threadlet.changes.orders import Orders
 from torchloom.threadlet.changes.step_boundary import Port, StepBoundary
 from torchloom.threadlet.metrics.meter import Meter
 from torchloom.threadlet.threadlet import attach
@@ -66,7 +65,8 @@ class Rank:
         self.meter = Meter()
         self.port = PlayedPort()
         self.answers = self.port.replies
-        self.boundary = StepBoundary(LIFE, self.meter, settings, self.port)
+        self.boundary = StepBoundary(LIFE, self.meter, settings)
+        self.boundary.port = self.port
         self.knob = self.boundary.add(make_knob("x", 0.0, low=-100, high=100))
         self.values: dict[int, Any] = {}
         self._over = threading.Event()
@@ -367,19 +367,17 @@ async def test_a_rank_that_had_to_take_a_newer_life_answers_in_its_name(weaver: 
 
 def test_an_order_is_carried_out_once() -> None:
     boundary = StepBoundary(LIFE, Meter(), SETTINGS)
-    orders = Orders(boundary)
     boundary.set_paused(True)
     order = Order(term=1, incarnation=LIFE, id="o1", verb="resume")
-    first = orders.carry_out(order)
+    first = boundary.carry_out(order)
     assert not boundary.participant.paused
     boundary.set_paused(True)
-    assert orders.carry_out(order) == first
+    assert boundary.carry_out(order) == first
     assert boundary.participant.paused
 
 
 def test_stacks_show_where_every_thread_is() -> None:
-    shown = Orders(StepBoundary(LIFE, Meter(), SETTINGS)).carry_out(
-        Order(term=1, incarnation=LIFE, id="o1", verb="stacks")
-    )
+    order = Order(term=1, incarnation=LIFE, id="o1", verb="stacks")
+    shown = StepBoundary(LIFE, Meter(), SETTINGS).carry_out(order)
     assert shown.text.startswith("thread MainThread:")
     assert "test_stacks_show_where_every_thread_is" in shown.text

@@ -111,7 +111,7 @@ async def test_a_threadlet_drops_them_and_times_the_wait(lively: Settings, monke
 
     def loader() -> Iterator[int]:
         for number in range(1, 7):
-            phases.append(loom._link.liveness.phases.now)  # type: ignore[union-attr]
+            phases.append(loom._link.state.liveness.phase)  # type: ignore[union-attr]
             yield number
 
     for batch in loom.batches(loader()):

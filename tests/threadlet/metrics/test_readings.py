@@ -69,7 +69,6 @@ async def test_a_value_is_judged_once() -> None:
     values = {"loss": "text"}
     for _ in range(3):
         await reader.refresh(values, 60)
-    reader.close()
     assert reader.readings.dropped == 1
 
 
@@ -88,7 +87,6 @@ async def test_a_device_that_hangs_holds_up_neither_the_beat_nor_what_is_known()
     assert reader.readings.loss == 5.0
     answers.set()
     await reader.refresh({}, 60)
-    reader.close()
     assert reader.readings.loss == 7.0
 
 
@@ -102,7 +100,6 @@ async def test_where_a_loss_went_bad_is_found_and_forgotten_when_it_is_well_agai
     assert reader.readings.bad_steps == (13, 14)  # where it began, not where it is
     await reader.refresh({"loss": 1.0}, 60, [])
     assert reader.readings.bad_steps is None
-    reader.close()
 
 
 def test_a_loss_that_was_never_well_went_bad_where_it_was_first_seen() -> None:

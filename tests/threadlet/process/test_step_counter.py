@@ -39,7 +39,7 @@ class Tally:
     def step(self) -> None:
         self._steps += 1
 
-    def skip(self, steps: int) -> None:
+    def count_earlier(self, steps: int) -> None:
         self._steps += steps
 
 

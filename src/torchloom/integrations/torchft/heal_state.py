@@ -11,9 +11,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
+
 from torchloom.integrations.torchft.manager_internals import logger, private_attribute, replace, warn_once
 from torchloom.protocol.rank import Healed
-from torchloom.threadlet.changes.participant import decode_handover, encode_handover
+from torchloom.threadlet.changes.participant import Handover
 from torchloom.threadlet.changes.step_boundary import StepBoundary
 
 KEY = "torchloom"
@@ -55,7 +57,7 @@ class HealState:
     def save(self) -> bytes:
         """The entry for a peer. Called on torchft's thread during a step, in which no value changes."""
         try:
-            return b"" if self._over else encode_handover(self._boundary.handover(self._replica))
+            return b"" if self._over else msgspec.json.encode(self._boundary.handover(self._replica))
         except Exception as error:  # noqa: BLE001  the peer heals anyway, with the values of its welcome
             logger.warning("torchLoom: the values could not be handed over to a peer: %r", error)
             return b""
@@ -72,7 +74,7 @@ class HealState:
     def _take_over(self, state: Any) -> None:
         step, source = self._manager.current_step(), ""
         if state:
-            theirs = decode_handover(state)
+            theirs = msgspec.json.decode(state, type=Handover)
             source = theirs.source
             self._boundary.take_over(theirs, step)
         else:

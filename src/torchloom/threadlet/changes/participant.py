@@ -14,17 +14,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from torchloom.knobs import BadValue
 from torchloom.protocol.message import Part
-from torchloom.protocol.rank import Applied, ChangeSpec, Propose, Ready, Value, Verdict
+from torchloom.protocol.rank import Applied, ChangeSpec, Ordered, Propose, Ready, Value, Verdict
 
 NEVER = sys.maxsize
 JOURNAL = 256
-"""Answers kept, so that a repeated command is answered again and carried out once."""
+"""Answers kept."""
+T = TypeVar("T", Applied, Ordered)
 
 
 @dataclass
@@ -227,10 +228,8 @@ class Participant:
 
     def done(self, change: ChangeSpec, step: int, ok: bool = True, result: str = "") -> Applied:
         answer = Applied(incarnation=self.incarnation, id=change.id, step=step, ok=ok, result=result)
-        self.journal[change.id] = answer
+        keep_answer(self.journal, answer)
         self.taken[change.id] = change.step
-        while len(self.journal) > JOURNAL:
-            del self.journal[next(iter(self.journal))]
         if change.action == "set":
             self.newest = max(self.newest, change.number)
             self.given |= dict.fromkeys(change.values, change)
@@ -257,13 +256,11 @@ class Participant:
         self._update_due_step()
 
 
-def encode_handover(handover: Handover) -> bytes:
-    return msgspec.json.encode(handover)
-
-
-def decode_handover(data: bytes) -> Handover:
-    """Raises msgspec.MsgspecError for what another version wrote, if it cannot be decoded."""
-    return msgspec.json.decode(data, type=Handover)
+def keep_answer(journal: dict[str, T], answer: T) -> None:
+    """Keep an answer, so that a repeated command is answered again and carried out once; the oldest are dropped."""
+    journal[answer.id] = answer
+    while len(journal) > JOURNAL:
+        del journal[next(iter(journal))]
 
 
 def _place(change: ChangeSpec) -> tuple[int, int]:

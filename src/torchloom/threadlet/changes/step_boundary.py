@@ -16,11 +16,12 @@ from typing import Any
 
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.knobs import BadValue, check, ramp
-from torchloom.protocol.rank import Applied, ChangeSpec, KnobSpec, Propose, Ready, Reply, StepReport, Value, Verdict
+from torchloom.protocol.rank import Applied, ChangeSpec, Order, Ordered, Propose, Ready, Reply, Value, Verdict
 from torchloom.settings import Settings
 from torchloom.threadlet.changes.knob import INTERVAL, Knob, interval_knob
-from torchloom.threadlet.changes.participant import Handover, Participant
+from torchloom.threadlet.changes.participant import Handover, Participant, keep_answer
 from torchloom.threadlet.metrics.meter import Meter
+from torchloom.threadlet.metrics.stacks import format_stacks
 
 logger = logging.getLogger("torchloom")
 PATIENCE = 0.1
@@ -44,7 +45,7 @@ class Port:
 
 
 class StepBoundary:
-    def __init__(self, incarnation: str, meter: Meter, settings: Settings, port: Port | None = None) -> None:
+    def __init__(self, incarnation: str, meter: Meter, settings: Settings) -> None:
         self.participant = Participant(incarnation, self._accept)
         self.knobs: dict[str, Knob] = {}
         self.stopping = False
@@ -57,9 +58,11 @@ class StepBoundary:
         self._interval_knob: Knob | None = None
         self.offers = 0
         """Grows with every knob: the link reports knobs when it has grown."""
-        self._port = port or Port()
-        self._meter = meter
+        self.port = Port()
+        """The link, once it is started."""
+        self.meter = meter
         self._settings = settings
+        self._orders: dict[str, Ordered] = {}
         self._values: dict[str, Value] = {}
         """Also values of knobs that the script has not created yet."""
         self._lock = threading.Lock()
@@ -91,7 +94,7 @@ class StepBoundary:
     def offer(self) -> None:
         """Have new knobs reported."""
         self.offers += 1
-        self._port.announce_knobs()
+        self.port.announce_knobs()
 
     def on_step(self, step: int) -> None:
         """At a step boundary: obtain missing verdicts, apply what is due, wait while paused. Never raises."""
@@ -101,7 +104,7 @@ class StepBoundary:
         try:
             self._apply_due(step)
             if self._must_wait(step):
-                with self._meter.paused():
+                with self.meter.paused():
                     self._wait_while_paused(step)
         except Exception as error:  # noqa: BLE001  training continues
             logger.warning("torchLoom: changes failed at step %d, training continues: %r", step, error)
@@ -144,7 +147,7 @@ class StepBoundary:
             if now >= ask:
                 ask = now + ASK_AGAIN
                 for change in waiting:
-                    self._port.resolve(change)
+                    self.port.resolve(change)
             self._wake.wait(min(ask, end) - now)
             self._wake.clear()
 
@@ -172,7 +175,7 @@ class StepBoundary:
             logger.warning("torchLoom: %s failed at step %d: %s", change.id, step, result)
         with self._lock:
             answer = self.participant.done(change, step, ok, result)
-        self._port.reply(answer)
+        self.port.reply(answer)
 
     def _set(self, change: ChangeSpec, step: int) -> None:
         before = {name: self._current_value(name) for name in change.values}
@@ -215,7 +218,7 @@ class StepBoundary:
 
     def _end_orphaned_pause(self, since: float | None) -> float | None:
         """End a pause that nobody can end any more, because the link has been lost for long."""
-        if self._port.up:
+        if self.port.up:
             return None
         now = time.monotonic()
         since = now if since is None else since
@@ -230,7 +233,7 @@ class StepBoundary:
         with self._lock:
             newest, taken = self.participant.newest, dict(self.participant.taken)
         values = {name: knob.read() for name, knob in self.knobs.items()}
-        return {"step": self._meter.step_number, "knobs": values, "change": newest, "taken": taken}
+        return {"step": self.meter.step_number, "knobs": values, "change": newest, "taken": taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values; changes that were applied before are not applied again."""
@@ -244,7 +247,7 @@ class StepBoundary:
 
     def resume_at(self, step: int) -> None:
         """Continue after this step: changes up to it are in force now."""
-        self._meter.resume_at(step)
+        self.meter.resume_at(step)
         self.on_step(step)
 
     # ── a peer that heals ────────────────────────────────────────────────────────────────────────────────────────────
@@ -274,7 +277,7 @@ class StepBoundary:
                     self._set_checked(knob, value)
         for change, answer in ended:
             self.stopping = self.stopping or change.action == "stop"
-            self._port.reply(answer)
+            self.port.reply(answer)
         self.resume_at(step)
 
     # ── called by the link thread ────────────────────────────────────────────────────────────────────────────────────
@@ -291,7 +294,7 @@ class StepBoundary:
 
     def propose(self, proposal: Propose) -> Ready:
         with self._lock:
-            return self.participant.propose(proposal, lambda: self._meter.step_number)
+            return self.participant.propose(proposal, lambda: self.meter.step_number)
 
     def hear(self, verdict: Verdict) -> Applied | None:
         with self._lock:
@@ -304,28 +307,23 @@ class StepBoundary:
             self.participant.welcome(changes)
         self._wake.set()
 
-    def report_step(self, id: str, values: bool = False) -> StepReport:
-        return StepReport(
-            incarnation=self.participant.incarnation,
-            id=id,
-            step=self._meter.step_number,
-            step_seconds=self._meter.median_step_seconds(),
-            paused=self.participant.paused,
-            knobs=self.values() if values else {},
-        )
-
-    def rename(self, incarnation: str) -> None:
-        """The rank continues under a newer incarnation."""
-        with self._lock:
-            self.participant.incarnation = incarnation
+    def carry_out(self, order: Order) -> Ordered:
+        """Carry out an order at once. One received again, also on another connection, gets the same answer again."""
+        if order.id not in self._orders:
+            text = ""
+            if order.verb == "resume":
+                text = "" if self.participant.paused else "was not paused"
+                self.set_paused(False)
+            elif order.verb == "stacks":
+                text = format_stacks()
+            answer = Ordered(incarnation=order.incarnation, id=order.id, outcome="applied", text=text)
+            keep_answer(self._orders, answer)
+        return self._orders[order.id]
 
     def set_paused(self, paused: bool) -> None:
         with self._lock:
             self.participant.set_paused(paused)
         self._wake.set()
-
-    def specs(self) -> tuple[KnobSpec, ...]:
-        return tuple(knob.spec for knob in list(self.knobs.values())[:128])
 
     def values(self) -> dict[str, Value]:
         """Current values; one that the knob could not be set to (NaN, an object) is left out."""

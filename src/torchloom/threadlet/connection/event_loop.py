@@ -15,8 +15,12 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, TypeVar, TypeVarTuple
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _making = threading.Lock()
 _forking = threading.local()
 
@@ -66,35 +70,24 @@ class LinkLoop(asyncio.SelectorEventLoop):
                 return sock
         raise trouble
 
-    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+    def run_in_executor(self, _: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """As asyncio's, but on a daemon thread: asyncio's pool is joined at exit, however long a name server takes."""
-        with contextlib.suppress(socket.gaierror):  # a numeric address needs no thread
-            return socket.getaddrinfo(host, port, **(options | {"flags": socket.AI_NUMERICHOST}))
-        return await self.run_in_thread(lambda: socket.getaddrinfo(host, port, **options))
+        future: asyncio.Future[T] = self.create_future()
 
-    async def run_in_thread(self, work: Callable[[], Any]) -> Any:
-        """The result of `work`, computed on a thread of its own that does not delay the exit."""
-        future: asyncio.Future[Any] = self.create_future()
-
-        def settle(result: Any, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
+        def finish(settle: Callable[[], None]) -> None:
+            if not future.cancelled():
+                settle()
 
         def run() -> None:
-            result, trouble = None, None
             try:
-                result = work()
+                settle = partial(future.set_result, func(*args))
             except Exception as error:  # noqa: BLE001  raised where the result is awaited
-                trouble = error
+                settle = partial(future.set_exception, error)
             with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing awaits it
-                self.call_soon_threadsafe(settle, result, trouble)
+                self.call_soon_threadsafe(finish, settle)
 
-        threading.Thread(target=run, name="torchloom-lookup", daemon=True).start()
-        return await future
+        threading.Thread(target=run, name="torchloom-worker", daemon=True).start()
+        return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Keep errors of this loop out of the training's output."""

@@ -42,8 +42,7 @@ class SkippedBatches:
         steps = _STEPS.fullmatch(environ.get(VARIABLE, ""))
         if steps is None or not 1 <= int(steps[1]) <= int(steps[2]):
             return None
-        resumed = environ.get("TORCHLOOM_RESUME_STEP", "")
-        return cls(int(steps[1]), int(steps[2]), int(resumed) if resumed.isdecimal() else 0)
+        return cls(int(steps[1]), int(steps[2]), resumed_step(environ))
 
     def due(self, finished: int, each: int = 1) -> int:
         """The number of batches to drop before the next one. `each` is the number per step, if none was observed."""
@@ -64,6 +63,12 @@ class SkippedBatches:
 
     def dropped(self) -> None:
         self._left -= 1
+
+
+def resumed_step(environ: Mapping[str, str]) -> int:
+    """Steps finished before this start, as the launcher of this process has set it."""
+    text = environ.get("TORCHLOOM_RESUME_STEP", "")
+    return int(text) if text.isdecimal() else 0
 
 
 def batches(

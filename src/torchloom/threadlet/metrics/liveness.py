@@ -1,50 +1,103 @@
-"""Writes the liveness page of a rank: memory that the agent on this machine can read even when the rank hangs.
+"""What a rank shows of itself to the agent on its machine: its phase, and a page of memory that outlasts a hang.
 
-step() writes the step into it; the link thread ticks ten times a second while it gets the interpreter. Where no such
-page can be created nothing is shown, and everything else works.
+step() writes the step into the page; the link thread ticks ten times a second while it gets the interpreter. Where no
+such page can be created nothing is shown, and everything else works.
+
+A phase is what the rank does other than training, as its script declares it with `with loom.phase("eval"):`. Time
+inside a phase belongs to no step; inside "data" it counts as waiting for the next batch. Only phases of the training
+thread count: what another thread does is no reason for training to stand still. Before the first step the phase is
+"start", and from the goodbye on "leaving", whatever the script declares.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
+from torchloom.errors import BadInput
 from torchloom.shared.liveness_page import COLLECTING, COLLECTIVES, SHOWN, SIGNAL, STARTED, STEP, TICK, WANTED, Page
 from torchloom.threadlet.metrics import stacks, wait_times
 from torchloom.threadlet.metrics.meter import Meter
-from torchloom.threadlet.metrics.phases import Phases
 
 TICK_SECONDS = 0.1
 OLDEST = 2
 """The generation whose collection may take long."""
+START, LEAVING, DATA = "start", "leaving", "data"
+_PHASE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _left: list[Page] = []
 """Pages of incarnations that have ended in this process: the next one uses the same page, which an agent may watch."""
 
 
+def check_phase(name: str) -> str:
+    if not isinstance(name, str) or not _PHASE.fullmatch(name):
+        raise BadInput(f"phase {name!r}", hint="1 to 32 letters, digits, - or _")
+    return name
+
+
 class LivenessPageWriter:
     def __init__(self, meter: Meter) -> None:
-        self.phases = Phases(meter)
         self._meter = meter
-        meter.on_start = self.phases.tell
+        meter.on_start = self._show_phase
+        self._phases: list[str] = []
+        """Innermost last; changed by the training thread only."""
+        self._leaving = False
         self._page: Page | None = None
         self._stacks: stacks.Stacks | None = None
         with contextlib.suppress(Exception):  # no memfd here, no descriptor left, no memory
-            self._page = _take_page()
-            self._show(self._page)
+            self._show(_take_page())
 
     def _show(self, page: Page) -> None:
-        marks = page.marks
+        self._page = page
         for place in (STEP, STARTED, COLLECTING, COLLECTIVES):
-            marks[place] = 0
-        self.phases.show = page.phase
-        self.phases.tell()
-        self._meter.marks = marks
+            page.marks[place] = 0
+        self._show_phase()
+        self._meter.marks = page.marks
         gc.callbacks.append(self._collecting)
         self._stacks = stacks.of_this_process()
         if self._stacks is not None:
-            marks[SIGNAL] = self._stacks.signal
+            page.marks[SIGNAL] = self._stacks.signal
+
+    @property
+    def phase(self) -> str:
+        """The current phase; empty while the rank trains."""
+        if self._leaving:
+            return LEAVING
+        if not self._meter.started:
+            return START
+        phases = self._phases
+        return phases[-1] if phases else ""
+
+    def _show_phase(self) -> None:
+        page = self._page
+        if page is not None:
+            page.phase(self.phase)
+
+    @contextlib.contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """Inside a phase of the training thread; on other threads it has no effect."""
+        meter = self._meter
+        if threading.get_ident() != meter.thread:
+            yield
+            return
+        depth = len(self._phases)
+        try:
+            self._phases.append(name)
+            self._show_phase()
+            with meter.aside(meter.loading if name == DATA else meter.gaps):
+                yield
+        finally:
+            del self._phases[depth:]
+            self._show_phase()
+
+    def leave(self) -> None:
+        """The process is ending: it may save and clean up for as long as it needs."""
+        self._leaving = True
+        self._show_phase()
 
     def tick(self) -> None:
         """Show that the link thread runs. Never raises."""
@@ -54,15 +107,11 @@ class LivenessPageWriter:
                 page.marks[TICK] += 1
                 page.marks[COLLECTIVES] = count_collectives() or 0
                 page.marks[SIGNAL] = self._stacks.check_signal() if self._stacks is not None else 0
-                self._show_stacks(page)
+                wanted = page.marks[WANTED]
+                if wanted > page.marks[SHOWN] and self._stacks is not None:  # the agent has asked for them
+                    self._stacks.show()
+                    page.marks[SHOWN] = wanted
         wait_times.follow(self._meter)
-
-    def _show_stacks(self, page: Page) -> None:
-        """Write the stacks if the agent has asked for them."""
-        wanted = page.marks[WANTED]
-        if wanted > page.marks[SHOWN] and self._stacks is not None:
-            self._stacks.show()
-            page.marks[SHOWN] = wanted
 
     def _collecting(self, moment: str, about: dict[str, Any]) -> None:
         """Called around each garbage collection: a long one looks like a held interpreter from outside."""
@@ -72,30 +121,26 @@ class LivenessPageWriter:
 
     def end(self) -> None:
         """Stop writing; the page stays readable as it is."""
-        self.phases.leave()
+        self.leave()
         wait_times.unfollow(self._meter)
-        page = self._drop()
-        if page is not None:
-            _left.append(page)
+        self._drop()
 
     def disown(self) -> None:
         """In a forked child: the page is the parent's."""
         wait_times.forget()
-        page = self._drop()
-        for mine in (page, *_left):
-            if mine is not None:
-                with contextlib.suppress(Exception):
-                    mine.close()
-        _left.clear()
+        self._drop()
+        while _left:
+            with contextlib.suppress(Exception):
+                _left.pop().close()
         stacks.forget()
 
-    def _drop(self) -> Page | None:
+    def _drop(self) -> None:
         page, self._page = self._page, None
-        self._meter.marks = [0] * len(self._meter.marks) if page is None else list(page.marks[:16])
-        self.phases.show = lambda _: None
+        if page is not None:
+            self._meter.marks = list(page.marks[:16])
+            _left.append(page)
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collecting)
-        return page
 
 
 def _take_page() -> Page:

@@ -1,4 +1,4 @@
-"""Converts values given to step() to numbers, on a thread of its own because reading a tensor may block on a device.
+"""Converts values given to step() to numbers, on another thread because reading a tensor may block on a device.
 
 A device that hangs would otherwise stop the beats just when they should show that the rank is alive and makes no step.
 A beat waits briefly for the readings; if they do not come, it carries the last ones.
@@ -10,11 +10,8 @@ import asyncio
 import contextlib
 import math
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 from torchloom.threadlet.metrics.meter import LOSS
@@ -23,7 +20,7 @@ _PLAIN = (float, int, bool)
 Reading = tuple[str, Any, float | None, str]
 """(name, the value as given, its number if it has one, why not)"""
 Result = list[Reading] | tuple[int, int] | None
-"""A result of the thread: values as numbers, or the steps at which the loss stopped being finite."""
+"""A result of that thread: values as numbers, or the steps at which the loss stopped being finite."""
 
 
 @dataclass
@@ -100,61 +97,41 @@ def _is_foreign_tensor(value: Any) -> bool:
 
 
 class Reader:
-    """Keeps the readings up to date, with a thread that is started when the first value needs it."""
+    """Keeps the readings up to date."""
 
     def __init__(self) -> None:
         self.readings = Readings()
-        self._orders: SimpleQueue[tuple[Callable[[], Result], asyncio.AbstractEventLoop, asyncio.Future[Result]] | None]
-        self._orders = SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._awaited: asyncio.Future[Result] | None = None
 
     async def refresh(self, values: Mapping[str, Any], seconds: float, losses: Sequence[tuple[int, Any]] = ()) -> None:
         """Read new values. What takes longer than `seconds` is left for a later beat."""
-        await self._refresh(values, seconds)
+        if await self._collect(seconds):  # otherwise it still waits for a device
+            unread = self.readings.unread(values)
+            slow = {name: value for name, value in unread.items() if type(value) not in _PLAIN}
+            self.readings.learn(judge({name: value for name, value in unread.items() if name not in slow}))
+            if slow:
+                await self._read(judge, slow, seconds)
         if LOSS not in self.readings.not_finite:
             self.readings.bad_steps = None
         elif self.readings.bad_steps is None and self._awaited is None:
-            await self._read(partial(find_bad_steps, losses), seconds)
+            await self._read(find_bad_steps, losses, seconds)
 
-    async def _refresh(self, values: Mapping[str, Any], seconds: float) -> None:
-        if not await self._collect(seconds):
-            return  # still waiting for a device
-        unread = self.readings.unread(values)
-        slow = {name: value for name, value in unread.items() if type(value) not in _PLAIN}
-        self.readings.learn(judge({name: value for name, value in unread.items() if name not in slow}))
-        if slow:
-            await self._read(partial(judge, slow), seconds)
-
-    async def _read(self, work: Callable[[], Result], seconds: float) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._read_on, name="torchloom-reader", daemon=True)
-            self._thread.start()
-        loop = asyncio.get_running_loop()
-        self._awaited = loop.create_future()
-        self._orders.put((work, loop, self._awaited))
+    async def _read(self, read: Callable[[Any], Result], values: object, seconds: float) -> None:
+        with contextlib.suppress(RuntimeError):  # no thread can be started: left for a later beat
+            self._awaited = asyncio.get_running_loop().run_in_executor(None, read, values)
         await self._collect(seconds)
 
     async def _collect(self, seconds: float) -> bool:
-        """Take over what the thread has read; True if nothing is outstanding."""
+        """Take over what was read; True if nothing is outstanding."""
         if self._awaited is None:
             return True
         await asyncio.wait([self._awaited], timeout=seconds)
         if not self._awaited.done():
             return False
-        result = self._awaited.result()
+        awaited, self._awaited = self._awaited, None
+        result = awaited.result()
         if isinstance(result, list):
             self.readings.learn(result)
         else:
             self.readings.bad_steps = result
-        self._awaited = None
         return True
-
-    def close(self) -> None:
-        self._orders.put(None)
-
-    def _read_on(self) -> None:
-        while (order := self._orders.get()) is not None:
-            work, loop, awaited = order
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(awaited.set_result, work())

@@ -1,8 +1,9 @@
-"""The stacks of a process for the agent to read: a memfd that the interpreter writes them into.
+"""The stacks of a process: as a text for operators, and in a memfd that the agent reads.
 
-On request the link thread has them written, which is safe at any time. A signal does it too, and needs no interpreter
-lock, so it works while C code holds the interpreter. The signal is a real-time one that this process does not use; its
-handler restarts system calls, so training is not disturbed. A process has one such file, until it ends.
+On request the link thread has them written into that file, which is safe at any time. A signal does it too, and needs
+no interpreter lock, so it works while C code holds the interpreter. The signal is a real-time one that this process
+does not use; its handler restarts system calls, so training is not disturbed. A process has one such file, until it
+ends.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import faulthandler
 import fcntl
 import os
 import signal
+import sys
+import threading
+import traceback
 from pathlib import Path
 
 from torchloom.shared.liveness_page import STACKS, close_own
 
+MAX_TEXT = 50_000
 MOST = 4 * 1024 * 1024
 """Bytes kept; the reader empties the file."""
 SPARED = 2
@@ -69,6 +74,18 @@ def free_signal(status: Path) -> int:
         if signal.getsignal(number) is signal.SIG_DFL and not taken >> (number - 1) & 1:
             return number
     return 0
+
+
+def format_stacks() -> str:
+    """The stack of every thread of this process except torchLoom's own, the main thread first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    parts = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        if not names.get(ident, "").startswith("torchloom-"):
+            lines = "".join(traceback.format_stack(frame, limit=50))
+            parts.append(f"thread {names.get(ident, ident)}:\n{lines}")
+    return "\n".join(parts)[:MAX_TEXT]
 
 
 _stacks: Stacks | None = None

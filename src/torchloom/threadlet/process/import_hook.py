@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -12,9 +13,10 @@ Then = Callable[[ModuleType], object]
 
 
 def when_imported(name: str, then: Then) -> None:
-    """Call `then` with the module: now if it is imported already, otherwise after its import."""
+    """Call `then` with the module: now if it is imported already, otherwise after its import. It may fail."""
     if name in sys.modules:
-        then(sys.modules[name])
+        with contextlib.suppress(Exception):
+            then(sys.modules[name])
     else:
         sys.meta_path.insert(0, _Watch(name, then))
 
@@ -60,4 +62,5 @@ class _Loader:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._then(module)
+        with contextlib.suppress(Exception):  # the module is what the script has asked for
+            self._then(module)

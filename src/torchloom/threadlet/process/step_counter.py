@@ -29,17 +29,15 @@ SETTLE_SECONDS = 2.0
 
 class StepSink(Protocol):
     def step(self) -> None: ...
-    def skip(self, steps: int) -> None:
-        """Set the number of steps made so far."""
+    def count_earlier(self, steps: int) -> None:
+        """Add steps that were made before it existed."""
 
 
 class Counter:
     def __init__(self, join: Callable[[], StepSink] | None = None) -> None:
-        self.on = False
-        """It is installed."""
         self.over = False
         self.join = join
-        """Makes this process a rank that reports the counted steps."""
+        """Makes this process a rank that reports the counted steps; None until it is installed."""
         self._joining: threading.Thread | None = None
         self._lock = threading.Lock()
         self._before = 0
@@ -61,28 +59,28 @@ class Counter:
                     return
                 self._first = weakref.ref(optimizer)
             self._others = 0
-            if self._steps is not None or not self._joins():
-                self._steps.step()  # type: ignore[union-attr]
+            steps = self._steps or self._note()
+            if steps is not None:
+                steps.step()
         except Exception:  # noqa: BLE001  uncounted, then
             self.over = True
 
-    def _joins(self) -> bool:
-        """Note the step and join, if this rank has not joined yet. False if it has."""
+    def _note(self) -> StepSink | None:
+        """Note a step, and join at the first one. Returns where to report it if this rank has joined meanwhile."""
         with self._lock:
-            if self._steps is not None:
-                return False
-            self._before += 1
-        if self._joining is None:
-            self._joining = threading.Thread(target=self._begin, name="torchloom-join", daemon=True)
-            self._joining.start()
-        return True
+            if self._steps is None:
+                self._before += 1
+                if self._joining is None:
+                    self._joining = threading.Thread(target=self._begin, name="torchloom-join", daemon=True)
+                    self._joining.start()
+            return self._steps
 
     def _begin(self) -> None:
         try:
             assert self.join is not None
             steps = self.join()
             with self._lock:
-                steps.skip(self._before)
+                steps.count_earlier(self._before)
                 self._steps = steps
         except Exception:  # noqa: BLE001  uncounted, then
             self.over = True
@@ -112,12 +110,10 @@ def install(join: Callable[[], StepSink]) -> None:
 
     To be called before the script starts, in the process that is the rank.
     """
-    if _counter.on:
-        return
-    _counter.on = True
-    _counter.join = join
-    os.register_at_fork(before=_counter.settle, after_in_child=_counter.forget)
-    when_imported(OPTIMIZERS, lambda optimizers: hook(optimizers, _counter))
+    if _counter.join is None:
+        _counter.join = join
+        os.register_at_fork(before=_counter.settle, after_in_child=_counter.forget)
+        when_imported(OPTIMIZERS, lambda optimizers: hook(optimizers, _counter))
 
 
 def hook(optimizers: ModuleType, counter: Counter) -> Callable[[], None]:
@@ -128,10 +124,6 @@ def hook(optimizers: ModuleType, counter: Counter) -> Callable[[], None]:
         if not torch.compiler.is_compiling():  # keep this hook out of compiled graphs
             counter.stepped(optimizer)
 
-    try:
-        # A rank never removes it: torch may be iterating over its hooks at that moment.
-        end: Callable[[], None] = optimizers.register_optimizer_step_post_hook(stepped).remove
-    except Exception:  # noqa: BLE001  a torch that has no such hook
-        counter.retire()
-        return lambda: None
+    # A rank never removes it: torch may be iterating over its hooks at that moment.
+    end: Callable[[], None] = optimizers.register_optimizer_step_post_hook(stepped).remove
     return end
