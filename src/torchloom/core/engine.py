@@ -15,20 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torchloom.core import events
 from torchloom.core.decide import decide
 from torchloom.core.decision import Decision
-from torchloom.core.events import (
-    BeatReceived,
-    Event,
-    LighthouseBeatReceived,
-    LinkClosed,
-    LinkOpened,
-    NodeBeatReceived,
-    ReplyReceived,
-    RollCalled,
-    RunDue,
-    Tick,
-)
 from torchloom.core.incidents.periodic_checks import hang_of_run, look_around
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runtime import Life
@@ -50,11 +39,11 @@ class Engine:
         self._repeated: dict[str, float] = {}
         """By job: when its evictions were last repeated to its lighthouse."""
 
-    def handle(self, event: Event, now: float) -> Decision:
+    def handle(self, event: events.Event, now: float) -> Decision:
         """Detect, decide, fold. The decision must be stored before it is carried out."""
-        if isinstance(event, RunDue):
+        if isinstance(event, events.RunDue):
             self._due.discard(event.job)
-            event = RunDue(event.job, hang_of_run(self.cluster, event.job, now))
+            event = events.RunDue(event.job, hang_of_run(self.cluster, event.job, now))
         decision = decide(self.cluster, event, now)
         self.cluster.fold(decision.records, now)
         for rank, command in decision.commands:
@@ -75,21 +64,21 @@ class Engine:
 
     # ── what arrives ──
 
-    def hear(self, rank: RankId, beat: Beat, now: float) -> BeatReceived | None:
+    def hear(self, rank: RankId, beat: Beat, now: float) -> events.BeatReceived | None:
         runtime = self.cluster.runtime
-        return None if runtime.hear(rank, beat, now) else BeatReceived(rank, beat, runtime.take_found(rank))
+        return None if runtime.hear(rank, beat, now) else events.BeatReceived(rank, beat, runtime.take_found(rank))
 
-    def hear_node(self, node: str, beat: NodeBeat, now: float) -> tuple[Event, ...]:
+    def hear_node(self, node: str, beat: NodeBeat, now: float) -> tuple[events.Event, ...]:
         if not self.cluster.runtime.hear_node(node, beat, now):
             return ()
         due = [job for job in self.cluster.runs.due(node) if job not in self._due]
         self._due.update(due)
-        return (NodeBeatReceived(node), *map(RunDue, due))
+        return (events.NodeBeatReceived(node), *map(events.RunDue, due))
 
-    def hear_lighthouse(self, job: str, beat: LighthouseBeat, now: float) -> LighthouseBeatReceived | None:
+    def hear_lighthouse(self, job: str, beat: LighthouseBeat, now: float) -> events.LighthouseBeatReceived | None:
         behind = not set(self.cluster.evicted.get(job, ())) <= set(beat.evicted)
         news = self.cluster.runtime.hear_lighthouse(job, beat)
-        return LighthouseBeatReceived(job) if news or (behind and self._may_repeat(job, now)) else None
+        return events.LighthouseBeatReceived(job) if news or (behind and self._may_repeat(job, now)) else None
 
     def _may_repeat(self, job: str, now: float) -> bool:
         """Not at once again: a lighthouse that cannot store evictions answers each time."""
@@ -99,27 +88,27 @@ class Engine:
         self._repeated[job] = now
         return True
 
-    def hear_reply(self, rank: RankId, reply: Reply) -> ReplyReceived | None:
-        return None if self.cluster.runtime.operations.take(rank, reply) is None else ReplyReceived(rank, reply)
+    def hear_reply(self, rank: RankId, reply: Reply) -> events.ReplyReceived | None:
+        return None if self.cluster.runtime.operations.take(rank, reply) is None else events.ReplyReceived(rank, reply)
 
-    def hear_link(self, event: LinkOpened | LinkClosed) -> None:
+    def hear_link(self, event: events.LinkOpened | events.LinkClosed) -> None:
         """The server announced a connect or a disconnect, which is handled next."""
         runtime = self.cluster.runtime
-        change = runtime.link_opened if isinstance(event, LinkOpened) else runtime.link_closed
+        change = runtime.link_opened if isinstance(event, events.LinkOpened) else runtime.link_closed
         change((event.rank, event.incarnation), event.link)
 
-    def hear_roll(self, present: dict[Life, set[str]]) -> RollCalled:
+    def hear_roll(self, present: dict[Life, set[str]]) -> events.RollCalled:
         """Take in which ranks are connected, as listed by the server."""
         self.cluster.runtime.call_roll(present)
-        return RollCalled()
+        return events.RollCalled()
 
     # ── time ──
 
-    def tick(self, now: float) -> tuple[Event, ...]:
+    def tick(self, now: float) -> tuple[events.Event, ...]:
         """A few times a second: the events that are due."""
         self.cluster.runtime.forget_nodes(now)
-        return (Tick(), *map(RunDue, self.cluster.runs.due()))
+        return (events.Tick(), *map(events.RunDue, self.cluster.runs.due()))
 
-    def check_ranks(self, now: float) -> Iterator[tuple[Event, ...]]:
+    def check_ranks(self, now: float) -> Iterator[tuple[events.Event, ...]]:
         """About once a second: a pass over all ranks, in slices between which other events may be handled."""
         return look_around(self.cluster, now)

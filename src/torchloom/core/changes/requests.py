@@ -46,7 +46,7 @@ def steer(cluster: ClusterState, ask: Steer, reply: str = "", incident: str = ""
 
 
 def steer_unasked(cluster: ClusterState, ask: Steer, incident: str = "") -> Decision:
-    """What the weaver itself requests. Nobody waits for an answer."""
+    """What the weaver itself requests. Nobody waits for an answer, and it may be repeated until it is under way."""
     try:
         return replace(steer(cluster, ask, incident=incident), answer=None)
     except Refused:
@@ -56,6 +56,11 @@ def steer_unasked(cluster: ClusterState, ask: Steer, incident: str = "") -> Deci
 def request_id(*parts: object) -> str:
     """Of a request of the weaver itself: the same each time it is made for the same reason."""
     return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def _wait(request: str, reply: str) -> tuple[WaiterAdded, ...]:
+    """Of a request of the weaver itself nobody waits for the outcome."""
+    return (WaiterAdded(request, reply),) if reply else ()
 
 
 # ── changes ──
@@ -96,7 +101,7 @@ def request_change(cluster: ClusterState, ask: SetKnobs | Revert | Steer, reply:
 def _find_earlier(cluster: ClusterState, request: str, reply: str) -> Decision | None:
     """A repeated request waits with the first one, or gets its outcome."""
     if request in cluster.runtime.operations.by_request:
-        return Decision((WaiterAdded(request, reply),))
+        return Decision(_wait(request, reply))
     change = cluster.ledger.change_of(request)
     if change is None:
         return None
@@ -204,7 +209,7 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: Prose) -> Prose:
 def _give_order(cluster: ClusterState, ask: Steer, reply: str, incident: str) -> Decision:
     """Give an order to all ranks of a target."""
     if ask.request in cluster.runtime.operations.by_request:
-        return Decision((WaiterAdded(ask.request, reply),))
+        return Decision(_wait(ask.request, reply))
     before = cluster.ledger.order_of(ask.request)
     if before is not None and before.outcome and ask.verb != "stacks":  # stacks are not kept: they are taken again
         text = phrase("outcome_of", id=before.id, outcome=before.outcome)
@@ -214,8 +219,7 @@ def _give_order(cluster: ClusterState, ask: Steer, reply: str, incident: str) ->
         _check_group(cluster, ask, lives)
     id = f"o{cluster.ledger.order_count + 1}"
     record = OrderGiven.from_fields(ask, id=id, lives=lives, incident=incident)
-    waits = (WaiterAdded(ask.request, reply),) if reply else ()
-    return Decision((record, *waits), _send_order(cluster, id, ask.verb, lives))
+    return Decision((record, *_wait(ask.request, reply)), _send_order(cluster, id, ask.verb, lives))
 
 
 def _send_order(cluster: ClusterState, id: str, verb: str, lives: Lives) -> Commands:

@@ -27,15 +27,23 @@ MAX_REPLICA = 10_000
 
 
 def hang_of_run(cluster: ClusterState, job: str, now: float) -> HangDiagnosis | None:
-    """Whether ranks of a run make no step, with what their agents see of them."""
+    """Whether ranks of a run make no step, with what their agents see of them.
+
+    The replicas of a job wait for each other: only together do they show who is to blame. Where nobody stands out
+    torchft itself gives up waiting, after its own time.
+    """
     run = cluster.runs.active(job)
     if run is None or run.phase is not RunPhase.RUNNING:
         return None
-    if run.task.torchft is not None:
-        diagnosis = _hang_of_replica(cluster, run, now)
-    else:
-        case = cluster.runtime.hang_tracker(job, ((job, run.attempt),))
-        diagnosis = case.look(_list_progress(cluster, run, now), cluster.settings, now, cluster.beat_seconds())
+    runs = [run] if run.task.torchft is None else [run, *siblings(cluster, run)]
+    group = sorted((other for other in runs if other.phase is RunPhase.RUNNING), key=lambda other: other.name)
+    ranks: list[RankProgress] = []
+    for place, other in enumerate(group):  # ranks of several replicas have the same numbers
+        ranks += _list_progress(cluster, other, place * MAX_REPLICA, now)
+    tracker = cluster.runtime.hang_tracker(job, tuple((other.name, other.attempt) for other in group))
+    diagnosis = tracker.look(ranks, cluster.settings, now, cluster.beat_seconds())
+    if diagnosis is not None and run.task.torchft is not None:
+        diagnosis = _blame_replica(diagnosis, run, group.index(run) * MAX_REPLICA)
     for number in diagnosis.culprits if diagnosis is not None and diagnosis.kind == "frozen" else ():
         rank_runtime = cluster.runtime.ranks.get(run.rank(number))
         if rank_runtime is not None:
@@ -43,25 +51,8 @@ def hang_of_run(cluster: ClusterState, job: str, now: float) -> HangDiagnosis | 
     return diagnosis
 
 
-def _hang_of_replica(cluster: ClusterState, run: Run, now: float) -> HangDiagnosis | None:
-    """The replicas of a job wait for each other: only together do they show who is to blame.
-
-    Where nobody stands out torchft itself gives up waiting, after its own time.
-    """
-    group = sorted(
-        (other for other in (run, *siblings(cluster, run)) if other.phase is RunPhase.RUNNING), key=lambda one: one.name
-    )
-    # Ranks of several replicas have the same numbers.
-    ranks = [
-        progress._replace(rank=progress.rank + place * MAX_REPLICA)
-        for place, other in enumerate(group)
-        for progress in _list_progress(cluster, other, now)
-    ]
-    case = cluster.runtime.hang_tracker(run.name, tuple((other.name, other.attempt) for other in group))
-    diagnosis = case.look(ranks, cluster.settings, now, cluster.beat_seconds())
-    if diagnosis is None:
-        return None
-    base = group.index(run) * MAX_REPLICA
+def _blame_replica(diagnosis: HangDiagnosis, run: Run, base: int) -> HangDiagnosis | None:
+    """What a diagnosis of all replicas of a job says about one, whose ranks are numbered from `base`."""
     mine = tuple(number - base for number in diagnosis.culprits if base <= number < base + MAX_REPLICA)
     if not mine:
         return None
@@ -71,12 +62,15 @@ def _hang_of_replica(cluster: ClusterState, run: Run, now: float) -> HangDiagnos
     return diagnosis._replace(culprits=mine, waiting=(), why=tuple(why))
 
 
-def _list_progress(cluster: ClusterState, run: Run, now: float) -> list[RankProgress]:
-    return [
-        progress
-        for node, status in _statuses(cluster, run)
-        if (progress := _combine_reports(cluster, run, status, cluster.runtime.node_speaks(node, now))) is not None
-    ]
+def _list_progress(cluster: ClusterState, run: Run, base: int, now: float) -> Iterator[RankProgress]:
+    """Of the ranks that run and are not paused, numbered from `base`."""
+    for node in run.nodes:
+        status = cluster.runtime.attempt_status(node, run)
+        speaks = cluster.runtime.node_speaks(node, now)
+        for rank in status.ranks if status is not None else ():
+            progress = _combine_reports(cluster, run, rank, base, speaks) if rank.state == "running" else None
+            if progress is not None:
+                yield progress
 
 
 def look_around(cluster: ClusterState, now: float) -> Iterator[tuple[Event, ...]]:
@@ -116,7 +110,8 @@ class _JobPass:
         self._suspect = False
         """One of them may be too long at its step."""
         self._away = False
-        """One of them is silent, and the others may well wait for it."""
+        """One of them is silent, and the others may well wait for it. It is soon reported as lost."""
+        self._news = NEWS * cluster.beat_seconds()
 
     def _is_running(self) -> bool:
         job = self._cluster.jobs.get(self.name)
@@ -126,8 +121,7 @@ class _JobPass:
         rank_runtime = self._cluster.runtime.ranks.get(rank)
         if rank_runtime is None or rank_runtime.over:
             return
-        if self._case is not None:
-            self._away = self._away or _away(self._cluster, rank_runtime, self._now)
+        self._away = self._away or rank_runtime.missing or self._now - rank_runtime.heard > self._news
         if rank_runtime.missing or rank_runtime.beat is None:
             return
         self._live[rank] = rank_runtime
@@ -155,27 +149,16 @@ class _JobPass:
             yield JobDue(self.name, diagnosis if one and not self._away else None)
 
 
-def _away(cluster: ClusterState, rank_runtime: RankRuntime, now: float) -> bool:
-    """Whether a rank that should be there is silent. It is soon reported as lost."""
-    return not rank_runtime.over and (rank_runtime.missing or now - rank_runtime.heard > NEWS * cluster.beat_seconds())
-
-
-def _statuses(cluster: ClusterState, run: Run) -> Iterator[tuple[str, RankStatus]]:
-    for node in run.nodes:
-        seen = cluster.runtime.nodes.get(node)
-        for status in seen.beat.attempts if seen is not None else ():
-            if status.job == run.name and status.attempt == run.attempt:
-                yield from ((node, rank) for rank in status.ranks if rank.state == "running")
-
-
-def _combine_reports(cluster: ClusterState, run: Run, status: RankStatus, speaks: bool) -> RankProgress | None:
+def _combine_reports(
+    cluster: ClusterState, run: Run, status: RankStatus, base: int, speaks: bool
+) -> RankProgress | None:
     """By its agent, which may have fallen silent since, and in its own beats."""
     rank = run.rank(status.rank)
     rank_runtime = cluster.runtime.ranks.get(rank)
     if rank_runtime is None or rank_runtime.beat is None or rank_runtime.incarnation != status.incarnation:
         # Its steps are unknown, but its process can still be stopped.
         return RankProgress(
-            rank=status.rank,
+            rank=base + status.rank,
             step=status.step,
             idle_seconds=0.0,
             frozen=status.frozen,
@@ -186,6 +169,7 @@ def _combine_reports(cluster: ClusterState, run: Run, status: RankStatus, speaks
         return None
     member = cluster.ranks.get(rank)
     return _read_progress(rank, rank_runtime, cluster.settings)._replace(
+        rank=base + status.rank,
         step=max(rank_runtime.beat.step, status.step),
         idle_seconds=status.idle_seconds if status.step >= rank_runtime.beat.step else rank_runtime.beat.idle_seconds,
         frozen=status.frozen,

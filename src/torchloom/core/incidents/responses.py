@@ -26,7 +26,7 @@ from torchloom.core.state.runs import Run
 from torchloom.protocol.job import EventKind, Response, Rule
 from torchloom.protocol.node import Inspect, Rollback
 from torchloom.protocol.operator import Steer
-from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import DeviceMarkedFailed, IncidentAmended
 from torchloom.protocol.run_records import Failure, ResponseBegan, ResponseWent
 
@@ -107,8 +107,7 @@ def _note_once(cluster: ClusterState, trouble: Trouble, decision: Prose) -> Deci
     incident = cluster.incidents.get(trouble.incident)
     if incident is not None and incident.decision == decision:
         return NOTHING
-    amended = IncidentAmended(id=trouble.incident, decision=decision, reason=trouble.reason)
-    return Decision((amended,))
+    return Decision((IncidentAmended(id=trouble.incident, decision=decision, reason=trouble.reason),))
 
 
 def continue_response(cluster: ClusterState, run: Run, now: float) -> Decision:
@@ -131,8 +130,8 @@ def _next(cluster: ClusterState, run: Run, response: ResponseBegan, since: float
         left = left[1:]
     if left != response.do:
         decisions.append(Decision((ResponseWent(job=run.name, left=left),)))
-    elif left:  # not done yet
-        decisions.append(_ask_for_checkpoint(cluster, run, since))
+    elif left:  # not done yet; requested until it is under way: another change may be just now
+        decisions.append(_steer(cluster, run, "checkpoint", since))
     return merge_decisions(decisions)
 
 
@@ -146,7 +145,8 @@ def _do(
         case "pause":
             return _steer(cluster, run, "pause", since)
         case "checkpoint":
-            return _checkpoint_over(cluster, run, response, since, now)
+            over = _checkpoint_outcome(cluster, run, since, now)
+            return None if over is None else Decision((IncidentAmended(id=response.incident, evidence=(over,)),))
         case "drain":
             return _drain(cluster, run, response)
         case "restart" | "evict" | "rollback":
@@ -154,25 +154,14 @@ def _do(
     return NOTHING
 
 
-def _checkpoint_over(
-    cluster: ClusterState, run: Run, response: ResponseBegan, since: float, now: float
-) -> Decision | None:
+def _checkpoint_outcome(cluster: ClusterState, run: Run, since: float, now: float) -> Phrase | None:
+    """Of the checkpoint that was requested; None while it is waited for."""
     if run.replica_id.job not in cluster.ledger.checkpointers:
-        return _noted(response, phrase("checkpoint_not_possible"))
+        return phrase("checkpoint_not_possible")
     change = cluster.ledger.change_of(request_id(run.name, since, "checkpoint"))
     if change is not None and change.phase in {ChangePhase.SETTLED, ChangePhase.ABORTED}:
-        return _noted(response, phrase("checkpoint_asked_for", outcome=change.outcome))
-    if now - since > CHECKPOINT_SECONDS:
-        return _noted(response, phrase("checkpoint_did_not_come", seconds=CHECKPOINT_SECONDS))
-    return None
-
-
-def _ask_for_checkpoint(cluster: ClusterState, run: Run, since: float) -> Decision:
-    """Again and again until it is under way: another change may be just now."""
-    request = request_id(run.name, since, "checkpoint")
-    if request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None:
-        return NOTHING
-    return _steer(cluster, run, "checkpoint", since)
+        return phrase("checkpoint_asked_for", outcome=change.outcome)
+    return phrase("checkpoint_did_not_come", seconds=CHECKPOINT_SECONDS) if now - since > CHECKPOINT_SECONDS else None
 
 
 def _steer(cluster: ClusterState, run: Run, verb: Literal["pause", "checkpoint"], since: float) -> Decision:
@@ -215,7 +204,3 @@ def inspecting(cluster: ClusterState, run: Run, incident: str) -> tuple[tuple[st
     """Every agent of the run is to look at its ranks."""
     order = Inspect(term=cluster.term, job=run.name, attempt=run.attempt, incident=incident)
     return tuple((node, order) for node in run.nodes)
-
-
-def _noted(response: ResponseBegan, text: Prose) -> Decision:
-    return Decision((IncidentAmended(id=response.incident, evidence=(text,)),))

@@ -63,17 +63,14 @@ def _beat(beat: Beat) -> list[Phrase]:
 
 
 def _reading(reading: Reading) -> Phrase:
-    parts = []
-    if reading.utilisation is not None:
-        parts.append(phrase("reading_utilisation", percent=reading.utilisation))
-    if reading.memory_mb is not None:
-        parts.append(phrase("reading_memory", mb=reading.memory_mb))
-    if reading.temperature is not None:
-        parts.append(phrase("reading_temperature", celsius=reading.temperature))
-    if reading.power_watts is not None:
-        parts.append(phrase("reading_power", watts=reading.power_watts))
-    if reading.throttled:
-        parts.append(phrase("reading_throttled", why=reading.throttled))
+    values = (
+        (reading.utilisation, phrase("reading_utilisation", percent=reading.utilisation)),
+        (reading.memory_mb, phrase("reading_memory", mb=reading.memory_mb)),
+        (reading.temperature, phrase("reading_temperature", celsius=reading.temperature)),
+        (reading.power_watts, phrase("reading_power", watts=reading.power_watts)),
+        (reading.throttled or None, phrase("reading_throttled", why=reading.throttled)),
+    )
+    parts = [part for value, part in values if value is not None]
     return phrase("device_reading" if parts else "device_without_reading", device=reading.device, parts=parts)
 
 

@@ -218,10 +218,8 @@ def ask_to_leave(cluster: ClusterState, run: Run) -> Decision:
     """Repeated until the change is certain: another change may be under way just now, or this one may be aborted."""
     if run.phase is not RunPhase.RUNNING:
         return NOTHING
-    request = _next_request(cluster, run)
-    if request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None:
-        return NOTHING
-    ask = Steer(request=request, verb="stop", job=run.replica_id.job, replica=run.replica_id.replica, operator="drain")
+    job, replica = run.replica_id
+    ask = Steer(request=_next_request(cluster, run), verb="stop", job=job, replica=replica, operator="drain")
     return steer_unasked(cluster, ask)
 
 

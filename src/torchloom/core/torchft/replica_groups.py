@@ -88,11 +88,8 @@ def _lighthouse(job: str, task: Task, ft: Torchft) -> Task:
 
 def siblings(cluster: ClusterState, run: Run) -> list[Run]:
     """The other replicas of its job, over or not, of the same submission."""
-    mine = [
-        other
-        for other in cluster.runs.by_name.values()
-        if other.replica_id.job == run.replica_id.job and other.request == run.request
-    ]
+    job = [other for other in cluster.runs.by_name.values() if other.replica_id.job == run.replica_id.job]
+    mine = [other for other in job if other.request == run.request]
     return [other for other in mine if other.name != run.name and not other.is_lighthouse]
 
 
