@@ -190,8 +190,7 @@ class Replicas:
     def lighthouse(self) -> psutil.Process:
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if "torchloom.lighthouse" in words or "torchloom.lighthouse.torchft_lighthouse" in words:
+                if "torchloom.lighthouse" in process.cmdline():
                     return process
         raise AssertionError("there is no lighthouse")
 

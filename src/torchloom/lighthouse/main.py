@@ -31,6 +31,30 @@ def run(settings: Settings, options: Options) -> int:
     return 0
 
 
+def run_stock(options: Options) -> int:
+    """Serve torchft's own lighthouse, as a process that obeys signals.
+
+    `loom run --torchft --lighthouse stock` starts it, for comparison and to rule out a fault in torchLoom's lighthouse.
+    It detects a dead replica only by the heartbeat timeout, and loses its state when it is killed.
+    """
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # for its threads too, so that the wait below alone hears them
+    try:
+        from torchft.coordination import LighthouseServer  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise TorchLoomError(f"it needs torchft: {error}", hint="pip install 'torchloom[torchft]'") from error
+    timeouts = {"join_timeout_ms": options.join_timeout_ms, "heartbeat_timeout_ms": options.heartbeat_timeout_ms}
+    try:
+        server = LighthouseServer(bind=options.bind, min_replicas=options.min_replicas, **timeouts)
+    except RuntimeError as error:
+        raise TorchLoomError(f"{options.bind}: {error}") from error
+    print(f"torchft's own lighthouse at {server.address()}", flush=True)
+    signal.sigwait(ends)
+    server.shutdown()
+    print("stopped", flush=True)
+    return 0
+
+
 async def serve(settings: Settings, options: Options) -> None:
     from torchloom.lighthouse.grpc_server import parse_bind, serve_grpc
     from torchloom.lighthouse.nats_reporter import NatsReporter

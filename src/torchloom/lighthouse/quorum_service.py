@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from torchloom.lighthouse import torchft_messages
 from torchloom.lighthouse.quorum import DurableState, Evicted, LighthouseState, Member, NotYet, Quorum, Rules, decide
@@ -27,29 +26,23 @@ class Stopping(Exception):
     """This lighthouse is being stopped; another one may start soon."""
 
 
-@dataclass(eq=False)
 class QuorumService:
     """Runs on one event loop and uses its clock."""
 
-    rules: Rules
-    store: QuorumStore
-    tick: float = 0.1
-    changed: Callable[[], None] = lambda: None
-    """Called after every new quorum and every eviction."""
-    state: LighthouseState = field(init=False)
-    naps: int = 0
-    _answers: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
-    _loop: asyncio.AbstractEventLoop = field(init=False)
-    _timer: asyncio.TimerHandle = field(init=False)
-    _awake: float = field(init=False)
-    _trouble: str = ""
-    _closed: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(self, rules: Rules, store: QuorumStore, tick: float = 0.1) -> None:
+        self.rules = rules
+        self.store = store
+        self.tick = tick
+        self.changed: Callable[[], None] = lambda: None
+        """Called after every new quorum and every eviction."""
+        self.naps = 0
+        self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._loop = asyncio.get_running_loop()
         self._awake = self._loop.time()
-        self.state = LighthouseState.restore(self.store.durable, self._awake)
-        self._timer = self._loop.call_later(self.tick, self.update)
+        self.state = LighthouseState.restore(store.durable, self._awake)
+        self._timer = self._loop.call_later(tick, self.update)
+        self._trouble = ""
+        self._closed = False
 
     def close(self) -> None:
         self._closed = True

@@ -20,10 +20,9 @@ from typing import Final
 from torchloom.lighthouse.quorum import Member, Quorum
 
 VARINT: Final = 0
-FIXED64: Final = 1
 BYTES: Final = 2
-FIXED32: Final = 5
-_FIXED = {FIXED64: 8, FIXED32: 4}
+_FIXED = {1: 8, 5: 4}
+"""The kinds of fields of fixed width, with their bytes."""
 _MOST_ID = 1024
 """Most characters of a replica's id."""
 HEARTBEAT_RESPONSE: Final = b""

@@ -36,12 +36,10 @@ def test_a_job_of_replicas_is_a_run_for_each_and_one_for_the_lighthouse() -> Non
     assert not made["a:lighthouse"].standby
 
 
-@pytest.mark.parametrize(
-    ("which", "module"), [("loom", "torchloom.lighthouse"), ("stock", "torchloom.lighthouse.torchft_lighthouse")]
-)
-def test_the_lighthouse_is_ours_or_torchfts_own(which: str, module: str) -> None:
+@pytest.mark.parametrize(("which", "option"), [("loom", "--folder"), ("stock", "--stock")])
+def test_the_lighthouse_is_ours_or_torchfts_own(which: str, option: str) -> None:
     task = Task(argv=("train.py",), torchft=Torchft(replicas=1, lighthouse=which))
-    assert dict(split_job("a", task))["a:lighthouse"].argv[:2] == ("-m", module)
+    assert dict(split_job("a", task))["a:lighthouse"].argv[:3] == ("-m", "torchloom.lighthouse", option)
 
 
 def test_somebody_elses_lighthouse_is_not_started_and_named_to_the_replicas() -> None:

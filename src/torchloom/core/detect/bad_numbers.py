@@ -40,8 +40,8 @@ LOSS_SECONDS = 0.02
 """A rank keeps the loss of a step if it has kept none for this long."""
 CLEAN = 5
 """Finite beats after which a number is well again."""
-LOSS_SHARE = 0.05
-GRADIENT_SHARE = 0.5
+SHARES = {"loss_spike": 0.05, "gradient": 0.5}
+"""The least spread of each kind, as a share of the median."""
 _GRADIENT_NAMES = frozenset(
     {"grad_norm", "gradient_norm", "gnorm", "gradnorm", "grad_l2", "grad_l2_norm", "total_norm", "global_grad_norm"}
 )
@@ -98,8 +98,7 @@ class SpikeDetector:
     """Whether a noisy number has jumped far above its recent past."""
 
     kind: EventKind
-    _factor: float
-    _share: float
+    settings: Settings
     limit: float = math.inf
     """Below this there is nothing to examine."""
     aside: list[float] = field(default_factory=list)
@@ -124,7 +123,9 @@ class SpikeDetector:
             self._keep(self.aside)
             self._bound()
 
-    def examine(self, name: str, value: float, step: int) -> Finding | None:
+    def examine(self, name: str, value: float | None, step: int) -> Finding | None:
+        if value is None:
+            return None
         self._keep(self.aside)
         finding = self._judge(name, value, step)
         self._bound()
@@ -198,30 +199,17 @@ class SpikeDetector:
         self._peak = max(self._peak, abs(median))
         width = ordered[3 * count // 4] - ordered[count // 4]
         tail = ordered[9 * count // 10] - median
-        spread = max(width / 1.35, tail / 1.28, self._share * abs(median), 0.001 * self._peak, 1e-30)
-        self._jump = self._factor * spread
+        spread = max(width / 1.35, tail / 1.28, SHARES[self.kind] * abs(median), 0.001 * self._peak, 1e-30)
+        self._jump = self.settings.spike_factor * spread
 
 
-class LossSpikeDetector(SpikeDetector):
-    __slots__ = ()
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__("loss_spike", settings.spike_factor, LOSS_SHARE)
-
-    def hear(self, beat: Beat) -> Finding | None:
-        return None if beat.loss is None else self.examine("loss", beat.loss, beat.step)
-
-
+@dataclass(slots=True)
 class GradientSpikeDetector(SpikeDetector):
     """The norm of the gradients, by whatever name the job reports it."""
 
-    __slots__ = ("metrics", "name")
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__("gradient", settings.spike_factor, GRADIENT_SHARE)
-        self.name = ""
-        self.metrics = 0
-        """How many metrics there were when that name was looked for."""
+    name: str = ""
+    metrics: int = 0
+    """How many metrics there were when that name was looked for."""
 
     def hear(self, beat: Beat) -> Finding | None:
         overflow = next(filter(is_gradient, beat.not_finite), None)
@@ -231,5 +219,4 @@ class GradientSpikeDetector(SpikeDetector):
         if len(metrics) != self.metrics:
             self.metrics = len(metrics)
             self.name = next(filter(is_gradient, metrics), "")
-        norm = metrics.get(self.name)
-        return None if norm is None else self.examine(self.name, norm, beat.step)
+        return self.examine(self.name, metrics.get(self.name), beat.step)

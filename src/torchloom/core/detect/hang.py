@@ -77,8 +77,6 @@ class HangDiagnosis(NamedTuple):
     kind: HangKind
     culprits: tuple[int, ...]
     """Empty: nobody can be singled out."""
-    waiting: tuple[int, ...]
-    """Those that make no progress because of them."""
     why: tuple[Prose, ...]
     certain: bool
     """Seen, or left over when all else is explained; otherwise it may be a very long step."""
@@ -86,6 +84,8 @@ class HangDiagnosis(NamedTuple):
     """Before `seconds` has reached this nothing should be done but to tell."""
     seconds: float
     """How long it has lasted."""
+    waiting: tuple[int, ...] = ()
+    """Those that make no progress because of the culprits."""
     lone: bool = False
     """Others continue: either they do not need these ranks, or news of these are under way. See HangTracker."""
 
@@ -94,24 +94,20 @@ def diagnose(ranks: Sequence[RankProgress], settings: Settings) -> HangDiagnosis
     """What is wrong, if anything is."""
     alive = [progress for progress in ranks if not progress.dead]
     frozen = [progress for progress in alive if progress.frozen >= settings.frozen_seconds]
-    late = [progress for progress in alive if progress.idle_seconds >= allowance(progress, settings)]
+    late = [progress for progress in alive if is_late(progress, settings)]
     if frozen:
-        return _frozen(frozen, late, all_of=len(frozen) == len(alive), settings=settings)
+        return _with_waiting(_frozen(frozen, all_of=len(frozen) == len(alive), settings=settings), late)
     held = [progress for progress in alive if progress.held >= _held_from(progress, settings)]
     if held:
-        return _held(held, late, all_of=len(held) == len(alive) > 1, settings=settings)
+        return _with_waiting(_held(held, all_of=len(held) == len(alive) > 1, settings=settings), late)
     dead = [progress for progress in ranks if progress.dead]
     unexplained = late if dead else _unexplained(alive, late)
-    return _hang(ranks, dead, unexplained, settings) if unexplained else None
+    return _with_waiting(_hang(ranks, dead, unexplained, settings), unexplained) if unexplained else None
 
 
-def is_suspect(progress: RankProgress, settings: Settings) -> bool:
-    """Whether there can be a verdict at all because of this rank."""
-    return (
-        progress.idle_seconds >= allowance(progress, settings)
-        or progress.frozen >= settings.frozen_seconds
-        or progress.held >= _held_from(progress, settings)
-    )
+def is_late(progress: RankProgress, settings: Settings) -> bool:
+    """Whether a rank has been where it is for longer than it may. Without such a rank nobody hangs."""
+    return progress.idle_seconds >= allowance(progress, settings)
 
 
 def allowance(progress: RankProgress, settings: Settings) -> float:
@@ -141,26 +137,26 @@ def _explains(other: RankProgress, late: RankProgress) -> bool:
     return ahead <= AHEAD and (other.aside or ahead >= -BEHIND)
 
 
-def _frozen(frozen: list[RankProgress], late: list[RankProgress], all_of: bool, settings: Settings) -> HangDiagnosis:
+def _frozen(frozen: list[RankProgress], all_of: bool, settings: Settings) -> HangDiagnosis:
     lasted = min(progress.frozen for progress in frozen)
-    why = [phrase("process_stopped", ranks=_spans(frozen), lasted=lasted)]
+    why = [phrase("process_stopped", ranks=spans(_numbers(frozen)), lasted=lasted)]
     if all_of:
         why.append(phrase("all_ranks_stopped"))
     act_after = settings.hang_act_seconds if all_of else settings.frozen_act_seconds
-    return _diagnosis("frozen", frozen, late, why, certain=True, act_after=act_after, seconds=lasted)
+    return HangDiagnosis("frozen", _numbers(frozen), tuple(why), True, act_after, lasted)
 
 
-def _held(held: list[RankProgress], late: list[RankProgress], all_of: bool, settings: Settings) -> HangDiagnosis:
+def _held(held: list[RankProgress], all_of: bool, settings: Settings) -> HangDiagnosis:
     lasted = min(progress.held for progress in held)
-    why = [phrase("interpreter_kept", ranks=_spans(held), lasted=lasted)]
+    why = [phrase("interpreter_kept", ranks=spans(_numbers(held)), lasted=lasted)]
     busy = [progress for progress in held if progress.computes]
     if busy:
-        why.append(phrase("computes_meanwhile", ranks=_spans(busy)))
+        why.append(phrase("computes_meanwhile", ranks=spans(_numbers(busy))))
     act_after = max(_held_act(progress, settings) for progress in held)
     if all_of:
         why.append(phrase("all_ranks_held"))
         act_after = max(act_after, settings.hang_act_seconds)
-    return _diagnosis("held", held, late, why, certain=not busy, act_after=act_after, seconds=lasted)
+    return HangDiagnosis("held", _numbers(held), tuple(why), not busy, act_after, lasted)
 
 
 def _held_act(progress: RankProgress, settings: Settings) -> float:
@@ -175,13 +171,13 @@ def _hang(
     lasted = min(progress.idle_seconds for progress in late)
     lone = not dead and len(late) < len(ranks)
     if dead:
-        culprits, why = dead, [phrase("peers_died", ranks=_spans(dead))]
+        culprits, why = dead, [phrase("peers_died", ranks=spans(_numbers(dead)))]
     else:
         culprits, why = _behind(late)
         if not culprits and (lone or len(late) == 1):
             culprits = late
     most = max(allowance(progress, settings) for progress in late)
-    why.append(phrase("no_step_for", ranks=_spans(late), lasted=lasted, most=most))
+    why.append(phrase("no_step_for", ranks=spans(_numbers(late)), lasted=lasted, most=most))
     if lone:
         why.append(phrase("others_go_on"))
     elif not culprits:
@@ -190,7 +186,7 @@ def _hang(
     certain = bool(dead) or 0 < len(culprits) < len(late)
     if not certain:  # it may well be an evaluation that nobody announced
         act_after = max(act_after, settings.phase_seconds)
-    return _diagnosis("hang", culprits, late, why, certain=certain, act_after=act_after, seconds=lasted, lone=lone)
+    return HangDiagnosis("hang", _numbers(culprits), tuple(why), certain, act_after, lasted, lone=lone)
 
 
 def _behind(late: list[RankProgress]) -> tuple[list[RankProgress], list[Phrase]]:
@@ -198,12 +194,14 @@ def _behind(late: list[RankProgress]) -> tuple[list[RankProgress], list[Phrase]]
     first, last = min(progress.step for progress in late), max(progress.step for progress in late)
     if first < last:
         behind = [progress for progress in late if progress.step == first]
-        return behind, [phrase("behind_in_steps", ranks=_spans(behind), first=first, last=last)]
+        return behind, [phrase("behind_in_steps", ranks=spans(_numbers(behind)), first=first, last=last)]
     counts = [progress.collectives for progress in late if progress.collectives is not None]
     if len(counts) < 2 or min(counts) == max(counts):
         return [], []
     behind = [progress for progress in late if progress.collectives == min(counts)]
-    return behind, [phrase("behind_in_collectives", ranks=_spans(behind), fewest=min(counts), most=max(counts))]
+    return behind, [
+        phrase("behind_in_collectives", ranks=spans(_numbers(behind)), fewest=min(counts), most=max(counts))
+    ]
 
 
 def _act_after(progress: RankProgress, settings: Settings) -> float:
@@ -211,27 +209,17 @@ def _act_after(progress: RankProgress, settings: Settings) -> float:
     return patience + (0.0 if progress.trains else allowance(progress, settings))
 
 
-def _diagnosis(
-    kind: HangKind,
-    culprits: list[RankProgress],
-    late: list[RankProgress],
-    why: list[Phrase],
-    *,
-    certain: bool,
-    act_after: float,
-    seconds: float,
-    lone: bool = False,
-) -> HangDiagnosis:
-    """With those that wait for the culprits: all others that are late."""
-    blamed = {progress.rank for progress in culprits}
-    waiting = tuple(sorted(progress.rank for progress in late if blamed and progress.rank not in blamed))
-    if waiting:
-        why.append(phrase("ranks_wait_for_it", ranks=spans(waiting)))
-    return HangDiagnosis(kind, tuple(sorted(blamed)), waiting, tuple(why), certain, act_after, seconds, lone)
+def _with_waiting(diagnosis: HangDiagnosis, late: list[RankProgress]) -> HangDiagnosis:
+    """Those that are late and not to blame wait for the culprits."""
+    blamed = set(diagnosis.culprits)
+    waiting = tuple(number for number in _numbers(late) if number not in blamed)
+    if not blamed or not waiting:
+        return diagnosis
+    return diagnosis._replace(waiting=waiting, why=(*diagnosis.why, phrase("ranks_wait_for_it", ranks=spans(waiting))))
 
 
-def _spans(ranks: Iterable[RankProgress]) -> tuple[tuple[int, int] | int, ...]:
-    return spans(progress.rank for progress in ranks)
+def _numbers(ranks: Sequence[RankProgress]) -> tuple[int, ...]:
+    return tuple(sorted(progress.rank for progress in ranks))
 
 
 def spans(numbers: Iterable[int]) -> tuple[tuple[int, int] | int, ...]:
@@ -273,7 +261,7 @@ class HangTracker:
     def judge(
         self, ranks: Sequence[RankProgress], settings: Settings, now: float, beat: float = 1.0, suspect: bool = True
     ) -> HangDiagnosis | None:
-        """The same of stands that are `fair` already. Without a `suspect` (`is_suspect`) there is no verdict.
+        """The same of stands that are `fair` already. Without a `suspect` there is no verdict.
 
         A caller that goes through many ranks in slices finds out about both on its way.
         """

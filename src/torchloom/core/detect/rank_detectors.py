@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from torchloom.core.detect.bad_numbers import GradientSpikeDetector, LossSpikeDetector, NonFiniteDetector
+from torchloom.core.detect.bad_numbers import GradientSpikeDetector, NonFiniteDetector, SpikeDetector
 from torchloom.core.detect.detector import CLOSED, Block, Detector, Finding
 from torchloom.core.detect.incident_kinds import DETECTORS
 from torchloom.core.detect.memory_leak import MemoryLeakDetector
@@ -49,8 +49,8 @@ class RankDetectors:
         self._finite = NonFiniteDetector()
         self._well: Beat | None = None
         """The last that told a loss."""
-        self._loss = LossSpikeDetector(settings)
-        self._gradient = GradientSpikeDetector(settings)
+        self._loss = SpikeDetector("loss_spike", settings)
+        self._gradient = GradientSpikeDetector("gradient", settings)
         self._throughput = SlowdownDetector(settings)
         self._hunger = StarvationDetector(settings)
         self._memory = MemoryLeakDetector(phrase("memory_of_process"), settings)
@@ -104,7 +104,7 @@ class RankDetectors:
             if loss < self._loss.limit:
                 self._loss.aside.append(loss)
             else:
-                jumped = self._loss.hear(beat)
+                jumped = self._loss.examine("loss", loss, beat.step)
         if (norm := metrics.get(name)) is not None:
             if norm < self._gradient.limit:
                 self._gradient.aside.append(norm)
@@ -120,7 +120,7 @@ class RankDetectors:
         self.pace.hear(times, now)
         findings = (
             *self._hear_finite(beat),
-            self._loss.hear(beat),
+            self._loss.examine("loss", beat.loss, beat.step),
             self._gradient.hear(beat),
             self._throughput.hear(beat, times),
             self._hunger.hear(beat, times),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from torchloom.core.detect.hang import NEWS, HangDiagnosis, RankProgress, is_suspect
+from torchloom.core.detect.hang import NEWS, HangDiagnosis, RankProgress, is_late
 from torchloom.core.events import Event, FindingsMade, JobDue, RanksSilent
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.ranks import JobPhase, Presence
@@ -129,7 +129,7 @@ class _JobPass:
             settings = self._cluster.settings
             progress = self._case.fair(_read_progress(rank, rank_runtime, settings), self._now)
             self._stands.append(progress)
-            self._suspect = self._suspect or is_suspect(progress, settings)
+            self._suspect = self._suspect or is_late(progress, settings)
 
     def conclude(self) -> Iterator[Event]:
         cluster, now, live = self._cluster, self._now, self._live

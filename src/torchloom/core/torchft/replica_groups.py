@@ -59,17 +59,16 @@ def timeouts(ft: Torchft) -> dict[str, str]:
 
 
 def _lighthouse(job: str, task: Task, ft: Torchft) -> Task:
-    module = "torchloom.lighthouse" if ft.lighthouse == OURS else "torchloom.lighthouse.torchft_lighthouse"
     words = {
+        "--job": job,
         "--bind": ADDRESS,
         "--min-replicas": str(ft.min_replicas),
         "--heartbeat-timeout-ms": str(int(1000 * ft.heartbeat_timeout)),
         "--join-timeout-ms": str(int(1000 * ft.join_timeout)),
     }
-    if ft.lighthouse == OURS:
-        words |= {"--job": job, "--folder": FOLDER}
+    own = ("--folder", FOLDER) if ft.lighthouse == OURS else ("--stock",)
     return Task(
-        argv=("-m", module, *(word for pair in words.items() for word in pair)),
+        argv=("-m", "torchloom.lighthouse", *own, *(word for pair in words.items() for word in pair)),
         python=task.python,
         node=task.node,
         attended=task.attended,

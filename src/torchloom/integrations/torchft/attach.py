@@ -18,13 +18,7 @@ from typing import Any
 
 from torchloom.integrations.torchft.committed_steps import CommittedSteps
 from torchloom.integrations.torchft.heal_state import HealState
-from torchloom.integrations.torchft.manager_internals import (
-    REPLICA_ID_KEY,
-    private_attribute,
-    replace,
-    version,
-    warn_once,
-)
+from torchloom.integrations.torchft.manager_internals import member_id, private_attribute, replace, version, warn_once
 from torchloom.integrations.torchft.quorum_abort import QuorumAborter
 from torchloom.protocol.ids import NAME
 from torchloom.protocol.rank import Joined, Regrouped
@@ -55,7 +49,7 @@ def attach_manager(
     """
     if manager in _attached:
         return _attached[manager]
-    member = _member(manager)
+    member = member_id(manager)
     name = replica or ("" if os.environ.get("TORCHLOOM_REPLICA") else sanitised(member.rpartition(":")[0] or member))
     threadlet = current() or attach(
         job,
@@ -71,18 +65,6 @@ def attach_manager(
     except Exception as error:  # noqa: BLE001  not a Manager, or one of an unknown version
         logger.warning("torchLoom: torchft %s cannot be followed, training continues: %r", version(), error)
     return threadlet
-
-
-def _member(manager: Any) -> str:
-    """torchft's id for this start of the replica, `name:uuid`; empty if it cannot be read."""
-    store = private_attribute(manager, "_store")
-    try:
-        if store is not None and store.check([REPLICA_ID_KEY]):  # get() would block on a missing key
-            return str(store.get(REPLICA_ID_KEY).decode())
-        warn_once(REPLICA_ID_KEY, f"torchft {version()} does not give the id of the replica")
-    except Exception as error:  # noqa: BLE001  the store is gone
-        warn_once(REPLICA_ID_KEY, f"the id of the replica cannot be read: {error!r}")
-    return ""
 
 
 def _listen(manager: Any, id: str, meter: Meter, boundary: StepBoundary, link: Link) -> CommittedSteps:

@@ -40,6 +40,18 @@ def private_attribute(manager: Any, name: str) -> Any:
     return value
 
 
+def member_id(manager: Any) -> str:
+    """torchft's id for this start of the replica, `name:uuid`; empty if it cannot be read."""
+    store = private_attribute(manager, "_store")
+    try:
+        if store is not None and store.check([REPLICA_ID_KEY]):  # get() would block on a missing key
+            return str(store.get(REPLICA_ID_KEY).decode())
+        warn_once(REPLICA_ID_KEY, f"torchft {version()} does not give the id of the replica")
+    except Exception as error:  # noqa: BLE001  the store is gone
+        warn_once(REPLICA_ID_KEY, f"the id of the replica cannot be read: {error!r}")
+    return ""
+
+
 def warn_once(about: str, text: str) -> None:
     if about not in _warned:
         _warned.add(about)

@@ -11,22 +11,20 @@ import contextlib
 import functools
 import os
 import socket
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from torchloom.threadlet.process.import_hook import when_imported
 
-MANAGERS = "torchft.manager"
 _kept: list[Any] = []
 """Keeps the stores alive as long as the process."""
 
 
-def install(environ: Mapping[str, str] = os.environ) -> None:
+def install() -> None:
     """To be called in a rank that `loom run` starts, before its script starts."""
-    launched = environ.get("TORCHLOOM_LAUNCHER") == "loom" and "REPLICA_GROUP_ID" in environ
-    if launched and environ.get("RANK") == "0":
-        when_imported(MANAGERS, _hook)
+    launched = os.environ.get("TORCHLOOM_LAUNCHER") == "loom" and "REPLICA_GROUP_ID" in os.environ
+    if launched and os.environ.get("RANK") == "0":
+        when_imported("torchft.manager", _hook)
 
 
 def _hook(managers: ModuleType) -> None:

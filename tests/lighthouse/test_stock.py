@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.long  # each test starts whole processes
 
 pytest.importorskip("torchft", reason="torchft is not installed (its wheel is for Linux on x86_64 alone)")
-COMMAND = (sys.executable, "-m", "torchloom.lighthouse.torchft_lighthouse", "--bind")
+COMMAND = (sys.executable, "-m", "torchloom.lighthouse", "--stock", "--job", "job", "--bind")
 
 
 @pytest.fixture
