@@ -26,7 +26,7 @@ from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import BadState, Unreachable
 from torchloom.launcher.output import FileReader, Output
-from torchloom.launcher.run_control import LaunchRequest, RankController, RunFollower
+from torchloom.launcher.run_control import LaunchRequest, RunFollower
 from torchloom.launcher.scratch_folder import scratch
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
@@ -38,17 +38,15 @@ async def run(settings: Settings, request: LaunchRequest) -> int:
     """Until the job is over; its exit code."""
     # As Ctrl-C, which takes away again what there is, until `follow` does better.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
-    async with contextlib.AsyncExitStack() as stack:
-        asked = settings
-        settings = await stack.enter_async_context(plane(settings))
-        if settings is not asked:
-            request.say(f"a control plane of its own: `loom --state {settings.state} status` looks at it")
+    async with plane(settings) as here:
+        if here is not settings:
+            request.say(f"a control plane of its own: `loom --state {here.state} status` looks at it")
         node = this_node(name=request.task.node or "")
-        agent = await stack.enter_async_context(agent_of(settings, node, request, asked.device_temperature_celsius))
-        reader = FileReader(Output(request.colour, before=request.line.hide))
-        follower = RunFollower(settings, request, reader, LocalRanks(agent, request.task.grace))
-        agent.say = follower.say
-        return await follower.follow()
+        async with agent_of(here, node, request, settings.device_temperature_celsius) as agent:
+            reader = FileReader(Output(request.colour, before=request.line.hide))
+            follower = RunFollower(here, request, reader, agent)
+            agent.say = follower.say
+            return await follower.follow()
 
 
 @contextlib.asynccontextmanager
@@ -104,29 +102,6 @@ async def agent_of(settings: Settings, node: Node, request: LaunchRequest, hot: 
             await agent.close(kill=True)
             await agent.say_goodbye()
             await close_quietly(client)
-
-
-class LocalRanks(RankController):
-    """The ranks of this process's own agent."""
-
-    def __init__(self, agent: Agent, grace: float) -> None:
-        self.agent = agent
-        self.grace = grace
-
-    def rejected(self) -> dict[str, str]:
-        newest = max(self.agent.attempts, key=lambda attempt: attempt.number, default=None)
-        return newest.prepared.rejected if newest is not None else {}
-
-    def halt(self) -> None:
-        for attempt in self.agent.attempts:
-            attempt.halt(self.grace)
-
-    def kill(self) -> None:
-        for attempt in self.agent.attempts:
-            attempt.kill()
-
-    def over(self) -> bool:
-        return all(attempt.over for attempt in self.agent.attempts)
 
 
 def output_folder(settings: Settings, job: str, now: float) -> Path:

@@ -1,6 +1,6 @@
 """Submit a job and follow it: show its output and its progress, report what happens, and exit with its exit code.
 
-A `RankController` is what can be done about its ranks from here, an `OutputReader` shows what they print.
+Its ranks are run by an agent in this process, or by the agents of other nodes, where the weaver alone ends them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from torchloom.agent.agent import Agent
+from torchloom.agent.attempt import Attempt
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused, TorchLoomError
 from torchloom.launcher.output import Output, OutputReader, RemoteReader
@@ -49,25 +51,7 @@ async def run_on_nodes(settings: Settings, request: LaunchRequest) -> int:
     """A job whose ranks are run by the agents of several nodes, until it is over; its exit code."""
     async with WeaverClient(settings, Role.OPERATOR, patience=3.0) as weaver:
         reader = RemoteReader(weaver.client, Output(request.colour, before=request.line.hide))
-        return await RunFollower(settings, request, reader, RankController()).follow()
-
-
-class RankController:
-    """What can be done about the ranks from here. The weaver alone ends ranks that run elsewhere."""
-
-    def rejected(self) -> dict[str, str]:
-        """Checkpoints that were passed over, and why, as far as it is known here."""
-        return {}
-
-    def halt(self) -> None:
-        """End them; nobody else does."""
-
-    def kill(self) -> None:
-        """At once."""
-
-    def over(self) -> bool:
-        """Whether none of them is left here."""
-        return True
+        return await RunFollower(settings, request, reader).follow()
 
 
 @dataclass
@@ -75,7 +59,8 @@ class RunFollower:
     settings: Settings
     request: LaunchRequest
     reader: OutputReader
-    controller: RankController
+    agent: Agent | None = None
+    """That runs the ranks, if it is in this process."""
     presses: int = 0
     progress: dict[str, RunProgress] = field(default_factory=dict)
     unknown: UnattachedHint = field(init=False)
@@ -86,6 +71,11 @@ class RunFollower:
     def __post_init__(self) -> None:
         self.line = self.request.line
         self.unknown = UnattachedHint(self.request.job, script_of(self.request.task), self.say)
+
+    @property
+    def _attempts(self) -> list[Attempt]:
+        """Those of which ranks run here."""
+        return [] if self.agent is None else self.agent.attempts
 
     def say(self, text: str) -> None:
         self.line.hide()
@@ -125,9 +115,11 @@ class RunFollower:
                 if self.presses and cancelling is None:
                     cancelling = asyncio.create_task(self._cancel(weaver))
                 if self.presses > 1:
-                    self.controller.kill()
+                    for attempt in self._attempts:
+                        attempt.kill()
                     break
-                if self.presses and time.monotonic() - heard > NOBODY_SECONDS and self.controller.over():
+                here = any(not attempt.over for attempt in self._attempts)
+                if self.presses and not here and time.monotonic() - heard > NOBODY_SECONDS:
                     break  # nobody is left to say that it is cancelled
                 self.line.show()
                 calm = bool(runs) and all(run.phase == "running" for run in runs)
@@ -141,8 +133,13 @@ class RunFollower:
         name = label(run)
         if run.job not in self.progress:
             say = (lambda text: self.say(f"{name}: {text}")) if name else self.say
-            self.progress[run.job] = RunProgress(say, self.controller.rejected)
+            self.progress[run.job] = RunProgress(say, self._rejected)
         return self.progress[run.job]
+
+    def _rejected(self) -> dict[str, str]:
+        """Checkpoints that were passed over, and why, as far as it is known here."""
+        newest = max(self._attempts, key=lambda attempt: attempt.number, default=None)
+        return newest.prepared.rejected if newest is not None else {}
 
     async def _show_output(self, runs: Sequence[RunView]) -> None:
         """Of attempts whose beginning was reported."""
@@ -193,4 +190,5 @@ class RunFollower:
         try:
             await weaver.ask_until(ask, 2.0)
         except TorchLoomError:  # nobody decides: then we do
-            self.controller.halt()
+            for attempt in self._attempts:
+                attempt.halt(self.request.task.grace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from torchloom.core.state.runs import LIGHTHOUSE
 from torchloom.protocol.run_records import AttemptNote
@@ -51,9 +52,10 @@ def summary(run: RunView, now: float, incidents: Sequence[IncidentView] = ()) ->
         parts.append(f"step {run.step:,}")
     took = (run.notes[-1].ended or now) - run.submitted if run.notes else 0.0
     parts.append(f"{took:.1f} s")
-    again = [note for note in run.notes[:-1] if note.stopping is not None]
-    if again:
-        lost = sum((after.running or after.began) - _first_sign(note, incidents) for note, after in _pairs(run))
+    pairs = [(note, after) for note, after in pairwise(run.notes) if note.stopping is not None]
+    if pairs:
+        again = [note for note, _ in pairs]
+        lost = sum((after.running or after.began) - _first_sign(note, incidents) for note, after in pairs)
         count, since = ("1 restart", "its first sign") if len(again) == 1 else (f"{len(again)} restarts", "first signs")
         parts.append(f"{count}{_causes(again, parts[0])}, {lost:.1f} s from {since} until all ranks ran again")
         if run.goodput is not None and run.goodput.elapsed > 0:
@@ -75,11 +77,6 @@ def _first_sign(note: AttemptNote, incidents: Sequence[IncidentView]) -> float:
     """Of what an attempt was ended for."""
     signs = [incident.opened for incident in incidents if incident.id == note.incident]
     return min([note.stopping or 0.0, *signs])
-
-
-def _pairs(run: RunView) -> list[tuple[AttemptNote, AttemptNote]]:
-    """Each attempt that was ended, and the one that followed."""
-    return [(a, b) for a, b in zip(run.notes, run.notes[1:], strict=False) if a.stopping is not None]
 
 
 def exit_code(run: RunView) -> int:

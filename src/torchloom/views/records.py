@@ -21,7 +21,7 @@ from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import Entry, Record, named_jobs
 from torchloom.views.answers import names
 from torchloom.views.format.json_document import plain
-from torchloom.views.format.numbers import size, stamp
+from torchloom.views.format.numbers import stamp
 from torchloom.views.format.tables import Screen, clean
 from torchloom.views.listings import moved, name_of
 from torchloom.views.wording.phrases import fill, render, render_all
@@ -41,25 +41,15 @@ def _registered(record: log.RankJoined) -> list[str]:
     return [f"Registered device: {device} for replica_id: {rank.replica} {where}" for device in hello.devices]
 
 
-def _seated(record: log.DeviceRegistered) -> str:
-    replica, where = record.replica, f", node {record.node}" if record.node else ""
-    by = f"by {record.operator or 'hand'}"
-    return f"Registered device: {record.device} for replica_id: {replica.replica} (job {replica.job}{where}, {by})"
-
-
 def _proposed(record: log.ChangeProposed) -> str:
     change = record.change
     moves = moved(change.action, change.values, record.before, change.over)
     target = "/".join(str(part) for part in (record.job, record.replica, record.rank) if part is not None)
     return fill(
-        "Change {change.id} asked by {operator}: {moves} on {target} at step {change.step:,} ({count:#rank})"
+        "Change {change.id} asked by {operator:or|someone}: {moves} on {target} at step {change.step:,} ({lives:#rank})"
         "{reverts:?, reverting }",
-        asdict(record) | _operator(record) | {"moves": moves, "target": target, "count": len(record.lives)},
+        asdict(record) | {"moves": moves, "target": target},
     )
-
-
-def _operator(record: log.ChangeProposed | log.OrderGiven) -> dict[str, str]:
-    return {"operator": record.operator or "someone"}
 
 
 def _verdict(record: log.ChangeDecided) -> str:
@@ -69,34 +59,13 @@ def _verdict(record: log.ChangeDecided) -> str:
 
 def _order(record: log.OrderGiven) -> str:
     ranks = names([rank for rank, _ in record.lives])
-    return fill("Order {id} given by {operator}: {verb} {ranks}", asdict(record) | _operator(record) | {"ranks": ranks})
-
-
-def _saved(record: log.CheckpointSaved) -> str:
-    return fill(
-        "Checkpoint of {rank.job} at step {step:,} written to {folder} on {node}: {bytes} in {seconds:.2f} s, training "
-        "stood still for {stall:.2f} s",
-        asdict(record) | {"bytes": size(record.size)},
-    )
-
-
-def _resumed(record: log.JobResumed) -> str:
-    return fill(
-        "Job {rank.job} resumed at step {step:,} from {path} (rank {rank.replica}/{rank.rank})"
-        "{damaged:?; newer ones are damaged: }",
-        asdict(record) | {"damaged": _rejected(record.rejected)},
-    )
-
-
-def _rejected(rejected: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} ({why})" for name, why in rejected.items())
+    return fill("Order {id} given by {operator:or|someone}: {verb} {ranks}", asdict(record) | {"ranks": ranks})
 
 
 def _member(record: log.MemberJoined) -> list[str]:
-    torchft = f"torchft {record.version}".strip()
-    where = f", with the lighthouse at {record.lighthouse}" if record.lighthouse else ""
-    first = f"Rank {record.rank} is in replica {record.member} of {torchft}{where}"
-    return [first, *(f"Registered device: {device} for replica_id: {record.member}" for device in record.devices)]
+    member = "Rank {rank} is in replica {member} of torchft{version:? }{lighthouse:?, with the lighthouse at }"
+    devices = [f"Registered device: {device} for replica_id: {record.member}" for device in record.devices]
+    return [fill(member, asdict(record)), *devices]
 
 
 def _discarded(record: log.MemberDiscarded) -> str:
@@ -105,23 +74,19 @@ def _discarded(record: log.MemberDiscarded) -> str:
 
 
 def _submitted(record: runs.RunSubmitted) -> str:
-    command, count = " ".join(record.task.argv)[:200], record.task.per_node * record.task.nodes
-    fields = {"job": record.job, "operator": record.operator, "command": command, "count": count}
-    return fill("Job {job} submitted{operator:? by }: {command} on {count:#rank}", fields)
+    fields = {"command": " ".join(record.task.argv)[:200], "count": record.task.per_node * record.task.nodes}
+    return fill("Job {job} submitted{operator:? by }: {command} on {count:#rank}", asdict(record) | fields)
 
 
 def _placed(record: runs.AttemptBegan) -> str:
     nodes = ", ".join(dict.fromkeys(place.node for place in record.places))
-    fields = {"job": record.job, "count": len(record.places), "nodes": nodes}
-    return fill("Job {job} is placed: {count:#rank} on {nodes}", fields)
+    return fill("Job {job} is placed: {places:#rank} on {nodes}", asdict(record) | {"nodes": nodes})
 
 
 def _launched(record: runs.AttemptLaunched) -> str:
-    if record.heals:
-        return f"Job {record.job} starts and heals from the others"
     source = "from {resume}{resume_step:? (step |)}" if record.resume else "from the beginning"
-    fields = asdict(record) | {"damaged": _rejected(record.rejected)}
-    return fill(f"Job {{job}} starts {source}{{damaged:?; passed over: }}", fields)
+    how = "and heals from the others" if record.heals else f"{source}{{rejected:?; passed over: }}"
+    return fill(f"Job {{job}} starts {how}", asdict(record))
 
 
 AFTER = {
@@ -150,7 +115,10 @@ ROWS: Mapping[type[Record], Row] = {
     log.RankDied: Row("Rank {rank} died{reason:?: }{confirmed:if|| (presumed)}", "red"),
     log.RankLeft: Row("Rank {rank} left: {how}"),
     log.RankForgotten: Row("Rank {rank} forgotten: gone for long"),
-    log.DeviceRegistered: Row(_seated),
+    log.DeviceRegistered: Row(
+        "Registered device: {device} for replica_id: {replica.replica} (job {replica.job}{node:?, node }, "
+        "by {operator:or|hand})"
+    ),
     log.DeviceBlamed: Row("Device {device} is said to be broken ({blame.by}): {blame.cause}"),
     log.DeviceCleared: Row("Device {device} is not said to be broken any more by {by}"),
     log.DeviceMarkedFailed: Row(
@@ -184,11 +152,17 @@ ROWS: Mapping[type[Record], Row] = {
     log.ChangeSettled: Row("Change {id} settled: {outcome}"),
     log.OrderGiven: Row(_order),
     log.OrderEnded: Row("Order {id} ended: {outcome}"),
-    log.CheckpointSaved: Row(_saved),
+    log.CheckpointSaved: Row(
+        "Checkpoint of {rank.job} at step {step:,} written to {folder} on {node}: {size:bytes} in {seconds:.2f} s, "
+        "training stood still for {stall:.2f} s"
+    ),
     log.CheckpointFailed: Row(
         "Checkpoint of {rank.job} at step {step:,} could not be written to {folder}: {why}", "yellow"
     ),
-    log.JobResumed: Row(_resumed),
+    log.JobResumed: Row(
+        "Job {rank.job} resumed at step {step:,} from {path} (rank {rank.replica}/{rank.rank})"
+        "{rejected:?; newer ones are damaged: }"
+    ),
     log.MemberJoined: Row(_member),
     log.MemberRegrouped: Row(
         "Replica {rank.replica_id} is in quorum {quorum:,} of {participants:#replica}, at step {step:,}"

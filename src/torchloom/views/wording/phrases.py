@@ -7,14 +7,18 @@ A template is a format string over the phrase's arguments, with these specificat
     {do:then}        joined by `, then `
     {parts:first}    the first alone
     {ranks:names}    some names for a sentence: the first three, and how many more
-    {count:#rank}    a number with its noun: `1 rank`, `3 ranks`
+    {count:#rank}    a number with its noun, or how many there are: `1 rank`, `3 ranks`
     {parts:;}        joined by semicolons instead of commas
     {lines:lines}    each on an indented line of its own
     {losses:.4g}     of several numbers, each in that format
     {left:time}      seconds in few words: `0.8 ms`, `2.1 s`, `35 min`
+    {size:bytes}     a size: `640 B`, `1.2 GB`
     {why:? (|)}      nothing if it is empty, else in the text after `?`, at the bar or after it
     {n:one|is|are}   the first text for a single one (a number, a name, a rank), else the second
+    {who:or|nobody}  this text if it is empty
     {ok:if|yes|no}   the first text if it is true or not empty, else the second; they may contain fields
+
+What was passed over, by name and reason, is listed as `step-9 (torn), step-8 (no manifest)`.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import Any
 
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.phrase import Phrase, Prose
+from torchloom.views.format.numbers import size
 from torchloom.views.wording.templates import RESPONSES, SHORT, TEMPLATES
 
 SHOWN = 3
@@ -102,6 +107,8 @@ class _Formatter(string.Formatter):
         if format_spec.startswith("if|"):
             yes, _, no = format_spec[3:].partition("|")
             return yes if value else no
+        if format_spec.startswith("or|"):
+            return self.format_field(value, "") or format_spec[3:]
         if format_spec.startswith("one|"):
             one, _, several = format_spec[4:].partition("|")
             return one if _is_one(value) else several
@@ -109,12 +116,18 @@ class _Formatter(string.Formatter):
             value = str(value)
         if isinstance(value, Phrase):
             value = render(value)
+        if isinstance(value, Mapping):
+            value = tuple(f"{name} ({why})" for name, why in value.items())
+        if isinstance(value, tuple) and format_spec.startswith("#"):
+            value = len(value)
         if isinstance(value, tuple):
             value, format_spec = self._listed(value, format_spec)
         if value is None or value == "":  # left out, or a number that JSON has no word for
             return ""
         if format_spec == "time":
             return name_time(value)
+        if format_spec == "bytes":
+            return size(value)
         if format_spec.startswith("#"):
             noun = format_spec[1:]
             return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
@@ -136,12 +149,10 @@ class _Formatter(string.Formatter):
                 return names(texts), ""
             case "lines":
                 return "".join(f"\n  {text}" for text in texts), ""
-            case ";":
-                return "; ".join(texts), ""
-            case "then":
-                return ", then ".join(texts), ""
             case "first":
                 return texts[0] if texts else "", ""
+            case ";" | "then":
+                return ("; " if format_spec == ";" else ", then ").join(texts), ""
         return ", ".join(texts), format_spec if own else ""
 
 
