@@ -249,7 +249,7 @@ async def test_stacks_are_shown_and_one_rank_is_killed(tmp_path: Path) -> None:
         async def gone() -> bool:
             rank = await up.rank("hi", 2)
             told = codes(*await up.records())
-            return rank is not None and rank.presence != "live" and "killed_by_an_operator" in told
+            return rank is not None and rank.presence != "live" and "killed_by_operator" in told
 
         await up.until(gone, what="its death is known for what it is")
 

@@ -134,10 +134,10 @@ def test_phrases_stand_within_phrases() -> None:
 def test_lines_lists_of_numbers_and_times() -> None:
     lines = [phrase("heals"), "as it came"]
     assert (
-        render(phrase("stacks_of_ranks", lines=lines))
+        render(phrase("stacks", node="", lines=lines))
         == "where the ranks were:\n  it heals from the others\n  as it came"
     )
-    assert render(phrase("stacks_of_ranks", lines=[])) == "where the ranks were:"
+    assert render(phrase("stacks", node="", lines=[])) == "where the ranks were:"
     assert render(phrase("values_before", values=[1.0, 2 / 3, 3])) == "before: 1, 0.6667, 3"
     assert render(phrase("last_heard", rank=3, ago=1.26, parts=lines)).endswith(
         "1.3 s ago, it heals from the others, as it came"

@@ -173,7 +173,7 @@ def test_a_line_of_the_list() -> None:
     ("decision", "told"),
     [
         (
-            phrase("if_it_lasts", seconds=180.0, policy=planned("stacks", "report")),
+            phrase("if_it_lasts", seconds=180.0, policy=planned("stacks", "report"), keeps=True),
             "after 180 s: stacks, then report",
         ),
         (phrase("job_given_up"), "given up"),

@@ -139,7 +139,7 @@ def test_a_device_that_only_an_agent_has_told_of_fails_and_recovers() -> None:
     answer = loom.ask(Fail(device=GPU, cause="XID 79")).answer
     assert isinstance(answer, Done)
     assert answer.text == phrase(
-        "device_fails", device=GPU, cause="XID 79", on_it=phrase("no_replica_on_it", replicas=())
+        "device_fails", device=GPU, cause="XID 79", on_it=phrase("replicas_on_it", replicas=())
     )
     assert failed(loom)
     assert loom.cluster.devices[GPU].node == "n7"

@@ -215,7 +215,7 @@ def test_stacks_that_an_agent_has_taken_are_kept_once_with_the_incident() -> Non
         *describe_groups(group_stacks({0: WAITS, 1: SLEEPS}), culprits=(1,)),
         phrase("stacks_from_outside", rank=1, state="stopped"),
     ]
-    assert evidence.count(phrase("stacks_on_node", node="n1", lines=lines)) == 1
+    assert evidence.count(phrase("stacks", node="n1", lines=lines)) == 1
     assert evidence.count(phrase("of_node", node="n1", text="load 1")) == 1
     assert evidence.count(phrase("last_of_stderr", rank=1, lines=["oops"])) == 1
     (blamed, _peer) = heard(evidence)
@@ -266,7 +266,7 @@ def test_where_no_checkpoint_is_known_of_a_frozen_rank_is_given_far_more_time() 
     assert site.run.attempt == 1
     (incident,) = site.loom.cluster.incidents.values()
     assert isinstance(incident.decision, Phrase)
-    assert incident.decision.code == "if_it_lasts_all_is_lost"
+    assert (incident.decision.code, incident.decision.args["keeps"]) == ("if_it_lasts", False)
     site.stand(700, rank=1, frozen=True)
     assert site.run.attempt == 2
 
@@ -474,7 +474,7 @@ def test_stacks_of_a_replica_are_kept_with_the_incident_of_its_job() -> None:
     ranks = (RankStacks(rank=0, how="py-spy", text=SLEEPS, state="stopped"),)
     site.loom.happen(FactReceived(Inspected(job=f"{JOB}:1", node="n1", incident=incident, ranks=ranks)))
     lines = [*describe_groups(group_stacks({0: SLEEPS})), phrase("stacks_from_outside", rank=0, state="stopped")]
-    assert phrase("stacks_on_node", node="n1", lines=lines) in site.loom.cluster.incidents[incident].evidence
+    assert phrase("stacks", node="n1", lines=lines) in site.loom.cluster.incidents[incident].evidence
 
 
 def test_where_no_replica_stands_out_nothing_is_done() -> None:

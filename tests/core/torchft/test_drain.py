@@ -100,7 +100,7 @@ def test_one_that_is_being_started_again_is_not_evicted_twice() -> None:
     evict(site, f"{JOB}_1")
     answer = evict(site, f"{JOB}_1")
     assert isinstance(answer, Done)
-    assert answer.text == phrase("replica_is", replica=f"{JOB}/{JOB}_1", phase="stopping")
+    assert answer.text == phrase("is_in_phase", name=f"{JOB}/{JOB}_1", phase="stopping")
     assert evicted(site) == [(member(1),)]
 
 
@@ -139,7 +139,7 @@ def test_one_that_is_drained_is_not_evicted_too() -> None:
     before = incidents(site)
     answer = evict(site, f"{JOB}_0")
     assert isinstance(answer, Done)
-    assert answer.text == phrase("replica_drained", replica=f"{JOB}/{JOB}_0")
+    assert answer.text == phrase("is_drained", name=f"{JOB}/{JOB}_0", undo=False)
     assert incidents(site) == before
 
 
@@ -247,10 +247,10 @@ def test_asked_twice_it_says_so() -> None:
     before = len(site.loom.log)
     answer = drain(site, 1)
     assert isinstance(answer, Done)
-    assert answer.text == phrase("replica_drained", replica=f"{JOB}/{JOB}_1")
+    assert answer.text == phrase("is_drained", name=f"{JOB}/{JOB}_1", undo=False)
     answer = drain(site, 0, undo=True)
     assert isinstance(answer, Done)
-    assert answer.text == phrase("replica_not_drained", replica=f"{JOB}/{JOB}_0")
+    assert answer.text == phrase("is_drained", name=f"{JOB}/{JOB}_0", undo=True)
     assert len(site.loom.log) == before
 
 

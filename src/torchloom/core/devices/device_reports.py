@@ -87,7 +87,7 @@ def withdraw(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
     cleared = () if mine is None else (DeviceCleared(device=existing.id, by=by),)
     others = [blame for blame in existing.blames if blame.by != by and not blame.overruled]
     if existing.failed and others:
-        more = _evidence(existing, phrase("source_took_back", source=_who(fact.source))) if mine else ()
+        more = _evidence(existing, phrase("source_took_back", source=fact.source)) if mine else ()
         reason = phrase("device_still_failed", device=existing.id, cause=others[0].cause)
         return Decision((*cleared, *more), answer=Done(text=reason))
     decided = recover(cluster, existing.id, fact.source)
@@ -100,7 +100,7 @@ def recover(cluster: ClusterState, device: str, source: str) -> Decision:
         return Decision(answer=Done(text=phrase("device_had_not_failed", device=device)))
     records: list[Record] = []
     if existing.incident:
-        outcome = phrase("source_says_works", source=_who(source))
+        outcome = phrase("source_says_works", source=source)
         records.append(close_incident(existing.incident, outcome))
     records.append(DeviceMarkedRecovered(device=device, source=source))
     return Decision(tuple(records), answer=Done(text=phrase("device_works_again", device=device)))
@@ -139,10 +139,10 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
     device = cluster.devices.get(ask.device)
     node = ask.node or (device.node if device else "")
     assignment = Assignment(device=ask.device, replica=replica, node=node)
-    if assignment in cluster.drmap:
-        text = phrase("device_registered_before", device=ask.device, replica=ask.replica, job=ask.job)
+    before = assignment in cluster.drmap
+    text = phrase("device_registered", device=ask.device, replica=ask.replica, job=ask.job, before=before)
+    if before:
         return Decision(answer=Done(text=text, replicas=(replica,)))
-    text = phrase("device_registered", device=ask.device, replica=ask.replica, job=ask.job)
     record = DeviceRegistered(device=ask.device, replica=replica, node=node, operator=ask.operator)
     return Decision((record,), answer=Done(text=text, replicas=(replica,)))
 
@@ -161,20 +161,16 @@ def _find_device(cluster: ClusterState, device: str, *, guess: bool = False) -> 
     raise Refused(phrase("device_unknown", device=device), hint)
 
 
-def _who(source: str) -> Prose:
-    return source or phrase("someone")
-
-
 def _says(source: str, what: Prose) -> Phrase:
-    return phrase("source_says", source=_who(source), what=what)
+    return phrase("source_says", source=source, what=what)
 
 
 def _on_it(replicas: Collection[ReplicaId]) -> Phrase:
-    return phrase("replicas_on_it" if replicas else "no_replica_on_it", replicas=replicas)
+    return phrase("replicas_on_it", replicas=replicas)
 
 
 def _at(device: Device) -> Phrase:
-    return phrase("device_node" if device.node else "device_node_unknown", node=device.node)
+    return phrase("device_node", node=device.node)
 
 
 def _evidence(device: Device, text: Prose) -> tuple[Record, ...]:

@@ -49,9 +49,7 @@ def look_at_run(cluster: ClusterState, run: Run, diagnosis: HangDiagnosis | None
     if _hung_before(cluster, run):
         after *= MORE_PATIENT
     if incident is None:
-        decision = phrase(
-            "if_it_lasts" if keeps else "if_it_lasts_all_is_lost", seconds=after, policy=planned(*rule.do)
-        )
+        decision = phrase("if_it_lasts", seconds=after, policy=planned(*rule.do), keeps=keeps)
         about = About(run=run.name, part=diagnosis.kind)
         opened = _opened(cluster, run.replica_id, about, diagnosis, now, decision)
         return Decision((opened,), tasks=inspecting(cluster, run, opened.id))

@@ -25,13 +25,13 @@ def of_agent(report: Inspected, incident: Incident) -> tuple[Prose, ...]:
     quoted = [rank for rank in report.ranks if rank.said and (rank.rank in culprits or not culprits)][:MOST]
     last = [phrase("last_of_stderr", rank=rank.rank, lines=rank.said.splitlines()) for rank in quoted]
     host = [phrase("of_node", node=report.node, text=report.host)] if report.host else []
-    return phrase("stacks_on_node", node=report.node, lines=lines), *last, *host
+    return phrase("stacks", node=report.node, lines=lines), *last, *host
 
 
 def of_ranks(texts: Mapping[RankId, str], incident: Incident) -> Phrase:
     """What ranks have shown themselves."""
     by_number = {rank.rank: text for rank, text in texts.items() if text}
-    return phrase("stacks_of_ranks", lines=describe_groups(group_stacks(by_number), culprits_of(incident)))
+    return phrase("stacks", node="", lines=describe_groups(group_stacks(by_number), culprits_of(incident)))
 
 
 def last_heard(cluster: ClusterState, of: ReplicaId, culprits: Collection[int], now: float) -> tuple[Prose, ...]:
@@ -71,7 +71,7 @@ def _reading(reading: Reading) -> Phrase:
         (reading.throttled or None, phrase("reading_throttled", why=reading.throttled)),
     )
     parts = [part for value, part in values if value is not None]
-    return phrase("device_reading" if parts else "device_without_reading", device=reading.device, parts=parts)
+    return phrase("device_reading", device=reading.device, parts=parts)
 
 
 def culprits_of(incident: Incident) -> tuple[int, ...]:

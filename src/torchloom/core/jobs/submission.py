@@ -56,7 +56,7 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
 def cancel(cluster: ClusterState, ask: Cancel, now: float) -> Decision:
     run = cluster.runs.by_name.get(ask.job)
     if run is not None and run.over:
-        return Decision(answer=Done(text=phrase("run_is", job=ask.job, phase=str(run.phase))))
+        return Decision(answer=Done(text=phrase("is_in_phase", name=ask.job, phase=str(run.phase))))
     runs = [run] if run is not None else cluster.runs.of_job(ask.job)
     if not runs:
         raise Refused(phrase("foreign_job", job=ask.job), phrase("stop_foreign_job", job=ask.job))
@@ -77,7 +77,7 @@ def drain(cluster: ClusterState, ask: Drain) -> Decision:
     if ask.node not in cluster.runtime.nodes and ask.node not in cluster.runs.drained:
         raise _no_agent(cluster, ask.node)
     if (ask.node in cluster.runs.drained) != ask.undo:
-        return Decision(answer=Done(text=phrase("node_not_drained" if ask.undo else "node_drained", node=ask.node)))
+        return Decision(answer=Done(text=phrase("is_drained", name=ask.node, undo=ask.undo)))
     record = NodeDrained(node=ask.node, drained=not ask.undo, operator=ask.operator)
     text = phrase("node_usable" if ask.undo else "node_draining", node=ask.node)
     return Decision((record,), answer=Done(text=text))

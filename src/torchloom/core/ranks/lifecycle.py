@@ -197,11 +197,7 @@ def _killed_by(cluster: ClusterState, rank_id: RankId, incarnation: str) -> Phra
         obeyed = operation.ordered.get(rank_id) if operation is not None else None
         all_obeyed = order.outcome and order.applied == len(order.lives)  # a kill of one presumed dead ends well too
         if all_obeyed or (obeyed is not None and obeyed.outcome == "applied"):
-            return phrase(
-                "killed_by_operator" if order.operator else "killed_by_an_operator",
-                operator=order.operator,
-                order=order.id,
-            )
+            return phrase("killed_by_operator", operator=order.operator, order=order.id)
     return None
 
 
@@ -247,12 +243,7 @@ def _incidents_of_parts(cluster: ClusterState, rank: RankId) -> list[Incident]:
 
 
 def _describe_place(rank: Rank) -> Phrase:
-    return phrase(
-        "rank_on_devices" if rank.devices else "rank_on_no_device",
-        pid=rank.pid,
-        node=rank.node,
-        devices=rank.devices,
-    )
+    return phrase("rank_place", pid=rank.pid, node=rank.node, devices=rank.devices)
 
 
 def handle_link_opened(cluster: ClusterState, rank_id: RankId, incarnation: str, now: float) -> Decision:

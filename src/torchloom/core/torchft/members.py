@@ -153,9 +153,9 @@ def evict_replica(cluster: ClusterState, ask: EvictReplica, now: float) -> Decis
     run = cluster.runs.of(replica)
     if run is not None and run.task.torchft is not None and not run.is_lighthouse:
         if run.drained and run.phase is not RunPhase.RUNNING:
-            return Decision(answer=Done(text=phrase("replica_drained", replica=replica)))
+            return Decision(answer=Done(text=phrase("is_drained", name=replica, undo=False)))
         if not run.under_way:
-            return Decision(answer=Done(text=phrase("replica_is", replica=replica, phase=str(run.phase))))
+            return Decision(answer=Done(text=phrase("is_in_phase", name=replica, phase=str(run.phase))))
         if _is_last(cluster, run):
             hint = phrase("kill_or_stop", replica=replica, job=ask.job)
             raise Refused(phrase("last_replica", replica=replica), hint)
@@ -187,7 +187,7 @@ def drain_replica(cluster: ClusterState, ask: DrainReplica) -> Decision:
     if run is None or run.task.torchft is None or run.is_lighthouse:
         raise Refused(phrase("replica_not_drainable", replica=replica), phrase("stop_or_drain_node", job=ask.job))
     if run.drained is not ask.undo:
-        text = phrase("replica_not_drained" if ask.undo else "replica_drained", replica=replica)
+        text = phrase("is_drained", name=replica, undo=ask.undo)
         return Decision(answer=Done(text=text))
     record = ReplicaDrained(job=run.name, drained=not ask.undo, operator=ask.operator)
     if ask.undo:

@@ -10,9 +10,9 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "of_rank": "rank {rank}: {what}",
     "not_our_job": "reported; torchLoom did not start this job, and does nothing to it",
     "not_ours_to_restart": "reported; torchLoom did not start this job, and cannot start it again",
-    "if_it_lasts": "if it lasts {seconds:.3g} s: {policy}",
-    "if_it_lasts_all_is_lost": (
-        "if it lasts {seconds:.3g} s: {policy} (it would start from the beginning: no checkpoint is known of)"
+    "if_it_lasts": (
+        "if it lasts {seconds:.3g} s: {policy}"
+        "{keeps:if|| (it would start from the beginning: no checkpoint is known of)}"
     ),
     "may_go_on_by_itself": "it may continue by itself",
     "went_on_by_itself": "it continued by itself; step {step:,}",
@@ -32,8 +32,7 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "stack_unread": "{ranks:ranks}: no stack could be read",
     "odd_one_out": f"{{line}}{ODD_ONE_OUT}",
     "more_ranks_elsewhere": "{count:,} more ranks, each group at another place",
-    "stacks_on_node": "where the ranks were on {node}:{lines:lines}",
-    "stacks_of_ranks": "where the ranks were:{lines:lines}",
+    "stacks": "where the ranks were{node:? on }:{lines:lines}",
     "stacks_by_signal": "rank {rank}: {state}; its interpreter was held, a signal made it show its stacks",
     "stacks_from_outside": "rank {rank}: {state}; its stacks were read from outside",
     "last_of_stderr": "the last lines that rank {rank} wrote to stderr:{lines:lines}",
@@ -44,8 +43,7 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "beat_time": "{ms:.3g} ms a step",
     "beat_loss": "loss {loss:.4g}",
     "beat_memory": "{mb:,.0f} MB",
-    "device_reading": "device {device}: {parts}",
-    "device_without_reading": "device {device}: no reading",
+    "device_reading": "device {device}: {parts:or|no reading}",
     "reading_utilisation": "utilisation {percent:.0f} %",
     "reading_memory": "memory {mb:.0f} MB",
     "reading_temperature": "temperature {celsius:.0f} °C",
