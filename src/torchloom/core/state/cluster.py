@@ -18,7 +18,7 @@ from torchloom.core.state.device_map import Device, Devices, DRMap
 from torchloom.core.state.goodput import Account, Accounts
 from torchloom.core.state.incidents import Incident, Incidents, cause_of
 from torchloom.core.state.pending_operations import Volatile
-from torchloom.core.state.ranks import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence, Rank, Ranks, Sign
+from torchloom.core.state.ranks import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Rank, Ranks, Sign
 from torchloom.core.state.runs import Run, Runs
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
@@ -117,7 +117,8 @@ class ClusterState:
         self.incidents = Incidents(state.incidents, state.incident_count)
         self.drmap = DRMap(state.registered)
         self.ranks = Ranks(state.ranks, self.drmap)
-        self.runtime.adopt(state.ranks)
+        for rank in state.ranks:
+            self.runtime.joined(rank, 0.0)
         for change in self.ledger.changes.values():
             self.runtime.operations.follow(change, 0.0)
             self._expect(change)
@@ -175,8 +176,8 @@ class ClusterState:
         ranks = self.ranks.of_job(job)
         live = [rank for rank in ranks if rank.presence is Presence.LIVE and not self.is_evicted(rank)]
         runs = self.jobs[job].phase is JobPhase.RUNNING
-        runtimes = (self.runtime.ranks.get(rank.id) for rank in (live if runs and live else ranks))
-        return [runtime.beat for runtime in runtimes if runtime is not None and runtime.beat is not None]
+        beats = (self.runtime.ranks[rank.id].beat for rank in (live if runs and live else ranks))
+        return [beat for beat in beats if beat is not None]
 
     def is_evicted(self, rank: Rank) -> bool:
         """Whether the lighthouse of its job must not count on it."""
@@ -188,8 +189,7 @@ class ClusterState:
 
     def restart_runtime(self, now: float) -> None:
         """After a replay, a reconnection or a suspension: every timer starts again."""
-        lost = {rank.id: rank.patient for rank in self.ranks.values() if rank.presence is Presence.LOST}
-        self.runtime.restart(now, lost)
+        self.runtime.restart(now, [rank for rank in self.ranks.values() if rank.presence is Presence.LOST])
 
     def beat_seconds(self) -> float:
         """Seconds between two beats of a rank: more ranks send less often."""
@@ -230,20 +230,21 @@ class ClusterState:
             case RankAttached(rank=rank):
                 self.ranks.modify(rank, counted=False)
             case RankLost(rank=rank, reason=reason, patient=patient):
-                self.ranks.advance(rank, Sign.LINK_CLOSED, reason, at, patient=patient)
-                self.runtime.lost(rank, patient, at)
+                self._advance(rank, Sign.LINK_CLOSED, reason, at, patient=patient)
             case RankFound(rank=rank, reason=reason):
-                self.ranks.advance(rank, Sign.HEARD, reason, at)
-                self.runtime.came_back(rank, at)
+                self._advance(rank, Sign.HEARD, reason, at)
             case RankDied(rank=rank, reason=reason, confirmed=confirmed):
-                self.ranks.advance(rank, Sign.ENDED_BADLY if confirmed else Sign.GRACE_OVER, reason, at)
-                self.runtime.gone(rank, final=confirmed)
+                self._advance(rank, Sign.ENDED_BADLY if confirmed else Sign.GRACE_OVER, reason, at)
             case RankLeft(rank=rank, how=how):
-                self.ranks.advance(rank, Sign.GOODBYE, life_over(how), at)
-                self.ranks.modify(rank, left=how)
-                self.runtime.gone(rank, final=True)
+                self._advance(rank, Sign.GOODBYE, life_over(how), at, left=how)
             case RankForgotten(rank=rank):
                 self._forget(rank)
+
+    def _advance(self, rank: RankId, sign: Sign, reason: Prose, at: float, **fields: object) -> None:
+        """Change the presence of a rank by the transition table."""
+        presence = RANK_NEXT[(self.ranks[rank].presence, sign)]
+        self.ranks.modify(rank, **{"presence": presence, "since": at, "reason": reason, "patient": False} | fields)
+        self.runtime.follow(self.ranks[rank], at)
 
     def _fold_change(self, record: ChangeRecord, at: float) -> None:
         item = self.ledger.fold(record, at)
@@ -302,16 +303,16 @@ class ClusterState:
         if change.takes_effect and change.change.action == "set":
             for rank in self.ranks.ids_of(change.job):
                 if change.is_for(rank):
-                    self.runtime.expect(rank, self.ranks[rank].incarnation, change.change)
+                    self.runtime.expect(rank, change.change)
 
     def _join(self, record: RankJoined, at: float) -> None:
         rank, hello = record.rank, record.hello
         for device in hello.devices:
             self.devices.add(device, hello.node, at)
-        self.ranks.join(record, at)
-        self.runtime.joined(rank, hello.incarnation, at)
+        self.ranks[rank] = Rank.from_fields(hello, id=rank, presence=Presence.LIVE, since=at)
+        self.runtime.joined(self.ranks[rank], at)
         for change in self.ledger.in_force(rank):
-            self.runtime.expect(rank, hello.incarnation, change)
+            self.runtime.expect(rank, change)
 
     def _forget_job(self, name: str) -> None:
         for rank in self.ranks.of_job(name):

@@ -21,7 +21,6 @@ from torchloom.core.state.device_map import DRMap
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.phrase import Prose
 from torchloom.protocol.rank import RankDescription
-from torchloom.protocol.records import RankJoined
 from torchloom.protocol.views import Assignment
 
 
@@ -175,15 +174,5 @@ class Ranks(dict[RankId, Rank]):
         rank = self.get(id)
         return rank if rank is not None and rank.incarnation == incarnation else None
 
-    # ── fold ──
-
-    def join(self, record: RankJoined, at: float) -> None:
-        self[record.rank] = Rank.from_fields(record.hello, id=record.rank, presence=Presence.LIVE, since=at)
-
     def modify(self, id: RankId, **fields: object) -> None:
         self[id] = replace(self[id], **fields)
-
-    def advance(self, id: RankId, sign: Sign, reason: Prose, at: float, *, patient: bool = False) -> None:
-        """Change the presence by the transition table."""
-        presence = RANK_NEXT[(self[id].presence, sign)]
-        self.modify(id, presence=presence, since=at, reason=reason, patient=patient)

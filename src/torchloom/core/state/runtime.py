@@ -281,43 +281,28 @@ class RuntimeState:
 
     # ── what follows from records ──
 
-    def adopt(self, ranks: Iterable[Rank]) -> None:
-        """Start with the ranks of a snapshot."""
-        for rank in ranks:
-            self.joined(rank.id, rank.incarnation, 0.0)
-            self.ranks[rank.id].missing = rank.presence in {Presence.LOST, Presence.DEAD}
-            self.ranks[rank.id].over = rank.presence in {Presence.LEFT, Presence.FAILED}
+    def joined(self, rank: Rank, now: float) -> None:
+        before = self.ranks.get(rank.id)
+        detectors, curve = RankDetectors(self.settings), before.curve if before else None
+        self.ranks[rank.id] = RankRuntime(rank.incarnation, now, detectors, curve=curve)
+        self.follow(rank, now)
 
-    def joined(self, rank: RankId, incarnation: str, now: float) -> None:
-        before = self.ranks.get(rank)
-        self.ranks[rank] = RankRuntime(
-            incarnation, now, RankDetectors(self.settings), curve=before.curve if before else None
-        )
-        self.deadlines.pop(rank, None)
-
-    def expect(self, rank: RankId, life: str, change: ChangeSpec) -> None:
-        """From its step on, this change must be in force in this incarnation."""
-        rank_runtime = self.ranks.get(rank)
-        if rank_runtime is not None and rank_runtime.incarnation == life:
-            rank_runtime.due = [*rank_runtime.due[1 - DUE_KEPT :], change]
-
-    def lost(self, rank: RankId, patient: bool, now: float) -> None:
-        grace = self.settings.frozen_grace_seconds if patient else self.settings.grace_seconds
-        self.deadlines[rank] = now + grace
-        self.ranks[rank].missing = True
-
-    def came_back(self, rank: RankId, now: float) -> None:
-        self.deadlines.pop(rank, None)
+    def expect(self, rank: RankId, change: ChangeSpec) -> None:
+        """From its step on, this change must be in force in the rank."""
         rank_runtime = self.ranks[rank]
-        rank_runtime.missing = rank_runtime.over = False
-        rank_runtime.heard = now
+        rank_runtime.due = [*rank_runtime.due[1 - DUE_KEPT :], change]
 
-    def gone(self, rank: RankId, *, final: bool) -> None:
-        """Dead, left or failed. A beat of a rank that is only presumed dead still needs a decision."""
-        self.deadlines.pop(rank, None)
-        rank_runtime = self.ranks[rank]
-        rank_runtime.missing = not final
-        rank_runtime.over = final
+    def follow(self, rank: Rank, now: float) -> None:
+        """The presence of a rank has changed. A beat of one that is only presumed dead still needs a decision."""
+        rank_runtime = self.ranks[rank.id]
+        rank_runtime.missing = rank.presence in {Presence.LOST, Presence.DEAD}
+        rank_runtime.over = rank.presence in {Presence.LEFT, Presence.FAILED}
+        self.deadlines.pop(rank.id, None)
+        if rank.presence is Presence.LIVE:
+            rank_runtime.heard = now
+        elif rank.presence is Presence.LOST:
+            grace = self.settings.frozen_grace_seconds if rank.patient else self.settings.grace_seconds
+            self.deadlines[rank.id] = now + grace
 
     def forgotten(self, rank: RankId) -> None:
         self.ranks.pop(rank, None)
@@ -327,8 +312,8 @@ class RuntimeState:
 
     # ── patience ──
 
-    def restart(self, now: float, lost: dict[RankId, bool]) -> None:
-        """Restart every timer: this weaver was away. `lost` maps each lost rank to whether it gets the long grace."""
+    def restart(self, now: float, lost: Iterable[Rank]) -> None:
+        """Restart every timer, also those of the lost ranks: this weaver was away."""
         for rank_runtime in self.ranks.values():
             rank_runtime.heard = now
         for seen in self.nodes.values():
@@ -337,8 +322,8 @@ class RuntimeState:
         self.reunion = True
         for table in (self._hang_trackers, self._straggler_detectors, self._checkpoint_detectors):
             table.clear()
-        for rank, patient in lost.items():
-            self.lost(rank, patient, self.blind_until)
+        for rank in lost:
+            self.follow(rank, self.blind_until)
         for operation in self.operations.by_request.values():
             operation.began = now
 
