@@ -78,9 +78,9 @@ def knob(name: str = "lr", **more: Any) -> KnobView:
 
 def change(id: str = "c3", **more: Any) -> ChangeView:
     known: dict[str, Any] = {
-        "id": id, "job": "mnist", "action": "set", "values": {"lr": 0.01}, "before": {"lr": 0.1}, "step": 1520,
-        "over": 0, "phase": "settled", "outcome": "applied at step 1520 on 2 ranks", "operator": "ann@box",
-        "asked": NOW - 30, "target": "mnist", "ranks": 2,
+        "id": id, "number": 3, "job": "mnist", "action": "set", "values": {"lr": 0.01}, "before": {"lr": 0.1},
+        "step": 1520, "over": 0, "phase": "settled", "outcome": "applied at step 1520 on 2 ranks",
+        "operator": "ann@box", "asked": NOW - 30, "target": "mnist", "ranks": 2,
     }  # fmt: skip
     return ChangeView(**known | more)
 

@@ -16,6 +16,9 @@ On the wire any name is allowed, so that an older reader understands the log of 
 task with a rule for an unknown kind.
 """
 Response = Literal["report", "stacks", "checkpoint", "pause", "drain", "restart", "evict", "rollback"]
+Path = Annotated[str, Meta(max_length=4096)]
+Line = Annotated[str, Meta(max_length=1000)]
+Count = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class Rule(Part, frozen=True):
@@ -25,7 +28,7 @@ class Rule(Part, frozen=True):
     do: Annotated[tuple[Response, ...], Meta(min_length=1, max_length=8)]
     after: Seconds | None = None
     """So long it may last before anything is done; absent: as the settings say."""
-    back: Annotated[int, Meta(ge=1, le=1000)] = 1
+    back: Count = 1
     """Checkpoints to roll back."""
     skip: bool = False
     """Leave out the batches that led there, after a rollback."""
@@ -43,15 +46,12 @@ class Option(NamedTuple):
 class Torchft(Part, frozen=True):
     """A job of replicas under torchft. Each replica fails and restarts alone, while the others continue."""
 
-    replicas: Annotated[int, Meta(ge=1, le=1000), Option("Replicas to start with --torchft", "N")] = 2
-    min_replicas: Annotated[
-        int, Meta(ge=1, le=1000), Option("Smallest number of replicas that commits a step", "N")
-    ] = 1
+    replicas: Annotated[Count, Option("Replicas to start with --torchft", "N")] = 2
+    min_replicas: Annotated[Count, Option("Smallest number of replicas that commits a step", "N")] = 1
     spares: Annotated[int, Meta(ge=0, le=1000), Option("Further replicas, for a Manager with spares", "N")] = 0
     """Kept up to date, so that they can replace a lost replica at once."""
     lighthouse: Annotated[
-        str,
-        Meta(max_length=1000),
+        Line,
         Option("Lighthouse to use: loom, stock (torchft's own), or the address of one: http://host:29510", "WHICH"),
     ] = "loom"
     heartbeat_timeout: Annotated[float, Meta(gt=0, le=3600)] = 5.0
@@ -70,17 +70,10 @@ class JobSettings(Part, frozen=True, kw_only=True):
     restart_window: Annotated[
         float, Meta(gt=0, le=1e9), Option("Seconds over which --max-restarts is counted", "S")
     ] = 3600.0
-    checkpoint_dir: Annotated[
-        str, Meta(max_length=4096), Option("Folder whose newest valid checkpoint the job resumes from", "PATH")
-    ] = ""
-    checkpoint_pattern: Annotated[
-        str,
-        Meta(max_length=1000),
-        Option("Consider only checkpoints named like 'step_{step}.pt'", "NAME"),
-    ] = ""
+    checkpoint_dir: Annotated[Path, Option("Folder whose newest valid checkpoint the job resumes from", "PATH")] = ""
+    checkpoint_pattern: Annotated[Line, Option("Consider only checkpoints named like 'step_{step}.pt'", "NAME")] = ""
     resume_arg: Annotated[
-        str,
-        Meta(max_length=1000),
+        Line,
         Option("Arguments added when there is a checkpoint to resume from: '--resume_from_checkpoint {path}'", "ARGS"),
     ] = ""
     standby: Annotated[bool, Option("Keep a process that has imported torch, from which ranks are forked")] = True
@@ -102,12 +95,12 @@ class JobSettings(Part, frozen=True, kw_only=True):
         ),
     ] = 0
     """Overrides the environment of the agent. `env` overrides it."""
-    log_dir: Annotated[str, Meta(max_length=4096), Option("Folder for the output of the ranks", "PATH")] = ""
+    log_dir: Annotated[Path, Option("Folder for the output of the ranks", "PATH")] = ""
     grace: Annotated[float, Meta(ge=0, le=3600), Option("Seconds between asking a rank to end and killing it", "S")] = (
         10.0
     )
     check: Annotated[bool, Option("Check the nodes before ranks start there, and leave out unfit ones")] = False
-    python: Annotated[str, Meta(max_length=4096)] = ""
+    python: Path = ""
     """The interpreter; empty for the one that runs the agent."""
     node: Name | None = None
     """The only node that may run it."""
@@ -118,7 +111,7 @@ class Task(JobSettings, frozen=True, kw_only=True):
 
     argv: Annotated[tuple[Annotated[str, Meta(max_length=100_000)], ...], Meta(min_length=1, max_length=10_000)]
     """The script and its arguments, or -m, the module and its arguments."""
-    cwd: Annotated[str, Meta(max_length=4096)] = ""
+    cwd: Path = ""
     per_node: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Ranks on each node."""
     least: Annotated[int, Meta(ge=1, le=1024)] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchloom.protocol.job import EventKind, Response
+from torchloom.protocol.job import EventKind, Response, Task
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.node import ExitCause, Place, Rollback
 from torchloom.protocol.operator import Submit
@@ -45,6 +45,22 @@ class AttemptNote(Part, frozen=True):
     why_cold: Prose = ""
     heals: bool = False
     """It takes over the state of other replicas."""
+
+
+class RunDescription(Part, frozen=True):
+    """A run, as far as the state of the weaver and its view have it in common."""
+
+    task: Task
+    since: float = 0.0
+    """When its phase changed."""
+    submitted: float = 0.0
+    operator: str = ""
+    places: tuple[Place, ...] = ()
+    resume: str = ""
+    resume_step: int | None = None
+    notes: tuple[AttemptNote, ...] = ()
+    step: int = 0
+    """The furthest step that was reported; in the state, once it is over."""
 
 
 class RunSubmitted(Submit, frozen=True):

@@ -8,13 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from torchloom.protocol.ids import Name, RankId, RankNumber, ReplicaId, Seconds, Text
-from torchloom.protocol.job import Task
 from torchloom.protocol.message import Message, Part
-from torchloom.protocol.node import Check, NodeBeat, Place, Reading
+from torchloom.protocol.node import Check, NodeBeat, Reading
 from torchloom.protocol.operator import Done, No
-from torchloom.protocol.rank import Beat, KnobSpec, RankDescription, Value
+from torchloom.protocol.rank import Beat, ChangeSpec, KnobSpec, RankDescription, Value
 from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, IncidentOpened, JobResumed, Record
-from torchloom.protocol.run_records import AttemptNote
+from torchloom.protocol.run_records import RunDescription
 
 
 class QueryCluster(Message, frozen=True):
@@ -231,14 +230,9 @@ class KnobView(Part, frozen=True):
     change: str = ""
 
 
-class ChangeView(Part, frozen=True):
-    id: str
+class ChangeView(ChangeSpec, frozen=True, kw_only=True):
     job: str
-    action: str
-    values: dict[str, Value]
     before: dict[str, Value]
-    step: int
-    over: int
     phase: str
     outcome: str
     operator: str
@@ -296,25 +290,15 @@ class Goodput(Part, frozen=True):
     """By cause: a kind of incident, or waiting, starting, paused, redone, ending, moving, other."""
 
 
-class RunView(Part, frozen=True):
+class RunView(RunDescription, frozen=True, kw_only=True):
     """A job that torchLoom starts itself."""
 
     job: str
     phase: str
-    since: float
-    submitted: float
-    task: Task
-    operator: str = ""
     attempt: int = 0
-    places: tuple[Place, ...] = ()
-    resume: str = ""
-    resume_step: int | None = None
     reason: str = ""
     waiting: str = ""
     """What it waits for before it can be started."""
-    step: int = 0
-    """The furthest step that was reported."""
-    notes: tuple[AttemptNote, ...] = ()
     goodput: Goodput | None = None
 
 

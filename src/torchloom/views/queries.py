@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from torchloom.core.jobs.placement import explain_wait
-from torchloom.core.state.change_ledger import ChangePhase
+from torchloom.core.state.change_ledger import Change, ChangePhase
 from torchloom.core.state.cluster import ClusterState, Job
 from torchloom.core.state.device_map import Device
 from torchloom.core.state.incidents import DECIDED, Incident
@@ -62,33 +63,25 @@ def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> Clus
     """Ranks, devices and assignments in pages, since the whole is too large for a message; the rest on the first."""
     ranks = cluster.ranks.sorted_ids() if look.job is None else sorted(cluster.ranks.ids_of(look.job))
     page = ranks[look.offset : look.offset + look.limit]
-    idle: dict[str, Device] = {}
-    assignments = [assignment for rank in page for assignment in cluster.drmap.assignments_of(rank)]
-    devices = {assignment.device for assignment in assignments} | {
-        device for rank in page for device in cluster.ranks[rank].devices
-    }
-    view = ClusterView(
-        plane=plane,
-        ranks=tuple(_rank(cluster, cluster.ranks[rank]) for rank in page),
-        total_ranks=len(ranks),
-    )
-    if look.offset == 0:
-        by_hand = cluster.drmap.registered()[:UNUSED_SHOWN]
-        assignments += by_hand
-        idle = _idle(cluster)
-        devices |= {assignment.device for assignment in by_hand} | _unused(cluster, idle)
-        jobs = [job for name, job in sorted(cluster.jobs.items()) if look.job in {None, name}]
-        view = replace(
-            view,
-            jobs=tuple(_job(cluster, job, marks=look.job is not None) for job in jobs),
-            incidents=_incidents(cluster, look),
-        )
+    first = look.offset == 0
+    idle = _idle(cluster) if first else {}
+    by_hand = cluster.drmap.registered()[:UNUSED_SHOWN] if first else []
+    assignments = [*(seat for rank in page for seat in cluster.drmap.assignments_of(rank)), *by_hand]
+    devices = {device for rank in page for device in cluster.ranks[rank].devices}
+    devices.update(assignment.device for assignment in assignments)
+    if first:
+        devices |= _unused(cluster, idle)
     readings = _readings(cluster, plane.now) if look.readings else {}
     listed = [device for name in sorted(devices) if (device := cluster.devices.get(name) or idle.get(name))]
-    return replace(
-        view,
-        assignments=tuple(assignments),
+    jobs = [job for name, job in sorted(cluster.jobs.items()) if first and look.job in {None, name}]
+    return ClusterView(
+        plane=plane,
+        jobs=tuple(_job(cluster, job, marks=look.job is not None) for job in jobs),
+        ranks=tuple(_rank(cluster, cluster.ranks[rank]) for rank in page),
+        total_ranks=len(ranks),
         devices=tuple(_device(cluster, device, readings.get(device.id)) for device in listed),
+        assignments=tuple(assignments),
+        incidents=_incidents(cluster, look) if first else (),
     )
 
 
@@ -177,13 +170,13 @@ def _device(cluster: ClusterState, device: Device, reading: Reading | None) -> D
 
 
 def _rank(cluster: ClusterState, rank: Rank) -> RankView:
-    rank_runtime = cluster.runtime.ranks.get(rank.id)
+    rank_runtime = cluster.runtime.ranks[rank.id]
     return _view(
         RankView,
         rank,
         rank=rank.id,
-        heard=rank_runtime.heard if rank_runtime and rank_runtime.beat else None,
-        beat=rank_runtime.beat if rank_runtime else None,
+        heard=rank_runtime.heard if rank_runtime.beat else None,
+        beat=rank_runtime.beat,
         evicted=cluster.is_evicted(rank),
         drained=(run := cluster.runs.of(rank.id.replica_id)) is not None and run.drained,
     )
@@ -217,57 +210,38 @@ def _job(cluster: ClusterState, job: Job, marks: bool) -> JobView:
 
 
 def knobs(cluster: ClusterState, look: QueryKnobs) -> KnobsView:
-    now_there: dict[str, Value] = {}
+    in_force: dict[str, Value] = {}
     by_replica: dict[str, dict[str, Value]] = {}
     newest = 0
     for rank in sorted(cluster.ranks.ids_of(look.job), reverse=True):
-        rank_runtime = cluster.runtime.ranks.get(rank)
-        if (
-            rank_runtime is not None
-            and rank_runtime.beat is not None
-            and rank_runtime.beat.knobs
-            and not rank_runtime.over
-        ):
-            now_there, newest = {**now_there, **rank_runtime.beat.knobs}, rank_runtime.beat.change
-            by_replica[rank.replica] = rank_runtime.beat.knobs
+        rank_runtime = cluster.runtime.ranks[rank]
+        beat = rank_runtime.beat
+        if beat is not None and beat.knobs and not rank_runtime.over:
+            in_force, newest = in_force | beat.knobs, beat.change
+            by_replica[rank.replica] = beat.knobs
     knob_views = []
     for name, knob in cluster.ledger.knobs.get(look.job, {}).items():
         change = cluster.ledger.changes.get(knob.change)
-        applied = change is not None and change.phase is ChangePhase.SETTLED
-        newer = applied and change is not None and change.change.number > newest  # than the last beat
-        if change is not None and not (change.replica is None and change.rank is None):
-            newer = False  # it is not the value of the job
-        value = knob.value if newer else now_there.get(name, knob.value)
-        values_by_replica = {} if newer or knob.spec.per == "rank" else by_replica
-        knob_views.append(
-            KnobView(
-                spec=knob.spec,
-                value=value,
-                elsewhere={
-                    r: values[name]
-                    for r, values in sorted(values_by_replica.items())
-                    if values.get(name, value) != value
-                },
-                changed_by=change.operator if change else "",
-                changed=change.asked if change else None,
-                change=knob.change,
-            )
+        newer = (
+            change is not None
+            and change.phase is ChangePhase.SETTLED
+            and change.change.number > newest  # than the last beat
+            and change.target == look.job  # it is the value of the whole job
         )
-    return KnobsView(
-        knobs=tuple(knob_views),
-        changes=tuple(
-            _view(
-                ChangeView,
-                change,
-                action=change.change.action,
-                values=change.change.values,
-                step=change.change.step,
-                over=change.change.over,
-                ranks=len(change.lives),
-            )
-            for change in list(cluster.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
-        ),
-    )
+        value = knob.value if newer else in_force.get(name, knob.value)
+        others = {} if newer or knob.spec.per == "rank" else by_replica
+        elsewhere = {r: values[name] for r, values in sorted(others.items()) if values.get(name, value) != value}
+        who, when = (change.operator, change.asked) if change else ("", None)
+        knob_views.append(
+            KnobView(spec=knob.spec, value=value, elsewhere=elsewhere, changed_by=who, changed=when, change=knob.change)
+        )
+    latest = list(cluster.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
+    return KnobsView(knobs=tuple(knob_views), changes=tuple(map(_change, latest)))
+
+
+def _change(change: Change) -> ChangeView:
+    """Without the key of its verdict."""
+    return _view(ChangeView, change, **asdict(change.change) | {"key": None}, ranks=len(change.lives))
 
 
 def checkpoints(cluster: ClusterState, look: QueryCheckpoints) -> CheckpointsView:
@@ -277,21 +251,18 @@ def checkpoints(cluster: ClusterState, look: QueryCheckpoints) -> CheckpointsVie
 def curves(cluster: ClusterState, look: QueryCurves) -> CurvesView:
     ranks = sorted(r for r in cluster.ranks.ids_of(look.job) if look.replica in {None, r.replica})
     page = ranks[look.offset : look.offset + look.limit]
-    pairs = []
-    for rank in page:
-        rank_runtime = cluster.runtime.ranks.get(rank)
-        pairs.append((rank, rank_runtime.curve.points if rank_runtime and rank_runtime.curve else ()))
-    return CurvesView(curves=tuple(pairs), total=len(ranks))
+    curves = ((rank, cluster.runtime.ranks[rank].curve) for rank in page)
+    return CurvesView(curves=tuple((rank, curve.points if curve else ()) for rank, curve in curves), total=len(ranks))
 
 
 _WAITING = {RunPhase.SUBMITTED, RunPhase.RESTARTING}
 
 
 def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
-    known = cluster.runs
-    wanted = known.named(look.job) if look.job is not None else [known.by_name[job] for job in sorted(known.by_name)]
-    there = [run for run in cluster.runs.by_name.values() if not run.over and run.phase not in _WAITING]
-    places = [place for run in there for place in run.places]
+    by_name = cluster.runs.by_name
+    wanted = cluster.runs.named(look.job) if look.job is not None else [by_name[job] for job in sorted(by_name)]
+    placed = [run for run in by_name.values() if not run.over and run.phase not in _WAITING]
+    used = Counter(place.node for run in placed for place in run.places)
     many = sum(len(seen.beat.readings) for seen in cluster.runtime.nodes.values()) > READINGS_SHOWN
     return RunsView(
         runs=tuple(
@@ -315,7 +286,7 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
                 beat=readable(replace(seen.beat, readings=()) if many else seen.beat),
                 heard=seen.heard,
                 drained=node in cluster.runs.drained,
-                used=sum(1 for place in places if place.node == node),
+                used=used[node],
             )
             for node, seen in sorted(cluster.runtime.nodes.items())
         ),
@@ -324,9 +295,6 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
 
 def _step(cluster: ClusterState, run: Run) -> int | None:
     """How far the attempt under way is, if one of its ranks has said so since this weaver began."""
-    ranks = [cluster.runtime.ranks.get(run.rank(place.rank)) for place in run.places]
-    return (
-        cluster.furthest(run)
-        if any(rank_runtime is not None and rank_runtime.beat is not None for rank_runtime in ranks)
-        else None
-    )
+    runtimes = (cluster.runtime.ranks.get(run.rank(place.rank)) for place in run.places)
+    reported = any(rank_runtime is not None and rank_runtime.beat is not None for rank_runtime in runtimes)
+    return cluster.furthest(run) if reported else None

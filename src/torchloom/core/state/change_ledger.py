@@ -59,7 +59,7 @@ class Change(ChangeProposed, frozen=True, kw_only=True):
         return self.change.id
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """No rank is asked any more."""
         return self.phase in {ChangePhase.ABORTED, ChangePhase.SETTLED}
 
@@ -90,7 +90,7 @@ class GivenOrder(OrderGiven, frozen=True, kw_only=True):
     """The number of ranks that confirmed; one that is gone may have obeyed without a reply, or never received it."""
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return bool(self.outcome)
 
 
@@ -184,7 +184,7 @@ class Ledger(msgspec.Struct, kw_only=True):
                 return order
             case OrderEnded(id=id, outcome=outcome, ok=ok, applied=applied):
                 self.orders[id] = order = replace(self.orders[id], outcome=outcome, ok=ok, applied=applied)
-                ended = [o.id for o in self.orders.values() if o.job == order.job and o.over]
+                ended = [o.id for o in self.orders.values() if o.job == order.job and o.ended]
                 for old in ended[: max(0, len(ended) - KEEP_CHANGES)]:
                     del self.orders[old]
                 return order
@@ -236,7 +236,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         return all(any(name in values for values in later) for name in change.change.values)
 
     def _trim(self, job: str) -> None:
-        ended = [c for c in self.of_job(job) if c.over]
+        ended = [c for c in self.of_job(job) if c.ended]
         idle = [c for c in ended if not c.takes_effect or c.change.action != "set" or c.reverted_by]
         replaced = [c for c in ended if c not in idle and self._replaced(c)] if len(ended) > KEEP_CHANGES else []
         for old in idle[: max(0, len(idle) - KEEP_CHANGES)] + replaced[: max(0, len(replaced) - KEEP_CHANGES)]:

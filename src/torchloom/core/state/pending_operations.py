@@ -116,7 +116,7 @@ class PendingOperations:
 
     def follow(self, item: Change | GivenOrder, at: float) -> None:
         """Begin, advance or end the operation of a change or order, as the ledger has it now."""
-        if item.over:
+        if item.ended:
             self.by_request.pop(item.request, None)
             return
         operation = self.by_request.get(item.request)

@@ -19,9 +19,7 @@ from enum import StrEnum
 from msgspec.structs import replace
 
 from torchloom.protocol.ids import RankId, ReplicaId
-from torchloom.protocol.job import Task
-from torchloom.protocol.message import Part
-from torchloom.protocol.node import Place, Rollback
+from torchloom.protocol.node import Rollback
 from torchloom.protocol.operator import NodeDrained, ReplicaDrained
 from torchloom.protocol.phrase import Prose
 from torchloom.protocol.records import About
@@ -36,6 +34,7 @@ from torchloom.protocol.run_records import (
     AttemptStopping,
     ResponseBegan,
     ResponseWent,
+    RunDescription,
     RunEnded,
     RunRecord,
     RunSubmitted,
@@ -106,31 +105,21 @@ UNDER_WAY = frozenset({P.PLACING, P.STARTING, P.RUNNING, P.PAUSED})
 """Phases in which an attempt needs its nodes."""
 
 
-class Run(Part, frozen=True, kw_only=True):
+class Run(RunDescription, frozen=True, kw_only=True):
     name: str
     """The name of the job; of one of several replicas `JOB:NUMBER`."""
-    task: Task
     request: str
     phase: RunPhase = RunPhase.SUBMITTED
-    since: float = 0.0
-    submitted: float = 0.0
-    operator: str = ""
     attempt: int = 0
     """Counted over all runs of a job, so that processes of an older run are not taken for this one's."""
     before: int = 0
     """Attempts of the runs before this one."""
-    places: tuple[Place, ...] = ()
     host: str = ""
     port: int = 0
-    resume: str = ""
-    resume_step: int | None = None
     next_action: str = "restart"
     """What follows when all ranks have stopped."""
     wait_until: float = 0.0
     reason: Prose = ""
-    notes: tuple[AttemptNote, ...] = ()
-    step: int = 0
-    """The furthest step that was reported, once it is over."""
     stops: tuple[float, ...] = ()
     """When attempts were stopped to be restarted: `max_restarts` counts these."""
     kill_now: tuple[int, ...] = ()
