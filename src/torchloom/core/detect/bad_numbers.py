@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from torchloom.core.detect.detector import Finding
 from torchloom.protocol.job import EventKind
-from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Beat
 from torchloom.settings import Settings
 
@@ -124,7 +124,8 @@ class SpikeDetector:
             self._bound()
 
     def examine(self, name: str, value: float | None, step: int) -> Finding | None:
-        if value is None:
+        """A value that overflowed is infinite: as far above as can be, but it needs to be so more than once."""
+        if value is None or (self._above < 0 and math.isinf(value)):
             return None
         self._keep(self.aside)
         finding = self._judge(name, value, step)
@@ -149,22 +150,12 @@ class SpikeDetector:
         if not high:
             self._keep([value])
             return None
-        if value < self._median + HUGE * self._jump and self._above.bit_count() < CONFIRMED:
+        huge = self._median + HUGE * self._jump <= value < math.inf
+        if not huge and self._above.bit_count() < CONFIRMED:
             return None
-        return self._begin(phrase("value_jumped", name=name, usual=self._median, value=value, step=step), step)
-
-    def overflowed(self, name: str, step: int) -> Finding | None:
-        """The value was infinite or NaN: as far above as can be, but it needs to be so more than once."""
-        if self._above < 0:
-            return None
-        self._keep(self.aside)
-        self._above = (self._above << 1 | 1) & _LATEST
-        self._bound()
-        if self._above.bit_count() < CONFIRMED:
-            return None
-        return self._begin(phrase("value_overflows", name=name, step=step), step)
-
-    def _begin(self, what: Prose, step: int) -> Finding:
+        what = phrase("value_jumped", name=name, usual=self._median, value=value, step=step)
+        if math.isinf(value):
+            what = phrase("value_overflows", name=name, step=step)
         self._above, self._lasts = -CONFIRMED, 0
         evidence = [phrase("values_before", values=self._kept[-5:].tolist())] if self._kept else []
         if self._kept and math.isfinite(self._jump):  # else nothing is learnt yet
@@ -214,7 +205,7 @@ class GradientSpikeDetector(SpikeDetector):
     def hear(self, beat: Beat) -> Finding | None:
         overflow = next(filter(is_gradient, beat.not_finite), None)
         if overflow is not None:
-            return self.overflowed(overflow, beat.step)
+            return self.examine(overflow, math.inf, beat.step)
         metrics = beat.metrics
         if len(metrics) != self.metrics:
             self.metrics = len(metrics)

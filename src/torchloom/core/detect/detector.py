@@ -1,4 +1,4 @@
-"""What detectors share: what they learn from, what they report, and whether most of the latest beats agree."""
+"""What detectors share: what they learn from, and what they report."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from torchloom.protocol.rank import Beat, StepTimes
 
 CLOSED = (math.inf, -math.inf)
 """Between these nothing is: every beat must be examined."""
-WINDOW = 16
-MOST = WINDOW // 2 + 1
-"""More than half: one slow beat, or a few, decide nothing."""
-_MASK = (1 << WINDOW) - 1
 
 
 class Finding(NamedTuple):
@@ -59,17 +55,3 @@ class Detector(Protocol):
 
     def hear(self, beat: Beat, times: StepTimes, now: float) -> Finding | None:
         """Take in a beat that is examined."""
-
-
-# Votes: whether something was so in most of the latest beats, a median without keeping the numbers. The latest 16
-# answers are the bits of one plain number: a rank has several of them, and mostly all are 0.
-
-
-def cast(votes: int, yes: bool) -> int:
-    """With one more answer. What was never asked counts as no."""
-    return (votes << 1 | yes) & _MASK
-
-
-def carried(votes: int) -> bool:
-    """Whether most of the latest say yes."""
-    return votes.bit_count() >= MOST

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from torchloom.core.detect.starvation import DATA
+from torchloom.core.detect.slow_steps import DATA
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.settings import Settings
 

@@ -20,8 +20,7 @@ from torchloom.core.detect.bad_numbers import GradientSpikeDetector, NonFiniteDe
 from torchloom.core.detect.detector import CLOSED, Block, Detector, Finding
 from torchloom.core.detect.incident_kinds import DETECTORS
 from torchloom.core.detect.memory_leak import MemoryLeakDetector
-from torchloom.core.detect.slowdown import SlowdownDetector
-from torchloom.core.detect.starvation import DATA, StarvationDetector
+from torchloom.core.detect.slow_steps import DATA, SlowdownDetector, StarvationDetector
 from torchloom.core.detect.step_time import StepTimeBaseline
 from torchloom.core.detect.straggler import kept
 from torchloom.protocol.phrase import phrase

@@ -1,8 +1,11 @@
-"""Slowdown: steps take longer than they used to, measured against the rank's own past.
+"""Slow steps: they take longer than they used to, or most of each is spent waiting for the next batch.
 
-What a step takes is learnt from the first beats, as median and spread, and then follows the rank so slowly that a
-decline over minutes still shows. Most of the latest beats must be slow. A new normal is learnt, quietly, where the past
-is no measure: values were changed, the batch has another size, or steps have become much faster.
+Slowdown: what a step takes is measured against the rank's own past. It is learnt from the first beats, as median and
+spread, and then follows the rank so slowly that a decline over minutes still shows. A new normal is learnt, quietly,
+where the past is no measure: values were changed, the batch has another size, or steps have become much faster.
+
+Most of the latest beats must agree, a median without keeping the numbers. The latest 16 answers are the bits of one
+plain number: a rank has several of them, and mostly all are 0.
 """
 
 from __future__ import annotations
@@ -10,11 +13,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from torchloom.core.detect.detector import CLOSED, Block, Finding, carried, cast
+from torchloom.core.detect.detector import CLOSED, Block, Finding
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings
 
+DATA = "data"
+"""The phase of a rank that waits for the next batch. That is part of training: it explains nothing, excuses nothing."""
+WINDOW = 16
+MOST = WINDOW // 2 + 1
+"""More than half: one slow beat, or a few, decide nothing."""
+_MASK = (1 << WINDOW) - 1
 SETTLING = 3
 """Beats at the start that are not learnt from."""
 LEARNT = 24
@@ -25,6 +34,16 @@ CLEAR = 4.0
 """Spreads above the median that a slow beat must be, where beats differ much."""
 FASTER = 1.25
 SMOOTH = 0.2
+
+
+def cast(votes: int, yes: bool) -> int:
+    """With one more answer. What was never asked counts as no."""
+    return (votes << 1 | yes) & _MASK
+
+
+def carried(votes: int) -> bool:
+    """Whether most of the latest say yes."""
+    return votes.bit_count() >= MOST
 
 
 @dataclass(slots=True)
@@ -115,3 +134,30 @@ class SlowdownDetector:
         what = phrase("steps_slower", seconds=p50, times=p50 / self._normal, normal=self._normal)
         sample = p50 / self._batch * 1000 if self._batch and math.isfinite(self._batch) else None
         return Finding("slowdown", what, (phrase("beats_slow", sample_ms=sample),), step=step)
+
+
+@dataclass(slots=True)
+class StarvationDetector:
+    settings: Settings
+    starved: bool = False
+    _votes: int = 0
+    """That it is starved; while it is, that it is not any more."""
+
+    @property
+    def limit(self) -> float:
+        """Below this share of a step there is nothing to examine."""
+        return -math.inf if self.starved or self._votes else self.settings.starved_share
+
+    def hear(self, beat: Beat, times: StepTimes) -> Finding | None:
+        data, p50, most = times.data, times.p50, self.settings.starved_share
+        if data is None:
+            return None
+        self._votes = cast(self._votes, data < most / 2 * p50 if self.starved else data > most * p50)
+        if not carried(self._votes):
+            return None
+        self.starved, self._votes = not self.starved, 0
+        percent = 100 * min(1.0, data / p50) if p50 > 0 else 0.0
+        if not self.starved:
+            return Finding("starved", phrase("data_comes_in_time", percent=percent), over=True, step=beat.step)
+        evidence = phrase("step_and_wait", step=p50, data=data)
+        return Finding("starved", phrase("waits_for_data", percent=percent), (evidence,), step=beat.step)
