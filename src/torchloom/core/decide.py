@@ -13,7 +13,7 @@ from torchloom.core import events, timers
 from torchloom.core.changes import requests, two_phase_commit
 from torchloom.core.decision import NOTHING, Decision, Handlers, Refused, number_incidents
 from torchloom.core.devices import device_reports
-from torchloom.core.incidents import findings, hangs
+from torchloom.core.incidents import findings
 from torchloom.core.jobs import reconcile, submission
 from torchloom.core.ranks import checkpoint_reports, lifecycle
 from torchloom.core.state.cluster import ClusterState
@@ -23,9 +23,6 @@ from torchloom.core.torchft import members
 from torchloom.protocol import facts
 from torchloom.protocol import rank as rank_messages
 from torchloom.protocol.records import TermBegan
-
-__all__ = ["NOTHING", "Decision", "decide"]
-
 
 REPORTS: Mapping[type[rank_messages.Report], Callable[[ClusterState, Rank, Any], Decision]] = {
     rank_messages.Knobs: lifecycle.record_knobs,
@@ -78,7 +75,7 @@ def _decide(cluster: ClusterState, event: events.Event, now: float) -> Decision:
         case events.FactReceived(fact=facts.RankExited() as exited):
             return lifecycle.handle_exit(cluster, exited)
         case events.FactReceived(fact=facts.Inspected() as inspected):
-            return hangs.inspected(cluster, inspected)
+            return findings.handle_inspected(cluster, inspected)
         case events.FactReceived(fact=facts.DeviceFailed() as failed):
             return device_reports.handle_failed(cluster, failed, now)
         case events.FactReceived(fact=facts.DeviceRecovered() as recovered):
@@ -94,7 +91,7 @@ def _decide(cluster: ClusterState, event: events.Event, now: float) -> Decision:
         case events.RunDue(job=job, hang=hang):
             return reconcile.reconcile_run(cluster, job, hang, now)
         case events.JobDue(job=job, hang=hang):
-            return hangs.look_at_job(cluster, job, hang, now)
+            return findings.look_at_job(cluster, job, hang, now)
         case events.FindingsMade(rank=rank, findings=detected):
             return findings.handle_findings(cluster, rank, detected, now)
         case events.ReplyReceived(reply=reply):

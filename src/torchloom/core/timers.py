@@ -55,6 +55,7 @@ def _forget_ended_jobs(cluster: ClusterState) -> Decision:
     excess = max(0, len(ended) - cluster.settings.keep_ended_jobs)
     oldest = sorted(ended, key=lambda job: (job.ended or 0.0, job.name))[:excess] if excess else []
     records: list[Record] = []
-    for job in oldest:
-        records += (*checkpoint_reports.close_forgotten(cluster, job.name), JobForgotten(job=job.name))
+    for job in oldest:  # no later checkpoint will close the incident about those that failed
+        records += checkpoint_reports.close_failure(cluster, job.name, phrase("job_forgotten"))
+        records.append(JobForgotten(job=job.name))
     return Decision(tuple(records))

@@ -77,7 +77,9 @@ def request_change(cluster: ClusterState, ask: SetKnobs | Revert | Steer, reply:
     if isinstance(ask, SetKnobs):
         _check_values(cluster, ask)
     elif isinstance(ask, Steer):
-        _check_action(cluster, ask, lives)
+        _check_group(cluster, ask, lives)
+        if ask.verb == "checkpoint" and ask.job not in cluster.ledger.checkpointers:
+            raise Refused(phrase("no_checkpointer", job=ask.job), phrase("register_checkpointer"))
     if wanted.dry_run:
         last = cluster.ledger.value_of
         before = {name: last(wanted.job, wanted.replica, wanted.rank, name) for name in wanted.values}
@@ -137,12 +139,6 @@ def _revert(cluster: ClusterState, ask: Revert) -> ChangeRequest:
     over = withdrawn.change.over if withdrawn else 0
     wanted = SetKnobs.from_fields(ask, replica=change.replica, rank=change.rank, values=change.before, over=over)
     return ChangeRequest(wanted, reverts=change.id)
-
-
-def _check_action(cluster: ClusterState, ask: Steer, lives: Lives) -> None:
-    _check_group(cluster, ask, lives)
-    if ask.verb == "checkpoint" and ask.job not in cluster.ledger.checkpointers:
-        raise Refused(phrase("no_checkpointer", job=ask.job), phrase("register_checkpointer"))
 
 
 def _check_values(cluster: ClusterState, ask: SetKnobs) -> None:

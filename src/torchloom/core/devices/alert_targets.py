@@ -18,11 +18,11 @@ class AlertTargets:
     def __init__(self, cluster: ClusterState) -> None:
         self._whole: dict[str, set[str]] = {}
         self._short: dict[str, set[str]] = {}
-        self._known = set(cluster.devices)
+        self._ids = set(cluster.devices)
         for device in cluster.devices.values():
             self._add(device.node, (device.id,))
         for node, seen in cluster.runtime.nodes.items():
-            self._known.update(seen.beat.devices)
+            self._ids.update(seen.beat.devices)
             there = self._whole.get(_key(node), set()) | set(seen.beat.devices)
             for name in {node, seen.beat.host}:
                 self._add(name, there)
@@ -43,7 +43,7 @@ class AlertTargets:
 
     def named(self, part: str) -> tuple[str, ...]:
         """The device of this name, if there is one."""
-        return (part,) if part in self._known else ()
+        return (part,) if part in self._ids else ()
 
 
 def devices_blamed_by(cluster: ClusterState, alerts: Iterable[str]) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ cluster. Acting on it would make it so.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -141,7 +142,7 @@ def _do(
     """Done, or None if it is still to be waited for."""
     match what:
         case "stacks":
-            return Decision(tasks=inspecting(cluster, run, response.incident))
+            return inspect(cluster, run, response.incident, run.nodes)
         case "pause":
             return _steer(cluster, run, "pause", since)
         case "checkpoint":
@@ -200,7 +201,7 @@ def _end(cluster: ClusterState, run: Run, response: ResponseBegan, what: Respons
     return drained + stop(cluster, run, now, cause)
 
 
-def inspecting(cluster: ClusterState, run: Run, incident: str) -> tuple[tuple[str, Inspect], ...]:
-    """Every agent of the run is to look at its ranks."""
-    order = Inspect(term=cluster.term, job=run.name, attempt=run.attempt, incident=incident)
-    return tuple((node, order) for node in run.nodes)
+def inspect(cluster: ClusterState, run: Run, incident: str, nodes: Iterable[str]) -> Decision:
+    """The agents of these nodes are to look at the ranks of the run."""
+    command = Inspect(term=cluster.term, job=run.name, attempt=run.attempt, incident=incident)
+    return Decision(tasks=tuple((node, command) for node in nodes))

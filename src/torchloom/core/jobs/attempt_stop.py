@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -10,7 +11,6 @@ from torchloom.core.decision import Decision, close_incident, provisional
 from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.core.incidents.policy import ENDING, planned, rule_for
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incidents import Incident
 from torchloom.core.state.ranks import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
@@ -23,8 +23,6 @@ from torchloom.protocol.run_records import AttemptStopping, Failure
 Then = Literal["restart", "fail", "cancel", "done"]
 LOOP = 2
 """Attempts that fail in the same way without progress before the run is given up as a crash loop."""
-ELSEWHERE = phrase("restarts_elsewhere")
-"""Decision of an incident about a node that is lost."""
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -75,12 +73,14 @@ def stop(cluster: ClusterState, run: Run, now: float, cause: Cause) -> Decision:
         counts=cause.uses_restart,
         incident=incident,
     )
-    halt = halt_command(cluster, run, cause.kill_now)
-    return Decision((*records, stopping), tasks=tuple((node, halt) for node in run.nodes))
+    return Decision((*records, stopping)) + halt(cluster, run, run.nodes, cause.kill_now)
 
 
-def halt_command(cluster: ClusterState, run: Run, kill_now: tuple[int, ...]) -> Halt:
-    return Halt(term=cluster.term, job=run.name, attempt=run.attempt, grace_seconds=run.task.grace, kill=kill_now)
+def halt(cluster: ClusterState, run: Run, nodes: Iterable[str], kill_now: tuple[int, ...]) -> Decision:
+    """The agents of these nodes are to end their ranks of the attempt."""
+    grace = run.task.grace
+    command = Halt(term=cluster.term, job=run.name, attempt=run.attempt, grace_seconds=grace, kill=kill_now)
+    return Decision(tasks=tuple((node, command) for node in nodes))
 
 
 def _choose_next_action(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Prose]:
@@ -124,12 +124,3 @@ def _record_incident(
         kind=cause.kind or "",
     )
     return [*records, opened], opened.id
-
-
-def incidents_of_attempt(cluster: ClusterState, run: Run) -> list[Incident]:
-    """Open incidents that end with the attempt: those about its ranks, and its own."""
-    return [
-        i
-        for i in cluster.incidents_of(run)
-        if i.about == About(run=run.name) or i.about.rank is not None or i.kind not in {"", "device", "device_warning"}
-    ]

@@ -11,10 +11,10 @@ from typing import Literal
 from torchloom.core.decision import NOTHING, Decision, close_incident
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.detect.incident_kinds import HANGS
-from torchloom.core.incidents.hangs import look_at_run
+from torchloom.core.incidents.findings import look_at_run
 from torchloom.core.incidents.responses import continue_response
 from torchloom.core.jobs import node_health
-from torchloom.core.jobs.attempt_stop import ELSEWHERE, Cause, halt_command, incidents_of_attempt, stop
+from torchloom.core.jobs.attempt_stop import Cause, halt, stop
 from torchloom.core.jobs.placement import place, prepare
 from torchloom.core.ranks.lifecycle import record_left
 from torchloom.core.state.cluster import ClusterState
@@ -24,7 +24,7 @@ from torchloom.core.torchft import replica_groups
 from torchloom.core.torchft.members import ask_to_leave, was_asked_to_leave
 from torchloom.protocol.node import Dismiss, Halt, Launch, NodeCommand, RankStatus
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.records import JobEnded, Record
+from torchloom.protocol.records import About, JobEnded, Record
 from torchloom.protocol.run_records import (
     AttemptEnded,
     AttemptLaunched,
@@ -79,6 +79,8 @@ def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: fl
         if run.under_way:
             return stop(cluster, run, now, Cause(phrase("its_replicas_over"), next_action="done"))
         return end(cluster, run, "cancelled", phrase("its_replicas_over"))
+    if run.under_way and (lost := node_health.explain_lost_node(cluster, run, now)):
+        return stop(cluster, run, now, Cause(lost, decision=phrase("restarts_elsewhere")))
     match run.phase:
         case RunPhase.SUBMITTED | RunPhase.RESTARTING if node_health.launcher_gone(cluster, run, now):
             return end(cluster, run, "failed", phrase("launcher_gone"))
@@ -103,8 +105,6 @@ def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: fl
 def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
     """The agent of the first rank reports where ranks meet and which checkpoint they resume from; then all start."""
     first = run.places[0].node
-    if lost := node_health.explain_lost_node(cluster, run, now):
-        return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
     status = cluster.runtime.attempt_status(first, run)
     if status is None or (not status.port and not status.trouble):
         return Decision(tasks=((first, prepare(cluster, run, run.attempt)),))
@@ -138,8 +138,6 @@ def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launc
 
 
 def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: float) -> Decision:
-    if lost := node_health.explain_lost_node(cluster, run, now):
-        return stop(cluster, run, now, Cause(lost, decision=ELSEWHERE))
     ranks: dict[int, RankStatus] = {}
     tasks: list[tuple[str, NodeCommand]] = []
     for node in run.nodes:
@@ -252,8 +250,7 @@ def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
         if (busy or unknown) and not node_health.node_abandoned(cluster, run, node, now):
             left.append(node)
     if left:
-        halt = halt_command(cluster, run, run.kill_now)
-        return Decision(tasks=tuple((node, halt) for node in left))
+        return halt(cluster, run, left, run.kill_now)
     if run.next_action == "restart":
         wait = _backoff(run)
         record = AttemptEnded(job=run.name, attempt=run.attempt, wait_seconds=wait)
@@ -294,7 +291,11 @@ def _close_incidents(cluster: ClusterState, run: Run) -> list[Record]:
         outcome = phrase("started_again_from_beginning", attempt=run.ordinal)
     if run.world_size < (wanted := run.task.per_node * run.task.nodes):
         outcome = phrase("with_fewer_ranks", outcome=outcome, count=run.world_size, wanted=wanted)
-    return [close_incident(i.id, outcome) for i in incidents_of_attempt(cluster, run)]
+    own = About(run=run.name)
+    lasting = {"", "device", "device_warning"}  # unless they are about the run itself or one of its ranks
+    incidents = cluster.incidents_of(run)
+    over = [i for i in incidents if i.about == own or i.about.rank is not None or i.kind not in lasting]
+    return [close_incident(i.id, outcome) for i in over]
 
 
 def end(cluster: ClusterState, run: Run, phase: Literal["done", "failed", "cancelled"], reason: Prose) -> Decision:

@@ -29,7 +29,7 @@ def record_saved(cluster: ClusterState, rank: Rank, report: Saved) -> Decision:
     record = CheckpointSaved.from_fields(report, rank=rank.id, node=rank.node)
     late = [i for i in cluster.incidents.open_of(job) if i.kind == "overdue"]
     came = [close_incident(i.id, phrase("checkpoint_written", step=report.step)) for i in late]
-    return Decision((record, *came, *_close(cluster, job, phrase("later_checkpoint_written"))))
+    return Decision((record, *came, *close_failure(cluster, job, phrase("later_checkpoint_written"))))
 
 
 def record_failed(cluster: ClusterState, rank: Rank, report: SaveFailed) -> Decision:
@@ -60,17 +60,12 @@ def record_resumed(cluster: ClusterState, rank: Rank, report: Resumed) -> Decisi
     return Decision((JobResumed.from_fields(report, rank=rank.id), *damaged))
 
 
-def close_forgotten(cluster: ClusterState, job: str) -> tuple[Record, ...]:
-    """Close the incident about the checkpoints of a forgotten job: no later checkpoint will."""
-    return _close(cluster, job, phrase("job_forgotten"))
-
-
 def _about(job: str) -> About:
     return About(job=job, part="checkpoint")
 
 
-def _close(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...]:
-    """The open incident about the checkpoints of a job; there is one at most."""
+def close_failure(cluster: ClusterState, job: str, outcome: Prose) -> tuple[Record, ...]:
+    """Close the incident about the checkpoints of a job; there is one at most."""
     incident = cluster.incidents.find_open(job, _about(job))
     return () if incident is None else (close_incident(incident.id, outcome),)
 
