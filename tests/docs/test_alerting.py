@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from torchloom.agent.monitor.xids import XIDS
+from torchloom.agent.monitor.gpu_health import XIDS
 from torchloom.integrations.alertmanager import BY_NAME
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

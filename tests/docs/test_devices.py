@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchloom.agent.monitor.gpu_health import COOLER, UNTHROTTLED_SECONDS, XID_SECONDS
+from torchloom.agent.monitor.gpu_health import COOLER, UNTHROTTLED_SECONDS, XID_SECONDS, XIDS
 from torchloom.agent.monitor.gpus import STALE_SECONDS
-from torchloom.agent.monitor.xids import XIDS
 from torchloom.settings import Settings
 from torchloom.views.queries import READINGS_SHOWN
 

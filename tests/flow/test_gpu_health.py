@@ -11,8 +11,8 @@ import pytest
 
 from tests.agent.nvml.fake import A, B, FakeDriver, build
 from tests.flow.agents import Cluster, cluster, needs_nodes
+from torchloom.agent.monitor.gpu_health import describe
 from torchloom.agent.monitor.pressure import read_pressure
-from torchloom.agent.monitor.xids import describe
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import DeviceMarkedFailed
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from torchloom.agent.monitor.exit_evidence import how_it_ended
-from torchloom.agent.monitor.gpus import Seen
+from torchloom.agent.monitor.gpu_health import describe
+from torchloom.agent.monitor.gpus import GpuState
 from torchloom.agent.monitor.pressure import describe_host
-from torchloom.agent.monitor.xids import describe
 from torchloom.agent.node_check.checks import answering, clock, disk
 from torchloom.agent.supervisor.protocol import Ended
 from torchloom.protocol.node import Reading
@@ -58,7 +58,7 @@ def test_causes_of_a_failed_device() -> None:
 
 def test_what_a_device_answers() -> None:
     def sentence(**reading: object) -> str:
-        return render(answering("GPU-a", Seen("GPU-a", Reading(device="GPU-a", **reading))).found)  # type: ignore[arg-type]
+        return render(answering("GPU-a", GpuState("GPU-a", Reading(device="GPU-a", **reading))).found)  # type: ignore[arg-type]
 
     assert sentence() == "it answers"
     assert sentence(name="H100", temperature=64.6) == "H100, 65 °C"

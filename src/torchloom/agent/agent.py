@@ -128,7 +128,7 @@ class Agent:
         self._term = 0
         self._leaving = False
         self._news = asyncio.Event()
-        self.examining = NodeCheckService(client, node, folder, self.health.look, self._news.set)
+        self.examining = NodeCheckService(client, node, folder, self.health.gpus.look, self._news.set)
         self._tasks = TaskSet()
         self._endings: dict[str, asyncio.Task[None]] = {}
         """For each job that was over: ends its supervisors, or has ended them."""

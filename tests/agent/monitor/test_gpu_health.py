@@ -14,13 +14,15 @@ from tests.flow.plane import Plane, plane
 from torchloom.agent.monitor.gpu_health import (
     UNTHROTTLED_SECONDS,
     XID_SECONDS,
+    XIDS,
+    DeviceHistory,
     GpuHealth,
     HealthFact,
-    Known,
+    describe,
+    explain,
     judge,
 )
-from torchloom.agent.monitor.gpus import Happened, Seen
-from torchloom.agent.monitor.xids import XIDS, describe, explain
+from torchloom.agent.monitor.gpus import GpuEvent, GpuState
 from torchloom.agent.node import Node
 from torchloom.bus.connection import connect, find
 from torchloom.bus.log_reader import read_log
@@ -41,15 +43,15 @@ class Judge:
     """Looks again and again, and remembers."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, DeviceHistory] = {}
         self.now = 1000.0
         self.look()  # the first one says that what was said before does not hold
 
     def look(self, *events: int | None, lost: Prose = "", silent: float = 0.0, **reading: Any) -> list[Report]:
         """What is reported after one more look at the GPU."""
         read = None if lost or silent else Reading(device=GPU, **reading)
-        seen = (Seen(GPU, read, lost=lost, silent=silent),)
-        happened = [Happened(GPU, number) for number in events]
+        seen = (GpuState(GPU, read, lost=lost, silent=silent),)
+        happened = [GpuEvent(GPU, number) for number in events]
         self.known, facts = judge(self.known, seen, happened, 90.0, self.now)
         return [report(fact) for fact in facts]
 
@@ -163,13 +165,13 @@ def test_nothing_new_is_told_of_a_device_that_cannot_be_read() -> None:
     one = Judge()
     one.look(temperature=95.0, throttled=("power brake",))
     one.now += 10 * UNTHROTTLED_SECONDS
-    known, facts = judge(one.known, (Seen(GPU),), (), 90.0, one.now)
-    assert (facts, set(known[GPU].warned)) == ((), {"hot", "throttled"})
+    known, facts = judge(one.known, (GpuState(GPU),), (), 90.0, one.now)
+    assert (facts, set(known[GPU].conditions)) == ((), {"hot", "throttled"})
 
 
 def test_the_first_look_at_a_device_ends_what_an_agent_before_said_of_it() -> None:
     reading = Reading(device=GPU, temperature=99.0)
-    _, facts = judge({}, (Seen(GPU, reading),), (), 90.0, 1.0, "agent n1")
+    _, facts = judge({}, (GpuState(GPU, reading),), (), 90.0, 1.0, "agent n1")
     assert facts == (
         DeviceWarned(device=GPU, what=ALL_OVER, source="agent n1", over=True),
         DeviceWarned(device=GPU, what="hot", detail=phrase("device_hot", celsius=99.0, limit=90.0), source="agent n1"),
@@ -177,13 +179,13 @@ def test_the_first_look_at_a_device_ends_what_an_agent_before_said_of_it() -> No
 
 
 def test_an_event_counts_also_before_the_device_was_ever_read() -> None:
-    _, facts = judge({}, (), (Happened(GPU, 79),), Settings.device_temperature_celsius, 1.0)
+    _, facts = judge({}, (), (GpuEvent(GPU, 79),), Settings.device_temperature_celsius, 1.0)
     assert [report(fact) for fact in facts] == [("all", "over"), ("failed", describe(79))]
 
 
 def test_each_device_is_judged_by_what_happened_to_it() -> None:
     _, facts = judge(
-        {}, (Seen("GPU-1"), Seen("GPU-2")), (Happened("GPU-2", 79),), Settings.device_temperature_celsius, 1.0
+        {}, (GpuState("GPU-1"), GpuState("GPU-2")), (GpuEvent("GPU-2", 79),), Settings.device_temperature_celsius, 1.0
     )
     assert [fact.device for fact in facts if isinstance(fact, DeviceFailed)] == ["GPU-2"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.agent.nvml.fake import DOUBLE_BIT_ECC, A, B, FakeDriver
 from torchloom.agent.monitor import gpus as module
-from torchloom.agent.monitor.gpus import Gpus, Happened, Seen, throttling
+from torchloom.agent.monitor.gpus import GpuEvent, Gpus, GpuState, throttling
 from torchloom.protocol.phrase import phrase
 from torchloom.threadlet.process.hardware import gpu_uuids
 
@@ -25,10 +25,10 @@ class Watched:
     def __init__(self) -> None:
         self.rang = threading.Event()
         self.gpus = Gpus((A, B, "MIG-1"), self.rang.set)
-        self.happened: list[Happened] = []
+        self.happened: list[GpuEvent] = []
 
-    def seen(self, device: str = A) -> Seen:
-        return {seen.device: seen for seen in self.gpus.look()}.get(device, Seen(device))
+    def seen(self, device: str = A) -> GpuState:
+        return {seen.device: seen for seen in self.gpus.look()}.get(device, GpuState(device))
 
     def until(self, what: Callable[[], Any]) -> Any:
         end = time.monotonic() + 60
@@ -37,7 +37,7 @@ class Watched:
             time.sleep(0.005)
         return found
 
-    def events(self, count: int) -> list[Happened]:
+    def events(self, count: int) -> list[GpuEvent]:
         def enough() -> bool:
             self.happened += self.gpus.events()
             return len(self.happened) >= count
@@ -116,7 +116,7 @@ def test_events_are_told_as_they_happen_each_once(driver: FakeDriver, watched: W
     driver.xid(B, 79)
     driver.event(A, DOUBLE_BIT_ECC)
     driver.xid(A, 31)
-    assert watched.events(3) == [Happened(B, 79), Happened(A), Happened(A, 31)]
+    assert watched.events(3) == [GpuEvent(B, 79), GpuEvent(A), GpuEvent(A, 31)]
     assert watched.rang.wait(60)
     assert watched.gpus.events() == ()
 
@@ -124,13 +124,13 @@ def test_events_are_told_as_they_happen_each_once(driver: FakeDriver, watched: W
 def test_an_event_of_a_lost_gpu_is_still_known_to_be_its(driver: FakeDriver, watched: Watched) -> None:
     driver.set(A, error=pynvml.NVML_ERROR_GPU_IS_LOST)
     driver.xid(A, 79)
-    assert watched.events(1) == [Happened(A, 79)]
+    assert watched.events(1) == [GpuEvent(A, 79)]
 
 
 def test_an_event_with_another_handle_is_known_by_the_name_of_its_gpu(driver: FakeDriver, watched: Watched) -> None:
     driver.set(B, another=1)
     driver.xid(B, 31)
-    assert watched.events(1) == [Happened(B, 31)]
+    assert watched.events(1) == [GpuEvent(B, 31)]
 
 
 def test_what_hangs_is_left_out_and_named_and_events_are_heard_meanwhile(
@@ -144,7 +144,7 @@ def test_what_hangs_is_left_out_and_named_and_events_are_heard_meanwhile(
     watched.until(lambda: watched.seen(B).reading is None)
     assert not watched.seen(B).silent
     driver.xid(A, 119)
-    assert watched.events(1) == [Happened(A, 119)]
+    assert watched.events(1) == [GpuEvent(A, 119)]
     monkeypatch.setattr(module, "STALE_SECONDS", 10.0)
     driver.set(A, hang=None, temperature=50)
     watched.until(lambda: (r := watched.seen(A).reading) and r.temperature == 50.0)

@@ -12,7 +12,7 @@ import pytest
 from tests.agent.monitor.test_rank_probe import RANK, held
 from torchloom.agent.monitor import stacks as module
 from torchloom.agent.monitor.rank_probe import RankProbe
-from torchloom.agent.monitor.stacks import STATES, catches, forced, spy, take
+from torchloom.agent.monitor.stacks import STATES, catches, force, spy, take, written
 from torchloom.protocol.facts import RankStacks
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.shared.liveness_page import SIGNAL
@@ -52,7 +52,7 @@ def test_where_nothing_else_is_allowed_a_rank_whose_interpreter_is_held_is_made_
         rank.until(lambda sight: sight.held > 0.5)
         page = rank.sight.page
         assert page is not None
-        text = asyncio.run(forced(page))
+        text = asyncio.run(written(page, force))
         line = 1 + next(at for at, text in enumerate(RANK.splitlines()) if "PyDLL" in text)
         assert f'File "<string>", line {line} in <module>' in text
         assert rank.process.poll() is None  # it goes on holding, and lives

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.nvml.fake import A, B, FakeDriver
-from torchloom.agent.monitor.gpus import Seen
+from torchloom.agent.monitor.gpus import GpuState
 from torchloom.agent.node_check import checks, trials
 from torchloom.agent.node_check.checks import Subject, answering, clock, computed, disk, examine, reasons
 from torchloom.protocol.node import Check
@@ -67,8 +67,8 @@ def test_a_clock_may_be_a_little_wrong() -> None:
 
 
 def test_a_device_that_the_driver_has_lost_or_says_nothing_of_is_not_fit() -> None:
-    assert not answering("GPU-a", Seen("GPU-a", lost=phrase("device_off_bus"))).fit
-    assert not answering("GPU-a", Seen("GPU-a")).fit
+    assert not answering("GPU-a", GpuState("GPU-a", lost=phrase("device_off_bus"))).fit
+    assert not answering("GPU-a", GpuState("GPU-a")).fit
     assert not answering("GPU-a", None).fit
 
 

@@ -34,13 +34,13 @@ def last_lines(path: str | Path, lines: int = LINES, max_bytes: int = MAX_BYTES)
             data = file.read(max_bytes)
     except OSError:
         return ()
-    found = data.decode(errors="replace").replace("\r\n", "\n").split("\n")
-    if size > max_bytes and len(found) > 1:
-        found = found[1:]  # cut in two
-    if found[-1] == "":
-        found.pop()
+    text = data.decode(errors="replace").replace("\r\n", "\n").split("\n")
+    if size > max_bytes and len(text) > 1:
+        text = text[1:]  # cut in two
+    if text[-1] == "":
+        text.pop()
     # A progress bar rewrites its line over and over; what it last said is what stood there.
-    return tuple(line.rstrip("\r").rpartition("\r")[2][:MAX_LINE] for line in found[-lines:])
+    return tuple(line.rstrip("\r").rpartition("\r")[2][:MAX_LINE] for line in text[-lines:])
 
 
 def recorded_error(path: str | Path) -> str:
@@ -91,11 +91,6 @@ def oom_kills(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup
     return 0
 
 
-def out_of_memory(ended: Ended) -> bool:
-    """Whether this looks like the kernel's OOM killer."""
-    return ended.signal == signal.SIGKILL and bool(ended.oom_kills)
-
-
 def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -107,10 +102,15 @@ def cause_of(ended: Ended, error: str) -> tuple[ExitCause, Prose]:
     """Why it ended, as far as is known. `error` is the exception, as torch recorded it or from the end of stderr."""
     if ended.lost:
         return "", ""
-    if out_of_memory(ended):
+    if ended.signal == signal.SIGKILL and ended.oom_kills:  # it looks like the kernel's OOM killer
         often = ended.oom_kills > 1
         return "out_of_memory", phrase("out_of_memory_often" if often else "out_of_memory", kills=ended.oom_kills)
     return ("exception", error) if ended.code and error else ("", "")
+
+
+def describe_exit(status: int) -> Phrase:
+    """How a process ended that `subprocess` has waited for."""
+    return phrase("killed_by", signal=signal_name(-status)) if status < 0 else phrase("exit_code", status=status)
 
 
 def how_it_ended(ended: Ended) -> Phrase:

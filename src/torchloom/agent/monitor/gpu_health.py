@@ -7,6 +7,11 @@ or counted twice.
 
 An agent starts without memory, and what an earlier agent reported about a device may be over. So the first fact about
 each device is that all conditions are over; those that still hold are reported again.
+
+The meaning of each error number of the driver (XID) is NVIDIA's, from its catalogue of XIDs. Fatal are those after
+which it asks for a reset, a reboot or a repair: until then nothing computed there is to be trusted. Where it asks only
+to start the application again, or to reset when convenient, the device is warned about and stays in use. So is one
+whose number is not in the table: what nobody has weighed must not take a device away.
 """
 
 from __future__ import annotations
@@ -18,12 +23,12 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import nats.errors
 from nats.aio.client import Client
 
-from torchloom.agent.monitor.gpus import HARDWARE, Gpus, Happened, Seen
-from torchloom.agent.monitor.xids import describe, explain
+from torchloom.agent.monitor.gpus import HARDWARE, GpuEvent, Gpus, GpuState
 from torchloom.agent.node import Node
 from torchloom.protocol.codec import encode
 from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceWarned
@@ -46,8 +51,54 @@ XID_SECONDS = 600.0
 HealthFact = DeviceFailed | DeviceWarned
 
 
+class Xid(NamedTuple):
+    meaning: str
+    fatal: bool = False
+
+
+FATAL: Final = True
+
+XIDS: Final[dict[int, Xid]] = {
+    8: Xid("a channel got no further"),
+    11: Xid("invalid commands from the application"),
+    13: Xid("graphics engine exception, mostly by the application"),
+    31: Xid("memory page fault, mostly by the application"),
+    32: Xid("corrupted push buffer"),
+    43: Xid("the application was stopped after its own error"),
+    45: Xid("the application was cleaned up after its end or an earlier error"),
+    46: Xid("GPU stopped processing", FATAL),
+    48: Xid("uncorrected double-bit ECC error", FATAL),
+    61: Xid("internal micro-controller breakpoint"),
+    62: Xid("internal micro-controller halted", FATAL),
+    63: Xid("memory is to be remapped at the next reset"),
+    64: Xid("memory could not be remapped", FATAL),
+    68: Xid("video decoder exception, mostly by the application"),
+    69: Xid("graphics engine class error, mostly by the application"),
+    74: Xid("NVLink error", FATAL),
+    79: Xid("GPU has fallen off the bus", FATAL),
+    92: Xid("many corrected ECC errors"),
+    94: Xid("contained memory error: only the application it hit is affected"),
+    95: Xid("uncontained memory error", FATAL),
+    109: Xid("context switch timed out, mostly by the application"),
+    119: Xid("GPU system processor does not answer", FATAL),
+    120: Xid("GPU system processor error", FATAL),
+    121: Xid("corrected error on the link to the processor"),
+    140: Xid("ECC error that was not recovered from", FATAL),
+    143: Xid("GPU could not be initialised", FATAL),
+    154: Xid("the driver asks for another way to recover"),
+}
+
+
+def explain(number: int) -> Xid:
+    return XIDS.get(number, Xid("not in the table"))
+
+
+def describe(number: int) -> Phrase:
+    return phrase("xid", number=number, meaning=explain(number).meaning)
+
+
 @dataclass(frozen=True)
-class Warned:
+class Condition:
     """A condition that was reported and has not ended."""
 
     at: float
@@ -57,100 +108,99 @@ class Warned:
 
 
 @dataclass(frozen=True)
-class Known:
+class DeviceHistory:
     """What is known about a device."""
 
     ecc_errors: int | None = None
     lost: Prose = ""
-    warned: Mapping[str, Warned] = field(default_factory=dict)
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
 
 
 def judge(
-    before: Mapping[str, Known],
-    seen: Sequence[Seen],
-    events: Sequence[Happened],
+    before: Mapping[str, DeviceHistory],
+    states: Sequence[GpuState],
+    events: Sequence[GpuEvent],
     hot: float,
     now: float,
     source: str = "agent",
-) -> tuple[dict[str, Known], tuple[HealthFact, ...]]:
+) -> tuple[dict[str, DeviceHistory], tuple[HealthFact, ...]]:
     """What is known of each device now, and what is new. `hot` is a temperature in degrees Celsius."""
     after, facts = dict(before), list[HealthFact]()
-    looks = {look.device: look for look in seen}
-    for device in dict.fromkeys([*looks, *(event.device for event in events)]):
-        look = looks.get(device) or Seen(device)
-        known = before.get(device)
-        if known is None:
-            known = Known()
+    seen = {state.device: state for state in states}
+    for device in dict.fromkeys([*seen, *(event.device for event in events)]):
+        state = seen.get(device) or GpuState(device)
+        history = before.get(device)
+        if history is None:
+            history = DeviceHistory()
             facts.append(DeviceWarned(device=device, what=ALL_OVER, source=source, over=True))
-        happened = [event for event in events if event.device == device]
-        if causes := _causes(known, look, happened):
+        own_events = [event for event in events if event.device == device]
+        if causes := _causes(history, state, own_events):
             cause = causes[0] if len(causes) == 1 else phrase("device_causes", causes=causes)
             facts.append(DeviceFailed(device=device, cause=cause, source=source))
-        warned = dict(known.warned)
-        for what, detail in _holding(known, look, happened, hot).items():
-            xid = _mild(happened) if what == "xid" else None
-            if what not in warned or xid != warned[what].xid:
+        conditions = dict(history.conditions)
+        for what, detail in _holding(history, state, own_events, hot).items():
+            xid = _mild(own_events) if what == "xid" else None
+            if what not in conditions or xid != conditions[what].xid:
                 facts.append(DeviceWarned(device=device, what=what, detail=detail, source=source))
-            warned[what] = Warned(now, xid)
-        for what in [what for what, warning in warned.items() if _ended(what, warning, look, hot, now)]:
-            facts.append(DeviceWarned(device=device, what=what, source=source, over=True))
-            del warned[what]
-        errors = look.reading.ecc_errors if look.reading is not None else None
-        after[device] = Known(
-            ecc_errors=known.ecc_errors if errors is None else errors,
-            lost="" if look.reading is not None else look.lost or known.lost,
-            warned=warned,
-        )
+            conditions[what] = Condition(now, xid)
+        for what, condition in list(conditions.items()):
+            if _ended(what, condition, state.reading, hot, now):
+                facts.append(DeviceWarned(device=device, what=what, source=source, over=True))
+                del conditions[what]
+        if state.reading is None:
+            after[device] = DeviceHistory(history.ecc_errors, state.lost or history.lost, conditions)
+        else:
+            errors = state.reading.ecc_errors
+            after[device] = DeviceHistory(history.ecc_errors if errors is None else errors, "", conditions)
     return after, tuple(facts)
 
 
-def _causes(known: Known, look: Seen, events: Sequence[Happened]) -> list[Prose]:
+def _causes(history: DeviceHistory, state: GpuState, events: Sequence[GpuEvent]) -> list[Prose]:
     """New reasons why the device has failed."""
     xids = dict.fromkeys(event.xid for event in events)
     causes: list[Prose] = [describe(xid) for xid in xids if xid is not None and explain(xid).fatal]
     if None in xids:
         causes.append(phrase("ecc_error"))
-    if look.lost and not known.lost:
-        causes.append(look.lost)
-    errors = look.reading.ecc_errors if look.reading is not None else None
-    if errors is not None and known.ecc_errors is not None and errors > known.ecc_errors:
-        causes.append(phrase("ecc_errors", count=errors, more=errors - known.ecc_errors))
+    if state.lost and not history.lost:
+        causes.append(state.lost)
+    errors = state.reading.ecc_errors if state.reading is not None else None
+    if errors is not None and history.ecc_errors is not None and errors > history.ecc_errors:
+        causes.append(phrase("ecc_errors", count=errors, more=errors - history.ecc_errors))
     return causes
 
 
-def _holding(known: Known, look: Seen, events: Sequence[Happened], hot: float) -> dict[str, Phrase]:
+def _holding(history: DeviceHistory, state: GpuState, events: Sequence[GpuEvent], hot: float) -> dict[str, Phrase]:
     """The conditions in which the device is not well, each with its detail."""
-    found = {}
-    reading = look.reading or Reading(device=look.device)
+    holding = {}
+    reading = state.reading or Reading(device=state.device)
     if reading.temperature is not None:
-        edge = hot - (COOLER if "hot" in known.warned else 0.0)
+        edge = hot - (COOLER if "hot" in history.conditions else 0.0)
         if reading.temperature > edge or reading.temperature == hot:
-            found["hot"] = phrase("device_hot", celsius=reading.temperature, limit=hot)
+            holding["hot"] = phrase("device_hot", celsius=reading.temperature, limit=hot)
     if slow := [reason for reason in reading.throttled if reason in HARDWARE.values()]:
-        found["throttled"] = phrase("device_throttled", reasons=slow)
-    if look.silent:
-        found["silent"] = phrase("driver_silent", seconds=look.silent)
+        holding["throttled"] = phrase("device_throttled", reasons=slow)
+    if state.silent:
+        holding["silent"] = phrase("driver_silent", seconds=state.silent)
     if (xid := _mild(events)) is not None:
-        found["xid"] = describe(xid)
-    return found
+        holding["xid"] = describe(xid)
+    return holding
 
 
-def _mild(events: Sequence[Happened]) -> int | None:
+def _mild(events: Sequence[GpuEvent]) -> int | None:
     """The last error of the driver that is not fatal."""
     return next((e.xid for e in reversed(events) if e.xid is not None and not explain(e.xid).fatal), None)
 
 
-def _ended(what: str, warning: Warned, look: Seen, hot: float, now: float) -> bool:
-    reading = look.reading
-    match what:
-        case "hot":
-            cool = hot - COOLER
-            return reading is not None and reading.temperature is not None and reading.temperature <= cool
-        case "throttled":
-            return reading is not None and now - warning.at > UNTHROTTLED_SECONDS
-        case "silent":
-            return reading is not None
-    return now - warning.at > XID_SECONDS
+def _ended(what: str, condition: Condition, reading: Reading | None, hot: float, now: float) -> bool:
+    if what == "xid":
+        return now - condition.at > XID_SECONDS
+    if reading is None:
+        return False
+    if what == "throttled":
+        return now - condition.at > UNTHROTTLED_SECONDS
+    if what == "silent":
+        return True
+    return reading.temperature is not None and reading.temperature <= hot - COOLER
 
 
 class GpuHealth:
@@ -163,47 +213,40 @@ class GpuHealth:
         self._node = node
         self._incarnation = incarnation
         self._hot = hot
-        self._gpus = Gpus(node.devices, self._ring)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.gpus = Gpus(node.devices, self._ring)
+        self._loop = asyncio.get_running_loop()
         self._bell = asyncio.Event()
-        self._known: dict[str, Known] = {}
+        self._histories: dict[str, DeviceHistory] = {}
         self._untold: deque[tuple[int, HealthFact]] = deque(maxlen=MOST_UNTOLD)
         self._count = itertools.count(1)
 
-    def look(self) -> tuple[Seen, ...]:
-        """What is known of the GPUs now."""
-        return self._gpus.look()
-
     def readings(self) -> tuple[Reading, ...]:
         """The fresh ones, for a beat."""
-        return tuple(seen.reading for seen in self._gpus.look() if seen.reading is not None)
+        return tuple(seen.reading for seen in self.gpus.look() if seen.reading is not None)
 
     async def watch(self) -> None:
         """Until cancelled."""
         if not self._node.devices:
             return
-        self._loop = asyncio.get_running_loop()
-        self._gpus.start()
+        self.gpus.start()
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):
                         await self._bell.wait()
                 self._bell.clear()
-                seen, events = self._gpus.look(), self._gpus.events()
+                states, events = self.gpus.look(), self.gpus.events()
                 source = f"agent {self._node.name}"
-                self._known, facts = judge(self._known, seen, events, self._hot, time.monotonic(), source)
+                self._histories, facts = judge(self._histories, states, events, self._hot, time.monotonic(), source)
                 self._untold.extend((next(self._count), fact) for fact in facts)
                 await self._tell()
         finally:
-            self._gpus.close()
+            self.gpus.close()
 
     def _ring(self) -> None:
         """There is an event. Called in a thread of `Gpus`."""
-        loop = self._loop
-        if loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed: the agent has left
-                loop.call_soon_threadsafe(self._bell.set)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has left
+            self._loop.call_soon_threadsafe(self._bell.set)
 
     async def _tell(self) -> None:
         """Publish waiting facts in order. What the server does not store now is published again later."""

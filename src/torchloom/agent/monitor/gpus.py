@@ -2,7 +2,7 @@
 
 A driver in trouble answers late or never, so nothing here is called from the agent's own loop. One thread reads all
 GPUs in turn. Another waits for events, so that an error is seen even if it makes a reading hang. Both are daemons: an
-agent that leaves does not wait for a driver. Their results are read under a lock that is never held during a call.
+agent that leaves does not wait for a driver. What they find out is replaced whole, so that no lock is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import pynvml
 
 from torchloom.protocol.node import Reading, ThrottleReason
-from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.phrase import Prose, phrase
 from torchloom.shared.nvml import ERRORS, nvml
 from torchloom.threadlet.process.identity import sanitised
 
@@ -47,17 +47,18 @@ SOFTWARE: Final[dict[int, ThrottleReason]] = {
     pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
 }
 """Those of the driver, which are part of ordinary life under load."""
-LOST: Final = {
+LOST: Final[dict[int, Prose]] = {
     pynvml.NVML_ERROR_GPU_IS_LOST: phrase("device_off_bus"),
     pynvml.NVML_ERROR_NOT_FOUND: phrase("device_forgotten"),
     pynvml.NVML_ERROR_GPU_NOT_FOUND: phrase("device_not_found"),
     pynvml.NVML_ERROR_RESET_REQUIRED: phrase("device_needs_reset"),
 }
 """Answers after which a device cannot be used."""
+EVENTS: Final = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
 
 
 @dataclass(frozen=True)
-class Seen:
+class GpuState:
     """What is known of one GPU at a moment."""
 
     device: str
@@ -70,19 +71,12 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Happened:
+class GpuEvent:
     """An event that the driver reported."""
 
     device: str
     xid: int | None = None
     """Absent: an uncorrected ECC error."""
-
-
-class _Lost(Exception):
-    """The device that is being read cannot be used."""
-
-    def __init__(self, why: Phrase) -> None:
-        self.why = why
 
 
 class Gpus:
@@ -94,11 +88,10 @@ class Gpus:
         """Called, in a thread of ours, when there is an event."""
         self.listening = threading.Event()
         """Set once no event is missed any more."""
-        self._lock = threading.Lock()
-        self._seen: dict[str, tuple[float, Seen]] = {}
+        self._seen: dict[str, tuple[float, GpuState]] = {}
         self._asked: tuple[str, float] | None = None
         """What the reading thread wants to know just now, and since when."""
-        self._events: deque[Happened] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[GpuEvent] = deque(maxlen=MOST_EVENTS)
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, args=(work,), name=name, daemon=True)
@@ -119,26 +112,21 @@ class Gpus:
             if thread.is_alive() and patience:
                 thread.join(patience)
 
-    def look(self) -> tuple[Seen, ...]:
+    def look(self) -> tuple[GpuState, ...]:
         """What is known now, of each device that was ever found."""
         now = time.monotonic()
-        with self._lock:
-            known, asked = dict(self._seen), self._asked
-        found = []
-        for device, (at, seen) in sorted(known.items()):
-            if asked is not None and asked[0] == device and now - asked[1] > STALE_SECONDS:
-                found.append(Seen(device, silent=now - asked[1]))
+        asked, since = self._asked or ("", now)
+        states = []
+        for device, (at, state) in sorted(self._seen.items()):
+            if device == asked and now - since > STALE_SECONDS:
+                states.append(GpuState(device, silent=now - since))
             else:
-                found.append(seen if now - at <= STALE_SECONDS else Seen(device))
-        return tuple(found)
+                states.append(state if now - at <= STALE_SECONDS else GpuState(device))
+        return tuple(states)
 
-    def events(self) -> tuple[Happened, ...]:
+    def events(self) -> tuple[GpuEvent, ...]:
         """What happened since this was last asked."""
-        found = []
-        with suppress(IndexError):
-            while True:
-                found.append(self._events.popleft())
-        return tuple(found)
+        return tuple(self._events.popleft() for _ in range(len(self._events)))
 
     # ── threads ──
 
@@ -154,22 +142,18 @@ class Gpus:
 
     def _read_on(self) -> None:
         names = self._names()
-        with self._lock:
-            self._seen = {device: (time.monotonic(), Seen(device)) for device in names}
+        self._seen = {device: (time.monotonic(), GpuState(device)) for device in names}
         while not self._over.is_set():
             for device, uuid in names.items():
-                with self._lock:
-                    self._asked = (device, time.monotonic())
-                seen = _read(device, uuid)
-                with self._lock:
-                    self._seen[device] = (time.monotonic(), seen)
-            with self._lock:
-                self._asked = None
+                self._asked = (device, time.monotonic())
+                state = _read(device, uuid)
+                self._seen[device] = (time.monotonic(), state)
+            self._asked = None
             self._over.wait(READ_SECONDS)
 
     def _listen(self) -> None:
         events = pynvml.nvmlEventSetCreate()
-        names = {_address(handle): device for device, handle in self._registered(events)}
+        names = self._register(events)
         self.listening.set()
         while names and not self._over.is_set():
             try:
@@ -182,62 +166,56 @@ class Gpus:
                     self._over.wait(WAIT_MS / 1000)  # a device is lost; the thread that reads it will see that
                 continue
             # The driver may use another handle here than before, and does not tell the name of a lost device.
-            device = names.get(_address(event.device)) or _name(event.device)
+            device = names.get(_address(event.device), "")
+            with suppress(pynvml.NVMLError):
+                device = device or sanitised(pynvml.nvmlDeviceGetUUID(event.device))
             if device not in self._devices:
                 logger.warning("an event of a GPU that is not ours: %s", event)
-            elif event.eventType & pynvml.nvmlEventTypeXidCriticalError:
-                self._tell(Happened(device, int(event.eventData)))
-            elif event.eventType & pynvml.nvmlEventTypeDoubleBitEccError:
-                self._tell(Happened(device))
+            elif event.eventType & EVENTS:
+                xid = event.eventType & pynvml.nvmlEventTypeXidCriticalError
+                self._events.append(GpuEvent(device, int(event.eventData) if xid else None))
+                self._news()
 
-    def _registered(self, events: Any) -> list[tuple[str, Any]]:
-        """Our devices that report events, with their handles. The driver keeps a handle forever."""
-        wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
-        found = []
+    def _register(self, events: Any) -> dict[int | None, str]:
+        """Ask for the events of our devices. Returns the device of each handle, which the driver keeps forever."""
+        names = {}
         for device, uuid in self._names().items():
             try:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-                types = wanted & pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+                types = EVENTS & pynvml.nvmlDeviceGetSupportedEventTypes(handle)
                 if types:
                     pynvml.nvmlDeviceRegisterEvents(handle, types, events)
-                    found.append((device, handle))
+                    names[_address(handle)] = device
             except pynvml.NVMLError as error:
                 logger.info("%s reports no events: %s", device, error)
-        return found
-
-    def _tell(self, event: Happened) -> None:
-        self._events.append(event)
-        self._news()
+        return names
 
     def _names(self) -> dict[str, str]:
         """Our devices, and what the driver calls them."""
-        found = {}
+        names = {}
         for index in range(pynvml.nvmlDeviceGetCount()):
             with suppress(pynvml.NVMLError):  # lost already
-                uuid = _uuid(pynvml.nvmlDeviceGetHandleByIndex(index))
-                if sanitised(uuid) in self._devices:
-                    found[sanitised(uuid)] = uuid
-        return found
+                uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
+                names[sanitised(uuid)] = uuid
+        return {device: uuid for device, uuid in names.items() if device in self._devices}
 
 
-def _read(device: str, uuid: str) -> Seen:
+def _read(device: str, uuid: str) -> GpuState:
     try:
-        handle = _known(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        if handle is None:
-            return Seen(device)
-        use = _known(pynvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = _known(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        temperature = _known(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
-        power = _known(pynvml.nvmlDeviceGetPowerUsage, handle)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        use = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        temperature = _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+        power = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
         uncorrected = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
-        errors = _known(pynvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected)
-        name = _known(pynvml.nvmlDeviceGetName, handle) or ""
-        reasons = _known(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
-    except _Lost as lost:
-        return Seen(device, lost=lost.why)
+        errors = _ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected)
+        name = _ask(pynvml.nvmlDeviceGetName, handle) or ""
+        reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+    except pynvml.NVMLError as error:
+        return GpuState(device, lost=LOST.get(error.value, ""))
     reading = Reading(
         device=device,
-        name=(name.decode(errors="replace") if isinstance(name, bytes) else name)[:100],
+        name=name[:100],
         utilisation=None if use is None else float(use.gpu),
         memory_mb=None if memory is None else round(memory.used / _MB, 1),
         memory_total_mb=None if memory is None else round(memory.total / _MB, 1),
@@ -246,7 +224,7 @@ def _read(device: str, uuid: str) -> Seen:
         ecc_errors=errors,
         throttled=throttling(reasons),
     )
-    return Seen(device, reading)
+    return GpuState(device, reading)
 
 
 def throttling(reasons: int) -> tuple[ThrottleReason, ...]:
@@ -254,26 +232,14 @@ def throttling(reasons: int) -> tuple[ThrottleReason, ...]:
     return tuple(reason for bit, reason in {**HARDWARE, **SOFTWARE}.items() if reasons & bit)
 
 
-def _known(ask: Callable[..., T], *about: Any) -> T | None:
-    """The answer; None where this device, or this driver, has none."""
+def _ask(ask: Callable[..., T], *about: Any) -> T | None:
+    """The answer; None where this device, or this driver, has none. Raises an error that is in `LOST`."""
     try:
         return ask(*about)
     except pynvml.NVMLError as error:
         if error.value in LOST:
-            raise _Lost(LOST[error.value]) from error
+            raise
         return None
-
-
-def _uuid(handle: Any) -> str:
-    uuid: str | bytes = pynvml.nvmlDeviceGetUUID(handle)
-    return uuid.decode(errors="replace") if isinstance(uuid, bytes) else uuid
-
-
-def _name(handle: Any) -> str:
-    try:
-        return sanitised(_uuid(handle))
-    except pynvml.NVMLError:
-        return ""
 
 
 def _address(handle: Any) -> int | None:

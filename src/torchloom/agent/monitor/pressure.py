@@ -23,10 +23,9 @@ _GB = 1024**3
 
 def read_pressure(folder: Path = PRESSURE) -> Pressure | None:
     """The kernel's own averages over ten seconds; None where it keeps none."""
-    found = {what: _average(folder / what, who) for what, who in _WHO.items()}
-    if all(value is None for value in found.values()):
-        return None
-    return Pressure(**{what: value for what, value in found.items() if value is not None})
+    averages = {what: _average(folder / what, who) for what, who in _WHO.items()}
+    reported = {what: value for what, value in averages.items() if value is not None}
+    return Pressure(**reported) if reported else None
 
 
 def _average(path: Path, who: str) -> float | None:

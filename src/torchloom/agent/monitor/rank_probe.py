@@ -128,13 +128,13 @@ def process_state(pid: int, proc: Path = Path("/proc")) -> tuple[str, float]:
 
 def turns(pid: int, proc: Path = Path("/proc")) -> dict[str, ThreadCpuTimes]:
     """Of each thread of a process; and under no name of all together, where the kernel does not tell the rest."""
-    found = {"": ThreadCpuTimes(process_state(pid, proc)[1], 0.0, 0)}
+    times_of = {"": ThreadCpuTimes(process_state(pid, proc)[1], 0.0, 0)}
     with contextlib.suppress(OSError, ValueError):
         for thread in (proc / str(pid) / "task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
                 ran, waited, times = map(int, (thread / "schedstat").read_text().split()[:3])
-                found[thread.name] = ThreadCpuTimes(ran / 1e9, waited / 1e9, times)
-    return found
+                times_of[thread.name] = ThreadCpuTimes(ran / 1e9, waited / 1e9, times)
+    return times_of
 
 
 def processor_seconds(before: Mapping[str, ThreadCpuTimes], now: Mapping[str, ThreadCpuTimes]) -> float:

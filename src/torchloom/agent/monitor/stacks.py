@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -47,63 +47,58 @@ STATES = {
 
 async def take(rank: int, probe: RankProbe, spies: asyncio.Semaphore) -> RankStacks:
     """The stacks of one rank, however they can be had."""
-    state, _ = process_state(probe.pid, probe.proc)
-    known = STATES.get(state) or phrase("state_other", letter=state)
-    if state in NOT_RUNNING or probe.page is None:
-        return await _spied(rank, probe.pid, known, spies)
-    page = probe.page
-    text = await _asked(page)
-    if text:
-        return RankStacks(rank=rank, how="itself", text=text[:TEXT], state=known)
-    spied = await _spied(rank, probe.pid, known, spies)
-    if spied.how == "none" and (text := await forced(page)):
-        return RankStacks(rank=rank, how="signal", text=text[:TEXT], state=known)
+    letter, _ = process_state(probe.pid, probe.proc)
+    state = STATES.get(letter) or phrase("state_other", letter=letter)
+    page = None if letter in NOT_RUNNING else probe.page
+    if page is not None and (text := await written(page, _show)):
+        return RankStacks(rank=rank, how="itself", text=text, state=state)
+    spied = await _spied(rank, probe.pid, state, spies)
+    if spied.how == "none" and page is not None and (text := await written(page, force)):
+        return RankStacks(rank=rank, how="signal", text=text, state=state)
     return spied
 
 
-async def _asked(page: View) -> str:
-    """By its link thread, if that gets the interpreter."""
+async def written(page: View, request: Callable[[View, int], Awaitable[bool]]) -> str:
+    """What a rank writes when it is requested; empty if it writes nothing."""
     stacks = page.open_stacks()
     if stacks is None:
         return ""
     try:
         os.ftruncate(stacks, 0)
-        wanted = page.marks[WANTED] + 1
-        page.marks[WANTED] = wanted
-        for _ in range(int(ITSELF_SECONDS / POLL_SECONDS)):
-            await asyncio.sleep(POLL_SECONDS)
-            if page.marks[SHOWN] >= wanted:
-                return _read(stacks)
-        return ""
+        if await request(page, stacks):
+            return os.pread(stacks, 4 * TEXT, 0).decode(errors="replace").replace("\0", "")[:TEXT]
     except OSError:
-        return ""
+        pass
     finally:
         os.close(stacks)
+    return ""
 
 
-async def forced(page: View) -> str:
+async def _show(page: View, _stacks: int) -> bool:
+    """By its link thread, if that gets the interpreter."""
+    wanted = page.marks[WANTED] + 1
+    page.marks[WANTED] = wanted
+    for _ in range(int(ITSELF_SECONDS / POLL_SECONDS)):
+        await asyncio.sleep(POLL_SECONDS)
+        if page.marks[SHOWN] >= wanted:
+            return True
+    return False
+
+
+async def force(page: View, stacks: int) -> bool:
     """By the interpreter's own signal handler, which needs no interpreter lock."""
     number = page.marks[SIGNAL]
-    stacks = page.open_stacks()
-    if stacks is None:
-        return ""
-    try:
-        if not number or not catches(page.pid, number):
-            return ""
-        os.ftruncate(stacks, 0)
-        os.kill(page.pid, number)
-        before = -1
-        for _ in range(int(SIGNAL_SECONDS / POLL_SECONDS)):
-            await asyncio.sleep(POLL_SECONDS)
-            size = os.fstat(stacks).st_size
-            if size and size == before:  # it is written without a pause
-                break
-            before = size
-        return _read(stacks)
-    except OSError:
-        return ""
-    finally:
-        os.close(stacks)
+    if not number or not catches(page.pid, number):
+        return False
+    os.kill(page.pid, number)
+    before = -1
+    for _ in range(int(SIGNAL_SECONDS / POLL_SECONDS)):
+        await asyncio.sleep(POLL_SECONDS)
+        size = os.fstat(stacks).st_size
+        if size and size == before:  # it is written without a pause
+            break
+        before = size
+    return True
 
 
 def catches(pid: int, number: int, proc: Path = Path("/proc")) -> bool:
@@ -155,17 +150,12 @@ def spy() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def _read(fd: int) -> str:
-    return os.pread(fd, 4 * TEXT, 0).decode(errors="replace").replace("\0", "")
-
-
 LINES = 5
 """Of what a rank wrote to stderr last."""
 MAX_SAID = 1000
-Attempts = Callable[[], Iterable[Attempt]]
 
 
-async def watch(attempts: Attempts, alarm: Callable[[], None]) -> None:
+async def watch(attempts: Callable[[], Iterable[Attempt]], alarm: Callable[[], None]) -> None:
     """Until cancelled. `alarm` is called while something looks wrong."""
     before = time.monotonic()
     while True:
@@ -183,10 +173,9 @@ async def inspect(attempt: Attempt, order: Inspect, node: str) -> Inspected:
     """Where every rank of the attempt that runs here is."""
     spies = asyncio.Semaphore(SPIES)
     alive = [rank for rank, status in sorted(attempt.ranks.items()) if status.state == "running"]
-    found = await asyncio.gather(*(take(rank, attempt.probes[rank], spies) for rank in alive if rank in attempt.probes))
-    ranks = tuple(replace(stacks, said=_said(attempt, stacks.rank)) for stacks in found)
-    return Inspected(job=order.job, node=node, incident=order.incident, ranks=ranks, host=describe_host())
-
-
-def _said(attempt: Attempt, rank: int) -> str:
-    return "\n".join(last_lines(attempt.log(rank, "err"), LINES))[-MAX_SAID:]
+    taken = await asyncio.gather(*(take(rank, attempt.probes[rank], spies) for rank in alive if rank in attempt.probes))
+    ranks = []
+    for stacks in taken:
+        last = "\n".join(last_lines(attempt.log(stacks.rank, "err"), LINES))
+        ranks.append(replace(stacks, said=last[-MAX_SAID:]))
+    return Inspected(job=order.job, node=node, incident=order.incident, ranks=tuple(ranks), host=describe_host())

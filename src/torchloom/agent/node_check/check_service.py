@@ -15,7 +15,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.agent.monitor.gpus import Seen
+from torchloom.agent.monitor.gpus import GpuState
 from torchloom.agent.node import Node
 from torchloom.agent.node_check import trials
 from torchloom.agent.node_check.checks import Subject, examine, reasons
@@ -40,7 +40,7 @@ class NodeCheckService:
         client: Client,
         node: Node,
         state: Path,
-        look: Callable[[], Sequence[Seen]],
+        look: Callable[[], Sequence[GpuState]],
         news: Callable[[], None],
     ) -> None:
         self.fitness: Fitness | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from torchloom.agent.monitor.gpus import Gpus, Seen
+from torchloom.agent.monitor.gpus import Gpus, GpuState
 from torchloom.agent.node_check import trials
 from torchloom.protocol.node import Check
 from torchloom.protocol.phrase import Phrase, Prose, phrase
@@ -44,7 +44,7 @@ class Subject:
     """Seconds by which its clock is ahead of the weaver's, or why that is not known; absent: not asked for."""
 
 
-def examine(subject: Subject, look: Callable[[], Sequence[Seen]] | None = None) -> NodeChecksView:
+def examine(subject: Subject, look: Callable[[], Sequence[GpuState]] | None = None) -> NodeChecksView:
     """All checks. Takes seconds; call it in a thread. `look` tells what devices said last."""
     checks = [*_devices(subject.devices, look), memory(), *_disks(subject)]
     if subject.skew is not None:
@@ -62,7 +62,7 @@ def reasons(view: NodeChecksView) -> tuple[Phrase, ...]:
 # ── devices ──
 
 
-def _devices(devices: tuple[str, ...], look: Callable[[], Sequence[Seen]] | None) -> Iterator[Check]:
+def _devices(devices: tuple[str, ...], look: Callable[[], Sequence[GpuState]] | None) -> Iterator[Check]:
     if not devices:
         return
     gpus = None
@@ -79,7 +79,7 @@ def _devices(devices: tuple[str, ...], look: Callable[[], Sequence[Seen]] | None
         yield answering(device, seen.get(device))
 
 
-def _read(devices: tuple[str, ...], look: Callable[[], Sequence[Seen]]) -> Sequence[Seen]:
+def _read(devices: tuple[str, ...], look: Callable[[], Sequence[GpuState]]) -> Sequence[GpuState]:
     end = time.monotonic() + READ_SECONDS
     while True:
         seen = look()
@@ -89,7 +89,7 @@ def _read(devices: tuple[str, ...], look: Callable[[], Sequence[Seen]]) -> Seque
         time.sleep(0.05)
 
 
-def answering(device: str, seen: Seen | None) -> Check:
+def answering(device: str, seen: GpuState | None) -> Check:
     if seen is not None and seen.lost:
         return Check(what=device, found=seen.lost, fit=False, remedy=phrase("reset_device"))
     if seen is None or seen.reading is None:

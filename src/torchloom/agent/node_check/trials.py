@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from torchloom.agent.monitor.exit_evidence import signal_name
+from torchloom.agent.monitor.exit_evidence import describe_exit
 from torchloom.protocol.phrase import phrase
 
 SIZE = 512
@@ -49,12 +49,11 @@ def run(words: tuple[str, ...], seconds: float, env: Mapping[str, str] | None = 
             process.communicate(timeout=1.0)
         return {"trouble": phrase("trial_timed_out", seconds=seconds)}
     with contextlib.suppress(ValueError, IndexError):
-        found = json.loads(out.strip().splitlines()[-1])
-        if isinstance(found, dict):
-            return found
+        result = json.loads(out.strip().splitlines()[-1])
+        if isinstance(result, dict):
+            return result
     last = err.strip().splitlines()
-    code = process.returncode
-    how = phrase("killed_by", signal=signal_name(-code)) if code < 0 else phrase("exit_code", status=code)
+    how = describe_exit(process.returncode)
     return {"trouble": phrase("trial_died", how=how, line=last[-1][:300] if last else "")}
 
 
@@ -122,8 +121,8 @@ def exchange(host: str, port: str, rank: str) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> None:
-    found = {"compute": compute, "exchange": exchange}[words[0]](*words[1:])  # type: ignore[operator]
-    print(json.dumps(found), flush=True)
+    result = {"compute": compute, "exchange": exchange}[words[0]](*words[1:])  # type: ignore[operator]
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from torchloom.agent.monitor.exit_evidence import last_lines, signal_name
+from torchloom.agent.monitor.exit_evidence import describe_exit, last_lines
 from torchloom.agent.supervisor import protocol, transport
 from torchloom.agent.supervisor.protocol import (
     Begin,
@@ -36,7 +36,7 @@ from torchloom.agent.supervisor.protocol import (
     State,
 )
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
-from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.views.wording.phrases import render
 
 logger = logging.getLogger("torchloom.agent")
@@ -274,9 +274,8 @@ class SupervisorClient:
                 self._finish(Gone(phrase("supervisor_replaced"), replaced=True))
 
     def _obituary(self) -> Gone:
-        how: Prose = ""
-        if self.process and (code := self.process.poll()) is not None:
-            how = phrase("killed_by", signal=signal_name(-code)) if code < 0 else phrase("exit_code", status=code)
+        code = self.process.poll() if self.process else None
+        how = "" if code is None else describe_exit(code)
         return Gone(phrase("supervisor_dead", pid=self.state.pid, how=how))
 
     def _leave(self) -> None:
