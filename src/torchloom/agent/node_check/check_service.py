@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import nats.errors
@@ -25,7 +23,7 @@ from torchloom.protocol.node import Fitness
 from torchloom.protocol.operator import No
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.subjects import CHECK, CLOCK
-from torchloom.protocol.views import Answer, BandwidthView, ClockView, NodeChecksView, QueryBandwidth, QueryNodeChecks
+from torchloom.protocol.views import Answer, BandwidthView, ClockView, NodeChecksView, QueryBandwidth
 from torchloom.views.answers import rendered
 from torchloom.views.wording.phrases import render
 
@@ -61,30 +59,27 @@ class NodeCheckService:
 
     def begin(self, folder: str) -> None:
         """Check the node for the weaver. A request during a check, or right after one, has no effect."""
-        known = self.fitness or Fitness(number=0)
-        if known.running or time.monotonic() - self._ended < PAUSE_SECONDS:
+        fitness = self.fitness or Fitness(number=0)
+        if fitness.running or time.monotonic() - self._ended < PAUSE_SECONDS:
             return
-        self.fitness = msgspec.structs.replace(known, running=True)
+        self.fitness = msgspec.structs.replace(fitness, running=True)
         self._news()
-        self._spawn(self._answer_weaver(folder))
+        self._tasks.start(self._answer_weaver(fitness.number + 1, folder))
 
-    async def _answer_weaver(self, folder: str) -> None:
-        number = self.fitness.number if self.fitness is not None else 0
+    async def _answer_weaver(self, number: int, folder: str) -> None:
         try:
-            found = await self.look(folder)
-            fitness = Fitness(number=number + 1, unfit=reasons(found), pace=found.pace, on=found.on, folder=folder)
+            view = await self.look(folder)
+            self.fitness = Fitness(number=number, unfit=reasons(view), pace=view.pace, on=view.on, folder=folder)
         except Exception as error:  # noqa: BLE001  the weaver must learn that the check is over
             why = phrase("node_unchecked", why=str(error))
-            fitness = Fitness(number=number + 1, unfit=(why,), folder=folder)
-        self.fitness, self._ended = fitness, time.monotonic()
+            self.fitness = Fitness(number=number, unfit=(why,), folder=folder)
+        self._ended = time.monotonic()
         self._news()
 
     async def look(self, folder: str) -> NodeChecksView:
         async with self._one:
-            subject = Subject(
-                devices=self._node.devices, state=self._state, checkpoints=Path(folder) if folder else None
-            )
-            subject = replace(subject, skew=await self.skew())
+            checkpoints = Path(folder) if folder else None
+            subject = Subject(self._node.devices, self._state, checkpoints, await self.skew())
             return await asyncio.to_thread(examine, subject, self._look)
 
     async def skew(self) -> float | Phrase:
@@ -100,16 +95,13 @@ class NodeCheckService:
         return asked + (time.monotonic() - began) / 2 - answer.now
 
     async def _on_look(self, message: Msg) -> None:
-        self._spawn(self._answer(message))  # it takes its time, and others ask too
+        self._tasks.start(self._answer(message))  # it takes its time, and others ask too
 
     async def _answer(self, message: Msg) -> None:
         answer: Answer
         try:
-            match decode_node_look(message.data):
-                case QueryNodeChecks(folder=folder):
-                    answer = await self.look(folder)
-                case QueryBandwidth() as look:
-                    answer = await self._exchange(look)
+            query = decode_node_look(message.data)
+            answer = await (self._exchange(query) if isinstance(query, QueryBandwidth) else self.look(query.folder))
         except msgspec.MsgspecError as error:
             answer = rendered(No(why=phrase("not_understood", why=str(error))))
         except Exception as error:  # noqa: BLE001  the client waits for an answer
@@ -120,14 +112,11 @@ class NodeCheckService:
     async def _exchange(self, look: QueryBandwidth) -> BandwidthView:
         words = ("exchange", look.host, str(look.port), str(look.rank))
         env = {"GLOO_SOCKET_IFNAME": self._node.interface} if self._node.interface else {}
-        found = await asyncio.to_thread(trials.run, words, trials.EXCHANGE_SECONDS, env)
-        if not found.get("right"):
-            wrong = phrase("exchanged_wrong" if found.get("torch", True) else "no_torch")
-            return BandwidthView(trouble=render(found.get("trouble") or wrong)[:2000])
-        return BandwidthView(mb_per_second=float(found["mb_per_second"]))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.start(work)
+        result = await asyncio.to_thread(trials.run, words, trials.EXCHANGE_SECONDS, env)
+        if not result.get("right"):
+            wrong = phrase("exchanged_wrong" if result.get("torch", True) else "no_torch")
+            return BandwidthView(trouble=render(result.get("trouble") or wrong)[:2000])
+        return BandwidthView(mb_per_second=float(result["mb_per_second"]))
 
     async def close(self) -> None:
         await self._tasks.end()

@@ -63,38 +63,31 @@ def reasons(view: NodeChecksView) -> tuple[Phrase, ...]:
 
 
 def _devices(devices: tuple[str, ...], look: Callable[[], Sequence[GpuState]] | None) -> Iterator[Check]:
-    if not devices:
-        return
-    gpus = None
     if look is None:
         gpus = Gpus(devices)
         gpus.start()
-        look = gpus.look
-    try:
-        seen = {one.device: one for one in _read(devices, look)}
-    finally:
-        if gpus is not None:
+        try:
+            yield from _devices(devices, gpus.look)
+        finally:
             gpus.close()
-    for device in devices:
-        yield answering(device, seen.get(device))
-
-
-def _read(devices: tuple[str, ...], look: Callable[[], Sequence[GpuState]]) -> Sequence[GpuState]:
+        return
     end = time.monotonic() + READ_SECONDS
     while True:
-        seen = look()
-        known = {one.device for one in seen if one.reading is not None or one.lost}
-        if known.issuperset(devices) or time.monotonic() > end:
-            return seen
+        states = {state.device: state for state in look()}
+        answers = {state.device for state in states.values() if state.reading is not None or state.lost}
+        if answers.issuperset(devices) or time.monotonic() > end:
+            break
         time.sleep(0.05)
+    for device in devices:
+        yield answering(device, states.get(device))
 
 
-def answering(device: str, seen: GpuState | None) -> Check:
-    if seen is not None and seen.lost:
-        return Check(what=device, found=seen.lost, fit=False, remedy=phrase("reset_device"))
-    if seen is None or seen.reading is None:
+def answering(device: str, state: GpuState | None) -> Check:
+    if state is not None and state.lost:
+        return Check(what=device, found=state.lost, fit=False, remedy=phrase("reset_device"))
+    if state is None or state.reading is None:
         return Check(what=device, found=phrase("device_unread"), fit=False, remedy=phrase("see_device"))
-    reading = seen.reading
+    reading = state.reading
     memory: Prose = ""
     if reading.memory_mb is not None and reading.memory_total_mb:
         memory = phrase("device_memory_used", used=reading.memory_mb, total=reading.memory_total_mb)

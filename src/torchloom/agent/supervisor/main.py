@@ -222,19 +222,13 @@ def main() -> None:
     options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options.folder.chmod(0o700)  # a process that reaches the socket can run anything as this user
     os.chdir(options.folder)  # so that the socket's path is short, and no file system is held that may be unmounted
-    supervisor = Supervisor(birth, [name for name in options.preload.split(",") if name], _lock())
+    lock = open_locked(Path("supervisor.lock"), record_lock=True)  # which a fork does not inherit
+    if lock is None:
+        print(f"another supervisor has {options.folder}", file=sys.stderr)
+        sys.exit(ALREADY)
     try:
-        supervisor.serve(client)
+        Supervisor(birth, [name for name in options.preload.split(",") if name], lock).serve(client)
         return
     except Reborn as reborn:
         target = reborn.target
     warm_start.run(target)  # outside of the except, or every error of the script would be shown as caused by Reborn
-
-
-def _lock() -> int:
-    """One supervisor per folder. A record lock, because a fork does not inherit it."""
-    lock = open_locked(Path("supervisor.lock"), record_lock=True)
-    if lock is None:
-        print(f"another supervisor has {Path.cwd()}", file=sys.stderr)
-        sys.exit(ALREADY)
-    return lock

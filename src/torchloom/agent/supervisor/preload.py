@@ -25,17 +25,12 @@ FORKS, BAD_CUDA, BROKEN = 0, 3, 4
 
 def load(module: str) -> Prose:
     """Import it as a process that will be forked should. Returns why that failed, or nothing."""
-    given = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking whether there is CUDA must not start CUDA
+    # Asking whether there is CUDA must not start CUDA. Ranks do not see it: they get an environment of their own.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as error:  # noqa: BLE001  a broken module must not end the supervisor
         return phrase("cannot_preload", module=module, error=f"{type(error).__name__}: {error}")
-    finally:
-        if given is None:
-            del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
-        else:
-            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = given
     return ""
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, PathFinder, SourceFileLoader
 from types import CodeType, TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from torchloom.agent.supervisor.protocol import Begin
 from torchloom.integrations.torchft import rendezvous_store
@@ -77,12 +77,9 @@ def fit(begin: Begin, birth: ParentEnvironment) -> Target:
     target = _target(begin, birth)
     for name in sorted(begin.env.keys() | birth.env.keys()):
         if begin.env.get(name) != birth.env.get(name) and not _read_late(name):
-            missing, new = name not in begin.env, name not in birth.env
-            raise ColdStart(
-                phrase(
-                    "environment_lacks" if missing else "environment_adds" if new else "environment_differs", name=name
-                )
-            )
+            if name not in begin.env:
+                raise ColdStart(phrase("environment_lacks", name=name))
+            raise ColdStart(phrase("environment_differs" if name in birth.env else "environment_adds", name=name))
     parts = birth.env["PYTHONPATH"].split(os.pathsep) if birth.env.get("PYTHONPATH") else []
     if begin.cwd != birth.cwd and not all(part.startswith("/") for part in parts):
         raise ColdStart(phrase("relative_pythonpath"))
@@ -130,14 +127,11 @@ def _shadowed(home: str) -> Iterator[str]:
         return
     for name in sorted(here & sys.modules.keys() - {"__main__"} - set(sys.builtin_module_names)):
         loaded = getattr(sys.modules[name], "__spec__", None)
-        found = PathFinder.find_spec(name, [home])
-        if found is None or found.loader is None:  # a folder without __init__.py yields to any real module
+        local = PathFinder.find_spec(name, [home])
+        if local is None or local.loader is None:  # a folder without __init__.py yields to any real module
             continue
-        if (
-            loaded is None
-            or loaded.origin is None
-            or os.path.realpath(str(found.origin)) != os.path.realpath(loaded.origin)
-        ):
+        origin = loaded.origin if loaded is not None else None
+        if origin is None or os.path.realpath(str(local.origin)) != os.path.realpath(origin):
             yield name
 
 
@@ -202,15 +196,11 @@ def _compiled(script: str, scope: dict[str, Any]) -> CodeType:
     try:
         with open(file, "rb") as opened:  # noqa: PTH123
             source = opened.read()
-    except OSError as error:
-        _no_script(file, error)
+    except OSError as error:  # as Python says it
+        print(f"{sys.executable}: can't open file {file!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        sys.exit(NO_SUCH_SCRIPT)
     scope |= {"__file__": file, "__cached__": None, "__loader__": SourceFileLoader("__main__", file)}
     return compile(source, file, "exec", dont_inherit=True)
-
-
-def _no_script(file: str, error: OSError) -> NoReturn:
-    print(f"{sys.executable}: can't open file {file!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
-    sys.exit(NO_SUCH_SCRIPT)
 
 
 def _other_chance() -> None:
