@@ -35,7 +35,7 @@ from torchloom.agent.preparation import prepare
 from torchloom.agent.supervisor.protocol import Ended
 from torchloom.agent.supervisor.spare import Spare
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorOptions
-from torchloom.bus.tasks import TaskSet
+from torchloom.bus.tasks import TaskSet, end_all
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import decode_node_command, encode
 from torchloom.protocol.node import Dismiss, Examine, Halt, Inspect, Launch, NodeBeat, NodeCommand, Prepare
@@ -309,8 +309,7 @@ class Agent:
         if job.before is not None:
             await asyncio.wait((job.before,))
         if job.awaited is not None:
-            job.awaited.cancel()
-            await asyncio.gather(job.awaited, return_exceptions=True)
+            await end_all([job.awaited])
         for link in job.supervisors.values():
             await link.dismiss()
         for name in (COLD, STANDBY):
@@ -345,10 +344,8 @@ class Agent:
         await self.examining.close()
         if self.spare is not None:
             await self.spare.close()
-        begun = [*self._tasks, *(job.awaited for job in self.jobs.values() if job.awaited is not None)]
-        for task in begun:
-            task.cancel()
-        await asyncio.gather(*begun, return_exceptions=True)  # otherwise they would start processes that nobody ends
+        # Otherwise they would start processes that nobody ends.
+        await end_all([*self._tasks, *(job.awaited for job in self.jobs.values() if job.awaited is not None)])
         await asyncio.gather(*self._endings.values(), return_exceptions=True)
         for job in self.jobs.values():
             if kill:

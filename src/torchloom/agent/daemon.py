@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,7 @@ from torchloom.agent.supervisor.children import read_records
 from torchloom.agent.supervisor.spare import remove_left
 from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone
 from torchloom.bus.connection import close_quietly, connect, find
+from torchloom.bus.tasks import end_all
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_look_lines, decode_node_beat, encode
 from torchloom.protocol.operator import No
@@ -60,14 +62,14 @@ async def serve(
             agent.folder.mkdir(exist_ok=True, mode=0o700)
             taken = await _listen(agent)
             await asyncio.sleep(1.5 * BEAT_SECONDS)  # another agent may have this name, here or elsewhere
-            _refuse(taken, node)
+            _refuse(taken, node.name)
             await remove_left(folder)
             if ranks := await adopt(agent):
                 say(f"found {ranks} rank{'s' if ranks != 1 else ''} that continued without an agent")
             say(f"{node.name} ({node.host}): {what_it_has(node)}; waiting for work")
             if spare:
                 agent.keep_spare()
-            left = await _until_told(agent, taken, node)
+            left = await _run_until_signal(agent, taken)
             await agent.close(kill=tied)
             if left and tied:
                 say(f"{left} rank{'s' if left != 1 else ''} ended with it")
@@ -111,11 +113,8 @@ async def _listen(agent: Agent) -> asyncio.Future[str]:
             if beat.incarnation < agent.incarnation and not beat.leaving and not taken.done():  # the first one stays
                 taken.set_result(f"{beat.host}, process {beat.pid}")
 
-    async def on_lines(message: Msg) -> None:
-        await _answer(agent, message)
-
     await agent.client.subscribe(NODE.to(node=agent.node.name), cb=on_beat)
-    await agent.client.subscribe(LINES.to(node=agent.node.name), cb=on_lines)
+    await agent.client.subscribe(LINES.to(node=agent.node.name), cb=partial(_answer, agent))
     await agent.client.flush()
     return taken
 
@@ -132,15 +131,13 @@ async def _answer(agent: Agent, message: Msg) -> None:
     await agent.client.publish(message.reply, encode(answer))
 
 
-def _refuse(taken: asyncio.Future[str], node: Node) -> None:
+def _refuse(taken: asyncio.Future[str], node: str) -> None:
     if taken.done():
-        raise AlreadyUp(
-            f"another agent serves {node.name} already ({taken.result()})", hint="--name gives this one its own"
-        )
+        raise AlreadyUp(f"another agent serves {node} already ({taken.result()})", hint="--name gives this one its own")
 
 
-async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> int:
-    """Run until a signal. Returns how many ranks ran at that time."""
+async def _run_until_signal(agent: Agent, taken: asyncio.Future[str]) -> int:
+    """Returns how many ranks ran when the signal came."""
     loop = asyncio.get_running_loop()
     leave: asyncio.Future[None] = loop.create_future()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -151,7 +148,7 @@ async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> i
         if running.done():
             running.result()
         if not leave.done():
-            _refuse(taken, node)
+            _refuse(taken, agent.node.name)
         left = sum(status.state == "running" for attempt in agent.attempts for status in attempt.ranks.values())
         if agent.tied:
             await agent.depart()
@@ -159,8 +156,7 @@ async def _until_told(agent: Agent, taken: asyncio.Future[str], node: Node) -> i
             await agent.say_goodbye()
         return left
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await end_all([running])
 
 
 def _ranks_of(attempt: Attempt) -> str:

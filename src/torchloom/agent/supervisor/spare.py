@@ -22,6 +22,7 @@ from torchloom.agent.supervisor.supervisor_client import (
     SupervisorOptions,
     SupervisorOwner,
 )
+from torchloom.bus.tasks import end_all
 from torchloom.errors import TorchLoomError, Unreachable
 from torchloom.protocol.phrase import phrase
 from torchloom.views.wording.phrases import render
@@ -66,8 +67,7 @@ class Spare:
             self._prepare()
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_all([self._task])
         if self._link is not None:
             await self._link.remove()
 

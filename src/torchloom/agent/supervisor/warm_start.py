@@ -76,7 +76,8 @@ def fit(begin: Begin, birth: ParentEnvironment) -> Target:
     """What to run in a forked rank, or Cold."""
     target = _target(begin, birth)
     for name in sorted(begin.env.keys() | birth.env.keys()):
-        if begin.env.get(name) != birth.env.get(name) and not _read_late(name):
+        late = name in LATE or name.startswith(LATE_PREFIXES)
+        if begin.env.get(name) != birth.env.get(name) and not late:
             if name not in begin.env:
                 raise ColdStart(phrase("environment_lacks", name=name))
             raise ColdStart(phrase("environment_differs" if name in birth.env else "environment_adds", name=name))
@@ -113,10 +114,6 @@ def _target(begin: Begin, birth: ParentEnvironment) -> Target:
         case [flag, *_]:
             raise ColdStart(phrase("flag_missing", flag=flag))
     raise ColdStart(phrase("no_script_named"))
-
-
-def _read_late(name: str) -> bool:
-    return name in LATE or name.startswith(LATE_PREFIXES)
 
 
 def _shadowed(home: str) -> Iterator[str]:
@@ -217,15 +214,11 @@ def _other_chance() -> None:
 def _hide_ourselves(error: BaseException) -> None:
     """Leave our frames out of the traceback: the error is shown with the frames of the script alone."""
     chosen = getattr(sys, "excepthook", sys.__excepthook__)
-    own = _without_ours(error.__traceback__)
+    own = error.__traceback__
+    while own is not None and own.tb_frame.f_code.co_filename == __file__:
+        own = own.tb_next
 
     def hook(kind: type[BaseException], value: BaseException, _: TracebackType | None) -> None:
         chosen(kind, value.with_traceback(own), own)
 
     sys.excepthook = hook
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
