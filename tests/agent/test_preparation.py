@@ -10,13 +10,19 @@ from tests.checkpoints.store.test_search import make
 from torchloom.agent.environment import RankPaths, rank_environment
 from torchloom.agent.preparation import prepare
 from torchloom.protocol.job import Task
-from torchloom.protocol.node import Launch, Place, Prepare, Rollback
+from torchloom.protocol.node import AttemptStatus, Launch, Place, Prepare, Rollback
+from torchloom.protocol.phrase import Phrase
 
 
 def order(folder: Path, rollback: Rollback | None = None, attempt: int = 2, **task: str) -> Prepare:
     given = {"checkpoint_dir": str(folder)} | task
     wanted = Task(argv=("train.py",), **given)  # type: ignore[arg-type]
     return Prepare(term=1, job="mnist", attempt=attempt, task=wanted, submitted=5.0, rollback=rollback)
+
+
+def error_of(status: AttemptStatus) -> str:
+    assert isinstance(status.trouble, Phrase)
+    return str(status.trouble.args["error"])
 
 
 def test_without_a_rollback_it_is_the_newest(tmp_path: Path) -> None:
@@ -49,11 +55,11 @@ def test_with_no_checkpoint_yet_a_rollback_is_a_beginning(tmp_path: Path) -> Non
 def test_where_a_checkpoint_must_be_and_is_not_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
     make(tmp_path, 100)
     prepared = prepare(order(tmp_path, Rollback(before=50, saved=True)), "127.0.0.1")
-    assert "a checkpoint before step 50 was saved" in prepared.trouble
+    assert "a checkpoint before step 50 was saved" in error_of(prepared)
     assert prepared.trouble_code == 8
     assert (tmp_path / "step-100").exists()
     gone = prepare(order(tmp_path / "gone", Rollback(before=50, saved=True)), "127.0.0.1")
-    assert "is gone" in gone.trouble
+    assert "is gone" in error_of(gone)
 
 
 def test_a_job_that_named_no_folder_goes_back_where_its_ranks_save(tmp_path: Path) -> None:
@@ -62,7 +68,8 @@ def test_a_job_that_named_no_folder_goes_back_where_its_ranks_save(tmp_path: Pat
     told = Rollback(before=100, folder=str(tmp_path), incident="i1")
     assert prepare(order(tmp_path, told, checkpoint_dir=""), "127.0.0.1").resume_step == 90
     unknown = prepare(order(tmp_path, Rollback(before=100), checkpoint_dir=""), "127.0.0.1")
-    assert "--checkpoint-dir" in unknown.trouble
+    assert isinstance(unknown.trouble, Phrase)
+    assert "--checkpoint-dir" in str(unknown.trouble.args["hint"])
 
 
 def test_ranks_are_told_which_batches_to_leave_out() -> None:

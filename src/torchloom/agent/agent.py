@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -93,45 +93,38 @@ class JobHere:
         self.supervisors = {name: other for name, other in self.supervisors.items() if other is not link}
 
 
+@dataclass(eq=False)
 class Agent:
-    def __init__(
-        self,
-        client: Client,
-        node: Node,
-        folder: Path,
-        *,
-        tied: bool,
-        shared: bool = False,
-        paths: RankPaths | None = None,
-        preload: tuple[str, ...] = PRELOAD,
-        say: Callable[[str], None] = logger.info,
-        hot: float = Settings.device_temperature_celsius,
-    ) -> None:
-        self.client = client
-        self.node = node
-        self.folder = folder
-        self.tied = tied
-        """Everything it starts ends with it."""
-        self.shared = shared
-        """It runs the jobs of all operators, not only that of the process that started it."""
-        self.departing = False
-        self.paths = paths or RankPaths("")
-        self.preload = preload
-        self.say = say
-        self.jobs: dict[str, JobHere] = {}
-        self.launched: Callable[[Attempt], None] = lambda _: None
-        """Called for every attempt whose ranks are started here."""
-        self.spare: Spare | None = None
-        """A supervisor that has imported torch and waits for a job."""
-        self.incarnation = new_incarnation()
-        self.health = GpuHealth(client, node, self.incarnation, hot)
-        self._term = 0
-        self._leaving = False
-        self._news = asyncio.Event()
-        self.examining = NodeCheckService(client, node, folder, self.health.gpus.look, self._news.set)
-        self._tasks = TaskSet()
-        self._endings: dict[str, asyncio.Task[None]] = {}
-        """For each job that was over: ends its supervisors, or has ended them."""
+    client: Client
+    node: Node
+    folder: Path
+    _: KW_ONLY
+    tied: bool
+    """Everything it starts ends with it."""
+    shared: bool = False
+    """It runs the jobs of all operators, not only that of the process that started it."""
+    paths: RankPaths = field(default_factory=RankPaths)
+    preload: tuple[str, ...] = PRELOAD
+    say: Callable[[str], None] = logger.info
+    hot: float = Settings.device_temperature_celsius
+    jobs: dict[str, JobHere] = field(default_factory=dict)
+    launched: Callable[[Attempt], None] = lambda _: None
+    """Called for every attempt whose ranks are started here."""
+    spare: Spare | None = None
+    """A supervisor that has imported torch and waits for a job."""
+    incarnation: str = field(default_factory=new_incarnation)
+    departing: bool = False
+    _term: int = 0
+    _leaving: bool = False
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: TaskSet = field(default_factory=TaskSet)
+    _endings: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """For each job that was over: ends its supervisors, or has ended them."""
+
+    def __post_init__(self) -> None:
+        self.health = GpuHealth(self.client, self.node, self.incarnation, self.hot)
+        look = self.health.gpus.look
+        self.examining = NodeCheckService(self.client, self.node, self.folder, look, self._news.set)
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -157,7 +150,7 @@ class Agent:
 
     def beat(self) -> NodeBeat:
         states = [link.state for job in self.jobs.values() for link in job.supervisors.values()]
-        ready = [state.memory_mb for state in states if state.preloaded and not state.preloading]
+        ready = [state.memory_mb for state in states if not state.preloading and not state.why_cold]
         return NodeBeat(
             incarnation=self.incarnation,
             host=self.node.host,

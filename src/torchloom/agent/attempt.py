@@ -15,14 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from torchloom.agent.environment import RankPaths, rank_argv, rank_environment
-from torchloom.agent.monitor.exit_evidence import (
-    cause_of,
-    how_it_ended,
-    last_lines,
-    raised,
-    recorded_error,
-    signal_name,
-)
+from torchloom.agent.monitor.exit_evidence import examine_end
 from torchloom.agent.monitor.rank_probe import RankProbe
 from torchloom.agent.supervisor.fork import FAILED
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended
@@ -37,8 +30,6 @@ LAUNCH = "launch.json"
 """How it was started, for the next agent."""
 OVER = "over.json"
 """The same, for an attempt that the weaver has dismissed."""
-EVIDENCE = 1900
-"""Characters of the last lines of a rank that are reported."""
 
 
 @dataclass
@@ -97,7 +88,7 @@ class Attempt:
         await asyncio.gather(*(self._begin(rank, begin) for rank, begin in begins.items()))
 
     def _order(self, launch: Launch, place: Place, base: dict[str, str], paths: RankPaths) -> Begin:
-        own = dataclasses.replace(paths, error_file=self.error_file(place.rank))
+        own = dataclasses.replace(paths, error_file=str(self.error_file(place.rank)))
         if (creds := launch.creds.get(str(place.rank))) is not None:
             path = self._creds(place.rank)
             write_private(path, creds.encode())
@@ -146,15 +137,7 @@ class Attempt:
                 self._end(rank, signal="SIGKILL", evidence=phrase("rank_missing"))
 
     def ended(self, rank: int, ended: Ended) -> None:
-        name = signal_name(ended.signal) if ended.signal is not None else ""
-        lines = last_lines(self.log(rank, "err"))
-        last = lines[-1] if lines else ""
-        cause, error = cause_of(ended, recorded_error(self.error_file(rank)) or raised(lines) or last)
-        text = "\n".join(lines)[-EVIDENCE:]
-        evidence = phrase("rank_end", lines=text, how=how_it_ended(ended), error=error)
-        code = ended.code if ended.signal is None else None
-        shown = error[:200] if isinstance(error, str) else error
-        self._end(rank, evidence, code=code, signal=name, error=shown, cause=cause)
+        self._end(rank, **examine_end(ended, self.log(rank, "err"), self.error_file(rank)))
 
     def lost(self, gone: Gone) -> None:
         for rank, status in self.ranks.items():
@@ -217,8 +200,8 @@ class Attempt:
     def _creds(self, rank: int) -> Path:
         return self.folder / f"rank-{rank}.creds"
 
-    def error_file(self, rank: int) -> str:
-        return str(self.folder / f"rank-{rank}.error.json")
+    def error_file(self, rank: int) -> Path:
+        return self.folder / f"rank-{rank}.error.json"
 
     def log(self, rank: int, which: str) -> Path:
         return self.logs / f"rank-{rank}.{which}"

@@ -54,7 +54,7 @@ async def serve(
         client = await connect(address, name=f"agent {node.name}", keep_trying=True)
         try:
             paths = RankPaths(
-                "", addr=settings.addr, state=str(settings.state_folder), interface=node.interface, node=node.name
+                addr=settings.addr, state=str(settings.state_folder), interface=node.interface, node=node.name
             )
             hot = settings.device_temperature_celsius
             agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, paths=paths, say=say, hot=hot)

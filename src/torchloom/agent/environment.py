@@ -19,7 +19,7 @@ THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 class RankPaths:
     """Paths of one rank on this node."""
 
-    error_file: str
+    error_file: str = ""
     creds: str = ""
     addr: str = ""
     state: str = ""

@@ -86,7 +86,7 @@ class AttemptStatus(Part, frozen=True):
     resume: Text = ""
     resume_step: int | None = None
     rejected: Annotated[dict[Annotated[str, Meta(max_length=255)], Text], Meta(max_length=100)] = {}
-    trouble: Text = ""
+    trouble: Statement = ""
     """Why it cannot be run here at all."""
     trouble_code: int = 1
     """With which a launcher should end because of it."""

@@ -21,6 +21,8 @@ from torchloom.protocol.phrase import Phrase, Prose, phrase
 LINES = 20
 MAX_BYTES = 16 * 1024
 MAX_LINE = 500
+EVIDENCE = 1900
+"""Characters of the last lines of a rank that are reported."""
 TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
 
@@ -119,3 +121,17 @@ def how_it_ended(ended: Ended) -> Phrase:
     if ended.signal is not None:
         return phrase("killed_core_dumped" if ended.core_dumped else "killed_by", signal=signal_name(ended.signal))
     return phrase("exit_code" if ended.code else "rank_ended_well", status=ended.code)
+
+
+def examine_end(ended: Ended, stderr: Path, error_file: Path) -> dict[str, Any]:
+    """The fields of a rank's status that say how it ended."""
+    lines = last_lines(stderr)
+    last = lines[-1] if lines else ""
+    cause, error = cause_of(ended, recorded_error(error_file) or raised(lines) or last)
+    return {
+        "code": ended.code if ended.signal is None else None,
+        "signal": "" if ended.signal is None else signal_name(ended.signal),
+        "evidence": phrase("rank_end", lines="\n".join(lines)[-EVIDENCE:], how=how_it_ended(ended), error=error),
+        "error": error[:200] if isinstance(error, str) else error,
+        "cause": cause,
+    }

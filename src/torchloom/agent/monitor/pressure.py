@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 import psutil
@@ -29,13 +30,9 @@ def read_pressure(folder: Path = PRESSURE) -> Pressure | None:
 
 
 def _average(path: Path, who: str) -> float | None:
-    try:
-        for line in path.read_text(encoding="ascii").splitlines():
-            kind, *fields = line.split()
-            if kind == who:
-                return float(dict(field.split("=", 1) for field in fields)["avg10"])
-    except (OSError, ValueError, KeyError):
-        pass
+    with contextlib.suppress(OSError, ValueError):
+        if average := re.search(rf"^{who} .*\bavg10=([\d.]+)", path.read_text(encoding="ascii"), re.MULTILINE):
+            return float(average[1])
     return None
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -32,30 +33,23 @@ PAUSE_SECONDS = 15.0
 """Between two looks for the weaver: jobs that save elsewhere, and are not fit here, would take turns without end."""
 
 
+@dataclass(eq=False)
 class NodeCheckService:
-    def __init__(
-        self,
-        client: Client,
-        node: Node,
-        state: Path,
-        look: Callable[[], Sequence[GpuState]],
-        news: Callable[[], None],
-    ) -> None:
-        self.fitness: Fitness | None = None
-        """For beats; absent until the weaver has asked."""
-        self._client = client
-        self._node = node
-        self._state = state
-        self._look = look
-        self._news = news
-        self._ended = float("-inf")
-        self._one = asyncio.Lock()
-        """Two at a time would make each other slow."""
-        self._tasks = TaskSet()
+    client: Client
+    node: Node
+    state: Path
+    look_at_gpus: Callable[[], Sequence[GpuState]]
+    news: Callable[[], None]
+    fitness: Fitness | None = None
+    """For beats; absent until the weaver has asked."""
+    _ended: float = float("-inf")
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Two at a time would make each other slow."""
+    _tasks: TaskSet = field(default_factory=TaskSet)
 
     async def listen(self) -> None:
         """Answer people."""
-        await self._client.subscribe(CHECK.to(node=self._node.name), cb=self._on_look)
+        await self.client.subscribe(CHECK.to(node=self.node.name), cb=self._on_look)
 
     def begin(self, folder: str) -> None:
         """Check the node for the weaver. A request during a check, or right after one, has no effect."""
@@ -63,7 +57,7 @@ class NodeCheckService:
         if fitness.running or time.monotonic() - self._ended < PAUSE_SECONDS:
             return
         self.fitness = msgspec.structs.replace(fitness, running=True)
-        self._news()
+        self.news()
         self._tasks.start(self._answer_weaver(fitness.number + 1, folder))
 
     async def _answer_weaver(self, number: int, folder: str) -> None:
@@ -74,19 +68,19 @@ class NodeCheckService:
             why = phrase("node_unchecked", why=str(error))
             self.fitness = Fitness(number=number, unfit=(why,), folder=folder)
         self._ended = time.monotonic()
-        self._news()
+        self.news()
 
     async def look(self, folder: str) -> NodeChecksView:
         async with self._one:
             checkpoints = Path(folder) if folder else None
-            subject = Subject(self._node.devices, self._state, checkpoints, await self.skew())
-            return await asyncio.to_thread(examine, subject, self._look)
+            subject = Subject(self.node.devices, self.state, checkpoints, await self.skew())
+            return await asyncio.to_thread(examine, subject, self.look_at_gpus)
 
     async def skew(self) -> float | Phrase:
         """How far this clock is ahead of the weaver's: its answer was given half way between asking and hearing."""
         asked, began = time.time(), time.monotonic()
         try:
-            reply = await self._client.request(CLOCK.to(), b"", timeout=CLOCK_SECONDS)
+            reply = await self.client.request(CLOCK.to(), b"", timeout=CLOCK_SECONDS)
             answer = decode_answer(reply.data)
         except (nats.errors.Error, OSError, msgspec.MsgspecError) as error:
             return phrase("clock_not_compared", error=type(error).__name__)
@@ -107,11 +101,11 @@ class NodeCheckService:
         except Exception as error:  # noqa: BLE001  the client waits for an answer
             answer = rendered(No(why=phrase("node_unchecked", why=str(error))))
         with contextlib.suppress(nats.errors.Error, OSError):
-            await self._client.publish(message.reply, encode(answer))
+            await self.client.publish(message.reply, encode(answer))
 
     async def _exchange(self, look: QueryBandwidth) -> BandwidthView:
         words = ("exchange", look.host, str(look.port), str(look.rank))
-        env = {"GLOO_SOCKET_IFNAME": self._node.interface} if self._node.interface else {}
+        env = {"GLOO_SOCKET_IFNAME": self.node.interface} if self.node.interface else {}
         result = await asyncio.to_thread(trials.run, words, trials.EXCHANGE_SECONDS, env)
         if not result.get("right"):
             wrong = phrase("exchanged_wrong" if result.get("torch", True) else "no_torch")

@@ -25,22 +25,9 @@ from typing import NoReturn
 
 import msgspec
 
-from torchloom.agent.supervisor import preload, transport, warm_start
+from torchloom.agent.supervisor import preload, protocol, transport, warm_start
 from torchloom.agent.supervisor.children import ChildProcesses
 from torchloom.agent.supervisor.fork import die_with, exec_rank
-from torchloom.agent.supervisor.protocol import (
-    ALREADY,
-    Begin,
-    Forget,
-    FromAgent,
-    FromSupervisor,
-    Leave,
-    Look,
-    Replaced,
-    Signal,
-    State,
-    from_agent,
-)
 from torchloom.agent.supervisor.transport import Connection
 from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, Target, fit
 from torchloom.protocol.phrase import Prose, phrase
@@ -65,10 +52,9 @@ class Supervisor:
         self.children = ChildProcesses(self.selector, self._send)
         self.listener = transport.listen_here()
         self.client: Connection | None = None
-        self.modules = tuple(modules)
         self.to_load = modules
         self.why_cold: Prose = "" if modules else phrase("nothing_preloaded")
-        self.waiting: list[Begin] = []
+        self.waiting: list[protocol.Begin] = []
         """Warm starts that were asked for before everything was loaded."""
         self.leaving = False
 
@@ -116,7 +102,7 @@ class Supervisor:
             self._connect(self.listener.accept()[0])
 
     def _connect(self, stream: socket.socket) -> None:
-        self._send(Replaced())
+        self._send(protocol.Replaced())
         self._disconnect()
         self.client = Connection(stream)
         self.selector.register(stream, EVENT_READ, self._receive)
@@ -133,7 +119,7 @@ class Supervisor:
         client, (messages, more) = self.client, self.client.receive()
         for data in messages:
             try:
-                self._handle(from_agent(data))
+                self._handle(protocol.from_agent(data))
             except msgspec.MsgspecError as error:
                 print(f"not understood: {error}", file=sys.stderr, flush=True)
         if more:
@@ -141,7 +127,7 @@ class Supervisor:
         elif self.client is client:
             self._disconnect()
 
-    def _send(self, *messages: FromSupervisor) -> None:
+    def _send(self, *messages: protocol.FromSupervisor) -> None:
         """Send these, after what waits already. What the agent misses is in State, for the next one."""
         if self.client is None:
             return
@@ -153,34 +139,33 @@ class Supervisor:
                 return
         self._disconnect()  # it is gone, or does not read
 
-    def _handle(self, message: FromAgent) -> None:
+    def _handle(self, message: protocol.FromAgent) -> None:
         match message:
-            case Begin() if message.warm and self.to_load:
+            case protocol.Begin() if message.warm and self.to_load:
                 self.waiting.append(message)
-            case Begin():
+            case protocol.Begin():
                 self._begin(message)
-            case Signal():
+            case protocol.Signal():
                 self.children.signal(message)
-            case Forget(key=key):
+            case protocol.Forget(key=key):
                 self.children.forget(key)
-            case Look():
+            case protocol.Look():
                 self._send(self._state())
-            case Leave():
+            case protocol.Leave():
                 self.leaving = True
 
-    def _state(self) -> State:
-        return State(
+    def _state(self) -> protocol.State:
+        return protocol.State(
             pid=os.getpid(),
             kept=tuple(self.children.records.values()),
             preloading=bool(self.to_load),
-            preloaded=() if self.to_load or self.why_cold else self.modules,
             why_cold=self.why_cold,
             memory_mb=preload.memory_mb(),
         )
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, begin: protocol.Begin) -> None:
         try:
             if not begin.warm:
                 raise ColdStart("")
@@ -192,7 +177,7 @@ class Supervisor:
         else:
             self.children.begin(begin, partial(self._reborn, begin, target), None)
 
-    def _reborn(self, begin: Begin, target: Target, complaint: int) -> NoReturn:
+    def _reborn(self, begin: protocol.Begin, target: Target, complaint: int) -> NoReturn:
         """In the child. Nothing of the supervisor's may stay open: the agent would not see the supervisor's end."""
         self.children.close_in_child()
         self.listener.close()
@@ -225,7 +210,7 @@ def main() -> None:
     lock = open_locked(Path("supervisor.lock"), record_lock=True)  # which a fork does not inherit
     if lock is None:
         print(f"another supervisor has {options.folder}", file=sys.stderr)
-        sys.exit(ALREADY)
+        sys.exit(protocol.ALREADY)
     try:
         Supervisor(birth, [name for name in options.preload.split(",") if name], lock).serve(client)
         return

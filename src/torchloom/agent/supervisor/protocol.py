@@ -122,7 +122,6 @@ class State(SupervisorMessage, frozen=True):
     kept: tuple[RankRecord, ...] = ()
     preloading: bool = False
     """Warm starts asked for now will wait until it is over."""
-    preloaded: tuple[str, ...] = ()
     why_cold: Prose = ""
     """Why every start will be cold; empty if they can be warm."""
     memory_mb: float = 0.0

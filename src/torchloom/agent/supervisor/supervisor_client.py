@@ -22,19 +22,7 @@ import msgspec
 
 from torchloom.agent.monitor.exit_evidence import describe_exit, last_lines
 from torchloom.agent.supervisor import protocol, transport
-from torchloom.agent.supervisor.protocol import (
-    Begin,
-    Begun,
-    Ended,
-    Forget,
-    FromAgent,
-    Leave,
-    Look,
-    NotBegun,
-    Replaced,
-    Signal,
-    State,
-)
+from torchloom.agent.supervisor.protocol import Begin, Begun, Ended, NotBegun, State
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.views.wording.phrases import render
@@ -164,7 +152,7 @@ class SupervisorClient:
         """Ask the supervisor to kill all ranks and to end; returns when it has."""
         if self.alive:
             self.owner = None
-            self._send(Leave())
+            self._send(protocol.Leave())
             await asyncio.wait((self._over,))
         if self.process:
             await asyncio.to_thread(self.process.wait)
@@ -199,7 +187,7 @@ class SupervisorClient:
     async def look(self) -> State:
         answer: asyncio.Future[State] = asyncio.get_running_loop().create_future()
         self._looks.append(answer)
-        self._send(Look())
+        self._send(protocol.Look())
         return await answer
 
     async def settled(self) -> State:
@@ -210,11 +198,11 @@ class SupervisorClient:
 
     def signal(self, key: str, number: int, whole: bool = True) -> None:
         """To the rank and its process group, or to the rank alone. Nothing happens if it has ended."""
-        self._send(Signal(key=key, number=int(number), whole=whole))
+        self._send(protocol.Signal(key=key, number=int(number), whole=whole))
 
     def forget(self, key: str) -> None:
         """Its end has been taken note of."""
-        self._send(Forget(key=key))
+        self._send(protocol.Forget(key=key))
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -229,7 +217,7 @@ class SupervisorClient:
             raise
         return self
 
-    def _send(self, *messages: FromAgent) -> None:
+    def _send(self, *messages: protocol.FromAgent) -> None:
         """Send these, after what waits already."""
         if not self.alive:
             raise SupervisorGone(self.folder, self._over.result())
@@ -270,7 +258,7 @@ class SupervisorClient:
             case Ended():
                 if self.owner is not None:
                     self.owner.rank_ended(message)
-            case Replaced():
+            case protocol.Replaced():
                 self._finish(Gone(phrase("supervisor_replaced"), replaced=True))
 
     def _obituary(self) -> Gone:
