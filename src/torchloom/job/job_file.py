@@ -30,16 +30,17 @@ Paths are relative to the folder of the file, as the nodes see it.
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.errors import BadInput
+from torchloom.job.option_fields import read_table
 from torchloom.job.policy_syntax import EVENTS, rule
 from torchloom.job.replicas import as_replicas
 from torchloom.protocol.ids import check_name
@@ -83,51 +84,41 @@ def read(path: Path) -> tuple[str, Task]:
         raise BadInput(f"{path} cannot be read: {error.strerror}", hint="`loom submit job.toml`") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not TOML: {error}") from error
-    return parse(content, path)
-
-
-def parse(content: dict[str, Any], path: Path) -> tuple[str, Task]:
-    known = JobFile.__struct_fields__
-    for key in content:
-        if key not in known:
-            raise BadInput(f"{path}: there is no setting {key!r}", hint=did_you_mean(key, list(known)))
-    try:
-        file = msgspec.convert(content, JobFile)
-    except msgspec.ValidationError as error:
-        raise BadInput(f"{path}: {error}") from error
+    with _errors_in(f"{path}: "):
+        file = read_table(content, JobFile)
     if bool(file.script) == bool(file.module):
         what = "both script and module" if file.script else "neither script nor module"
         raise BadInput(f"{path} names {what}", hint='script = "train.py"')
-    cwd = (path.parent / file.cwd).absolute()
-    name = file.job or sanitised(path.stem)
-    check_name("job", name)
-    task = _task(file, cwd, path)
-    if file.torchft is None:
-        return name, task
+    name = check_name("job", file.job or sanitised(path.stem))
+    with _errors_in(f"{path}: "):
+        task = _task(file, (path.parent / file.cwd).absolute())
+        with _errors_in("[torchft] "):
+            return name, task if file.torchft is None else as_replicas(task, file.torchft)
+
+
+@contextlib.contextmanager
+def _errors_in(place: str) -> Iterator[None]:
     try:
-        return name, as_replicas(task, file.torchft)
+        yield
     except BadInput as error:
-        raise BadInput(f"{path}: [torchft] {error.message}", hint=error.hint) from None
+        raise BadInput(f"{place}{error.message}", hint=error.hint) from None
 
 
 def _rules(policy: dict[str, object]) -> tuple[Rule, ...]:
-    found = []
+    rules = []
     for key, text in policy.items():
         if key in _SWITCHES:
             if not isinstance(text, bool):
                 raise BadInput(f"[policy] {key} is true or false")
         elif key not in EVENTS:
-            hint = did_you_mean(key, [*EVENTS, *_SWITCHES])
-            raise BadInput(f"[policy] has no event {key!r}", hint=hint)
+            raise BadInput(f"[policy] has no event {key!r}", hint=did_you_mean(key, [*EVENTS, *_SWITCHES]))
         elif not isinstance(text, str):
             example = f"stacks+restart@{text}" if key in HANGS and type(text) is int else "report"
             raise BadInput(f"[policy] {key} is a rule, as text", hint=f'{key} = "{example}"')
         else:
-            try:
-                found.append(rule(key, text))
-            except BadInput as error:
-                raise BadInput(f"[policy] {key}: {error.message}", hint=error.hint) from None
-    return tuple(found)
+            with _errors_in(f"[policy] {key}: "):
+                rules.append(rule(key, text))
+    return tuple(rules)
 
 
 def span(what: str, value: int | str) -> tuple[int | None, int]:
@@ -143,26 +134,19 @@ def span(what: str, value: int | str) -> tuple[int | None, int]:
     return (int(least) if int(least) < int(most) else None), int(most)
 
 
-def _task(file: JobFile, cwd: Path, path: Path) -> Task:
-    try:
-        (least, per_node), (min_nodes, nodes) = (
-            span(name, getattr(file, name)) for name in ("nproc_per_node", "nnodes")
-        )
-        task = make_task(
-            {name: getattr(file, name) for name in JobSettings.__struct_fields__},
-            argv=(file.script, *file.args) if file.script else ("-m", file.module, *file.args),
-            cwd=str(cwd),
-            per_node=per_node,
-            least=least,
-            nodes=nodes,
-            min_nodes=min_nodes,
-            dry_run=file.policy.get("dry_run", False),
-            policy=_rules(file.policy),
-        )
-    except BadInput as error:
-        raise BadInput(f"{path}: {error.message}", hint=error.hint) from None
-    return replace(
-        task,
+def _task(file: JobFile, cwd: Path) -> Task:
+    least, per_node = span("nproc_per_node", file.nproc_per_node)
+    min_nodes, nodes = span("nnodes", file.nnodes)
+    return make_task(
+        {name: getattr(file, name) for name in JobSettings.__struct_fields__},
+        argv=(file.script, *file.args) if file.script else ("-m", file.module, *file.args),
+        cwd=str(cwd),
+        per_node=per_node,
+        least=least,
+        nodes=nodes,
+        min_nodes=min_nodes,
+        dry_run=file.policy.get("dry_run", False),
+        policy=_rules(file.policy),
         check=bool(file.policy.get("check", file.check)),
         log_dir=str(cwd / file.log_dir) if file.log_dir else "",
     )

@@ -1,15 +1,18 @@
-"""Options of `loom run` that are declared as fields of a job: added to a parser, and read from what was typed."""
+"""Settings of a job that are declared as fields: options of `loom run` for them, and tables of a job.toml."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from torchloom.errors import BadInput
 from torchloom.protocol.job import Option
+from torchloom.shared.suggestions import did_you_mean
+
+Table = TypeVar("Table", bound=msgspec.Struct)
 
 
 class OptionField(NamedTuple):
@@ -92,3 +95,15 @@ def _pair(field: OptionField, text: str) -> tuple[str, str]:
     if not equals or not name:
         raise BadInput(f"{field.flag} {text!r}", hint=f"{field.flag} {field.option.metavar}")
     return name, value
+
+
+def read_table(given: Mapping[str, object], kind: type[Table], hint: str = "") -> Table:
+    """The settings in a table; BadInput names one that there is not, or whose value cannot be."""
+    names = kind.__struct_fields__
+    for key in given:
+        if key not in names:
+            raise BadInput(f"there is no setting {key!r}", hint=did_you_mean(key, names))
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise BadInput(str(error).replace("`$.", "`"), hint=hint) from error

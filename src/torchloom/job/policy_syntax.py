@@ -82,15 +82,10 @@ def rules(texts: Iterable[str]) -> tuple[Rule, ...]:
 
 def written(rule: Rule) -> str:
     """As it would be parsed."""
-    after = f"@{_plainly(rule.after)}" if rule.after is not None else ""
+    after = f"@{rule.after!r}".removesuffix(".0") if rule.after is not None else ""  # all digits, and no more
     limit = f",limit={rule.limit}" if rule.limit is not None else ""
     back = f",back={rule.back}" if rule.back != 1 else ""
     return f"{rule.on}={'+'.join(rule.do)}{after}{limit}{back}{',skip' if rule.skip else ''}"
-
-
-def _plainly(number: float) -> str:
-    """All its digits, and no more than it needs."""
-    return repr(number).removesuffix(".0")
 
 
 def _known(what: str, word: str, words: tuple[str, ...]) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec.structs import replace
 
 from torchloom.core.torchft.replica_groups import OURS, STOCK, timeouts
 from torchloom.errors import BadInput
+from torchloom.job.option_fields import read_table
 from torchloom.protocol.job import Task, Torchft
-from torchloom.shared.suggestions import did_you_mean
 
 MOST = 1000
 
@@ -40,17 +39,10 @@ def as_replicas(
 
 
 def _torchft(given: Mapping[str, object]) -> Torchft:
-    known = Torchft.__struct_fields__
-    for key in given:
-        if key not in known:
-            raise BadInput(f"there is no setting {key!r}", hint=did_you_mean(key, list(known)))
     for key, least in {"replicas": 1, "min_replicas": 1, "spares": 0}.items():
         if isinstance(count := given.get(key, least), int) and not least <= count <= MOST:
             raise BadInput(f"{key} cannot be {count}", hint=f"{least} to {MOST}")
-    try:
-        ft = msgspec.convert(given, Torchft)
-    except msgspec.ValidationError as error:
-        raise BadInput(str(error).replace("`$.", "`"), hint=f"1 to {MOST} replicas, 0 to {MOST} spares") from error
+    ft = read_table(given, Torchft, hint=f"1 to {MOST} replicas, 0 to {MOST} spares")
     if ft.min_replicas > ft.replicas:
         raise BadInput(
             f"at least {ft.min_replicas} of {ft.replicas} replicas", hint=f"min_replicas from 1 to {ft.replicas}"
