@@ -38,7 +38,7 @@ def scratch(prefix: str) -> Iterator[Path]:
 def remove_abandoned(prefix: str) -> None:
     """Those of this user whose owner is dead; only what has our mark in it was made here."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # such as BlockingIOError: someone lives in it
             if folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
                 _remove_if_abandoned(folder)
 
@@ -49,7 +49,5 @@ def _remove_if_abandoned(folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.pread(lock, 100, 0) == OURS:
             shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        return  # someone lives in it
     finally:
         os.close(lock)

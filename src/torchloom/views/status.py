@@ -16,11 +16,12 @@ def status(view: ClusterView, screen: Screen, waits: str = "") -> list[str]:
     now = view.plane.now
     lines = plane(view.plane, screen)
     tail = incidents(view, screen)
+    waits_lines = wrapped(clean(waits), screen.width, 2) if waits else []
     if not view.jobs and not view.ranks:
         nothing = "nothing trains here yet: call torchloom.attach() in a training script"
-        return [*lines, "", *(wrapped(clean(waits), screen.width, 2) if waits else [nothing]), *tail]
+        return [*lines, "", *(waits_lines or [nothing]), *tail]
     if waits:
-        tail = ["", *wrapped(clean(waits), screen.width, 2), *tail]
+        tail = ["", *waits_lines, *tail]
     lines += ["", *listings.jobs(view.jobs, now, screen)]
     shown = listings.ranks(view.ranks, now, screen) if view.ranks else []
     if screen.height is not None:
@@ -39,21 +40,20 @@ def plane(view: PlaneView, screen: Screen) -> list[str]:
     word, style = ("in trouble", "red") if view.trouble else ("healthy", "green")
     facts = (
         f"weaver {view.weaver}, term {view.term}, up {duration(view.now - view.began)}, "
-        f"log at {view.log_seq:,}, torchLoom {view.version}"
+        f"log at {view.log_seq:,}, torchLoom {view.version}{f', {view.server}' if view.server else ''}"
     )
-    if view.server:
-        facts += f", {view.server}"
     room = None if screen.width is None else screen.width - len("control plane ") - len(word) - 3
     lines = [f"control plane {screen.paint(word, style)} · {cut(clean(facts), room)}"]
+    notes = []
     if view.trouble:
-        lines.append(screen.paint(cut(f"trouble: {clean(view.trouble)}", screen.width), "red"))
+        notes.append((f"trouble: {view.trouble}", "red"))
     if not view.advisories:
-        warning = "the server does not report deaths: a dead rank is noticed by its silence only"
-        lines.append(screen.paint(cut(warning, screen.width), "yellow"))
+        notes.append(("the server does not report deaths: a dead rank is noticed by its silence only", "yellow"))
     if view.ingress:
-        lines.append(screen.paint(cut(f"alerts are taken at {clean(view.ingress)}", screen.width), "dim"))
+        notes.append((f"alerts are taken at {view.ingress}", "dim"))
     elif view.ingress_trouble:
-        lines.append(screen.paint(cut(clean(view.ingress_trouble), screen.width), "yellow"))
+        notes.append((view.ingress_trouble, "yellow"))
+    lines += [screen.paint(cut(clean(text), screen.width), style) for text, style in notes]
     if view.refused:
         total = sum(view.refused.values())
         reasons = ", ".join(f"{clean(reason)} {count:,}" for reason, count in sorted(view.refused.items()))

@@ -24,7 +24,7 @@ What was passed over, by name and reason, is listed as `step-9 (torn), step-8 (n
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torchloom.protocol.ids import RankId, ReplicaId
@@ -112,34 +112,31 @@ class _Formatter(string.Formatter):
         if format_spec.startswith("one|"):
             one, _, several = format_spec[4:].partition("|")
             return one if _is_one(value) else several
-        if isinstance(value, RankId | ReplicaId):
-            value = str(value)
         if isinstance(value, Phrase):
             value = render(value)
         if isinstance(value, Mapping):
             value = tuple(f"{name} ({why})" for name, why in value.items())
-        if isinstance(value, tuple) and format_spec.startswith("#"):
-            value = len(value)
-        if isinstance(value, tuple):
+        if isinstance(value, RankId | ReplicaId):
+            value = str(value)
+        elif isinstance(value, tuple):
             value, format_spec = self._listed(value, format_spec)
         if value is None or value == "":  # left out, or a number that JSON has no word for
             return ""
-        if format_spec == "time":
-            return name_time(value)
-        if format_spec == "bytes":
-            return size(value)
+        if format_spec in _MEASURES:
+            return _MEASURES[format_spec](value)
         if format_spec.startswith("#"):
-            noun = format_spec[1:]
-            return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+            return f"{value:,} {format_spec[1:]}{'' if value == 1 else 's'}"
         if format_spec.startswith("?"):
             before, _, after = format_spec[1:].partition("|")
             return f"{before}{value:,}{after}" if isinstance(value, int) else f"{before}{value}{after}" if value else ""
         return str(super().format_field(value, format_spec))
 
-    def _listed(self, items: tuple[Any, ...], format_spec: str) -> tuple[str, str]:
-        """Several as one text, and what of the specification is left to be done with it."""
+    def _listed(self, items: tuple[Any, ...], format_spec: str) -> tuple[str | int, str]:
+        """Several as one text or number, and what of the specification is left to be done with it."""
         if format_spec == "ranks":
             return name_ranks(items), ""
+        if format_spec.startswith("#"):
+            return len(items), format_spec
         if format_spec == "responses":
             items, format_spec = tuple(RESPONSES.get(item, item) for item in items), "then"
         own = format_spec in {"names", ";", "then", "first", "lines"} or format_spec.startswith("?")
@@ -156,4 +153,5 @@ class _Formatter(string.Formatter):
         return ", ".join(texts), format_spec if own else ""
 
 
+_MEASURES: Mapping[str, Callable[[Any], str]] = {"time": name_time, "bytes": size}
 _FORMATTER = _Formatter()
