@@ -17,31 +17,10 @@ from torchloom.core.state.incidents import DECIDED, Incident
 from torchloom.core.state.ranks import JobPhase, Presence, Rank
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.state.runtime import NODE_SILENCE
+from torchloom.protocol import views
 from torchloom.protocol.node import NodeBeat, RankStatus, Reading
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import Value
-from torchloom.protocol.views import (
-    ChangeView,
-    CheckpointsView,
-    ClusterView,
-    CurvesView,
-    DeviceView,
-    IncidentView,
-    JobView,
-    KnobsView,
-    KnobView,
-    MarkView,
-    NodeView,
-    PlaneView,
-    QueryCheckpoints,
-    QueryCluster,
-    QueryCurves,
-    QueryKnobs,
-    QueryRuns,
-    RankView,
-    RunsView,
-    RunView,
-)
 from torchloom.views.records import sentences
 from torchloom.views.wording.phrases import render, render_all, shorten
 
@@ -59,7 +38,7 @@ READINGS_SHOWN = 2000
 """Readings in a picture of all nodes; where there are more, none is: it has to fit one message."""
 
 
-def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> ClusterView:
+def picture(cluster: ClusterState, plane: views.PlaneView, look: views.QueryCluster) -> views.ClusterView:
     """Ranks, devices and assignments in pages, since the whole is too large for a message; the rest on the first."""
     ranks = cluster.ranks.sorted_ids() if look.job is None else sorted(cluster.ranks.ids_of(look.job))
     page = ranks[look.offset : look.offset + look.limit]
@@ -74,7 +53,7 @@ def picture(cluster: ClusterState, plane: PlaneView, look: QueryCluster) -> Clus
     readings = _readings(cluster, plane.now) if look.readings else {}
     listed = [device for name in sorted(devices) if (device := cluster.devices.get(name) or idle.get(name))]
     jobs = [job for name, job in sorted(cluster.jobs.items()) if first and look.job in {None, name}]
-    return ClusterView(
+    return views.ClusterView(
         plane=plane,
         jobs=tuple(_job(cluster, job, marks=look.job is not None) for job in jobs),
         ranks=tuple(_rank(cluster, cluster.ranks[rank]) for rank in page),
@@ -130,7 +109,7 @@ def _unused(cluster: ClusterState, idle: dict[str, Device]) -> set[str]:
     return {device.id for device in sorted(unused, key=lambda d: (not d.failed, d.id))[:UNUSED_SHOWN]}
 
 
-def _incidents(cluster: ClusterState, look: QueryCluster) -> tuple[IncidentView, ...]:
+def _incidents(cluster: ClusterState, look: views.QueryCluster) -> tuple[views.IncidentView, ...]:
     """Newest first; of one job also those of no job. The newest are complete, the others shortened."""
     if look.incident is not None:
         named = cluster.incidents.get(look.incident)
@@ -138,21 +117,21 @@ def _incidents(cluster: ClusterState, look: QueryCluster) -> tuple[IncidentView,
     wanted = [i for i in cluster.incidents.values() if look.job is None or i.job in {"", look.job}]
     closed = [i for i in wanted if i.closed is not None][-CLOSED_SHOWN:]
     shown = [i for i in wanted if i.closed is None] + closed
-    views = []
+    incident_views = []
     room = EVIDENCE_SHOWN
     for incident in sorted(shown, key=lambda incident: -incident.opened)[:INCIDENTS_SHOWN]:
         view = _incident(incident)
         room -= sum(map(len, view.evidence)) + sum(len(text) for _, text in view.history)
         if room < 0:
             view = replace(view, evidence=tuple(text[:SHORT] for text in view.evidence[:3]), history=())
-        views.append(view)
-    return tuple(views)
+        incident_views.append(view)
+    return tuple(incident_views)
 
 
-def _incident(incident: Incident) -> IncidentView:
+def _incident(incident: Incident) -> views.IncidentView:
     decided = phrase(DECIDED, decision=incident.decision)
     return _view(
-        IncidentView,
+        views.IncidentView,
         incident,
         evidence=render_all(incident.evidence),
         short=render(shorten(incident.what)),
@@ -163,16 +142,16 @@ def _incident(incident: Incident) -> IncidentView:
     )
 
 
-def _device(cluster: ClusterState, device: Device, reading: Reading | None) -> DeviceView:
+def _device(cluster: ClusterState, device: Device, reading: Reading | None) -> views.DeviceView:
     health = "failed" if device.failed else "ok"
     replicas = cluster.drmap.replicas_on(device.id)
-    return _view(DeviceView, device, device=device.id, health=health, replicas=replicas, reading=reading)
+    return _view(views.DeviceView, device, device=device.id, health=health, replicas=replicas, reading=reading)
 
 
-def _rank(cluster: ClusterState, rank: Rank) -> RankView:
+def _rank(cluster: ClusterState, rank: Rank) -> views.RankView:
     rank_runtime = cluster.runtime.ranks[rank.id]
     return _view(
-        RankView,
+        views.RankView,
         rank,
         rank=rank.id,
         heard=rank_runtime.heard if rank_runtime.beat else None,
@@ -182,7 +161,7 @@ def _rank(cluster: ClusterState, rank: Rank) -> RankView:
     )
 
 
-def _job(cluster: ClusterState, job: Job, marks: bool) -> JobView:
+def _job(cluster: ClusterState, job: Job, marks: bool) -> views.JobView:
     members = cluster.ranks.of_job(job.name)
     live = [rank for rank in members if rank.presence is Presence.LIVE and not cluster.is_evicted(rank)]
     beats = cluster.reporting_beats(job.name)
@@ -192,7 +171,7 @@ def _job(cluster: ClusterState, job: Job, marks: bool) -> JobView:
     none_runs = bool(runs) and all(run.phase is not RunPhase.RUNNING for run in runs)
     phase = runs[0].phase if none_runs else job.phase
     return _view(
-        JobView,
+        views.JobView,
         job,
         job=job.name,
         phase=phase.value,
@@ -203,13 +182,13 @@ def _job(cluster: ClusterState, job: Job, marks: bool) -> JobView:
         samples_per_second=sum(rates) if rates and job.phase is JobPhase.RUNNING else None,
         paused=bool(live) and any(beat.paused for beat in beats),
         marks=tuple(
-            MarkView(at=at, text=" ".join(sentences(record)), record=record)
+            views.MarkView(at=at, text=" ".join(sentences(record)), record=record)
             for at, record in (cluster.marks.get(job.name, ()) if marks else ())
         ),
     )
 
 
-def knobs(cluster: ClusterState, look: QueryKnobs) -> KnobsView:
+def knobs(cluster: ClusterState, look: views.QueryKnobs) -> views.KnobsView:
     in_force: dict[str, Value] = {}
     by_replica: dict[str, dict[str, Value]] = {}
     newest = 0
@@ -233,41 +212,45 @@ def knobs(cluster: ClusterState, look: QueryKnobs) -> KnobsView:
         elsewhere = {r: values[name] for r, values in sorted(others.items()) if values.get(name, value) != value}
         who, when = (change.operator, change.asked) if change else ("", None)
         knob_views.append(
-            KnobView(spec=knob.spec, value=value, elsewhere=elsewhere, changed_by=who, changed=when, change=knob.change)
+            views.KnobView(
+                spec=knob.spec, value=value, elsewhere=elsewhere, changed_by=who, changed=when, change=knob.change
+            )
         )
     latest = list(cluster.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
-    return KnobsView(knobs=tuple(knob_views), changes=tuple(map(_change, latest)))
+    return views.KnobsView(knobs=tuple(knob_views), changes=tuple(map(_change, latest)))
 
 
-def _change(change: Change) -> ChangeView:
+def _change(change: Change) -> views.ChangeView:
     """Without the key of its verdict."""
-    return _view(ChangeView, change, **asdict(change.change) | {"key": None}, ranks=len(change.lives))
+    return _view(views.ChangeView, change, **asdict(change.change) | {"key": None}, ranks=len(change.lives))
 
 
-def checkpoints(cluster: ClusterState, look: QueryCheckpoints) -> CheckpointsView:
+def checkpoints(cluster: ClusterState, look: views.QueryCheckpoints) -> views.CheckpointsView:
     return cluster.checkpoints.of(look.job)
 
 
-def curves(cluster: ClusterState, look: QueryCurves) -> CurvesView:
+def curves(cluster: ClusterState, look: views.QueryCurves) -> views.CurvesView:
     ranks = sorted(r for r in cluster.ranks.ids_of(look.job) if look.replica in {None, r.replica})
     page = ranks[look.offset : look.offset + look.limit]
     curves = ((rank, cluster.runtime.ranks[rank].curve) for rank in page)
-    return CurvesView(curves=tuple((rank, curve.points if curve else ()) for rank, curve in curves), total=len(ranks))
+    return views.CurvesView(
+        curves=tuple((rank, curve.points if curve else ()) for rank, curve in curves), total=len(ranks)
+    )
 
 
 _WAITING = {RunPhase.SUBMITTED, RunPhase.RESTARTING}
 
 
-def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
+def runs(cluster: ClusterState, look: views.QueryRuns, now: float) -> views.RunsView:
     by_name = cluster.runs.by_name
     wanted = cluster.runs.named(look.job) if look.job is not None else [by_name[job] for job in sorted(by_name)]
     placed = [run for run in by_name.values() if not run.over and run.phase not in _WAITING]
     used = Counter(place.node for run in placed for place in run.places)
     many = sum(len(seen.beat.readings) for seen in cluster.runtime.nodes.values()) > READINGS_SHOWN
-    return RunsView(
+    return views.RunsView(
         runs=tuple(
             _view(
-                RunView,
+                views.RunView,
                 run,
                 job=run.name,
                 attempt=run.ordinal,
@@ -281,7 +264,7 @@ def runs(cluster: ClusterState, look: QueryRuns, now: float) -> RunsView:
             for run in wanted
         ),
         nodes=tuple(
-            NodeView(
+            views.NodeView(
                 node=node,
                 beat=readable(replace(seen.beat, readings=()) if many else seen.beat),
                 heard=seen.heard,

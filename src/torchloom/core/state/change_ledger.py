@@ -12,19 +12,10 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from torchloom.protocol import records
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import ChangeSpec, KnobSpec, Value
-from torchloom.protocol.records import (
-    Abort,
-    ChangeDecided,
-    ChangeProposed,
-    ChangeRecord,
-    ChangeSettled,
-    KnobsOffered,
-    OrderEnded,
-    OrderGiven,
-)
 
 KEEP_CHANGES = 200
 """Ended changes and orders of one job before the oldest is forgotten; those still in force stay."""
@@ -44,7 +35,7 @@ CHANGE_NEXT: Mapping[tuple[ChangePhase, str], ChangePhase] = {
 }
 
 
-class Change(ChangeProposed, frozen=True, kw_only=True):
+class Change(records.ChangeProposed, frozen=True, kw_only=True):
     """A change as it was proposed, and what came of it."""
 
     asked: float
@@ -75,11 +66,11 @@ class Change(ChangeProposed, frozen=True, kw_only=True):
         return "/".join(str(part) for part in (self.job, self.replica, self.rank) if part is not None)
 
 
-def abort_phrase(abort: Abort) -> Phrase:
+def abort_phrase(abort: records.Abort) -> Phrase:
     return phrase(f"change_{abort.why}", ranks=sorted(abort.ranks), refusal=abort.refusal)
 
 
-class GivenOrder(OrderGiven, frozen=True, kw_only=True):
+class GivenOrder(records.OrderGiven, frozen=True, kw_only=True):
     """An order as it was given, and what came of it."""
 
     asked: float
@@ -159,37 +150,37 @@ class Ledger(msgspec.Struct, kw_only=True):
 
     # ── fold ──
 
-    def fold(self, record: ChangeRecord, at: float) -> Change | GivenOrder | None:
+    def fold(self, record: records.ChangeRecord, at: float) -> Change | GivenOrder | None:
         """Returns the change or order that the record is about."""
         match record:
-            case KnobsOffered():
+            case records.KnobsOffered():
                 self._offer(record)
                 return None
-            case ChangeProposed(change=spec):
+            case records.ChangeProposed(change=spec):
                 self.change_count = max(self.change_count, spec.number)
                 self.changes[spec.id] = change = Change.from_fields(record, asked=at)
                 return change
-            case ChangeDecided():
+            case records.ChangeDecided():
                 return self._decide(record)
-            case ChangeSettled(id=id, outcome=outcome, applied=applied, failed=failed):
+            case records.ChangeSettled(id=id, outcome=outcome, applied=applied, failed=failed):
                 change = self.changes[id]
                 phase = CHANGE_NEXT[(change.phase, "settle")]
                 change = replace(change, phase=phase, outcome=outcome, applied=applied, failed=failed)
                 self.changes[id] = change
                 self._trim(change.job)
                 return change
-            case OrderGiven(id=id):
+            case records.OrderGiven(id=id):
                 self.order_count = max(self.order_count, int(id[1:]))
                 self.orders[id] = order = GivenOrder.from_fields(record, asked=at)
                 return order
-            case OrderEnded(id=id, outcome=outcome, ok=ok, applied=applied):
+            case records.OrderEnded(id=id, outcome=outcome, ok=ok, applied=applied):
                 self.orders[id] = order = replace(self.orders[id], outcome=outcome, ok=ok, applied=applied)
                 ended = [o.id for o in self.orders.values() if o.job == order.job and o.ended]
                 for old in ended[: max(0, len(ended) - KEEP_CHANGES)]:
                     del self.orders[old]
                 return order
 
-    def _offer(self, record: KnobsOffered) -> None:
+    def _offer(self, record: records.KnobsOffered) -> None:
         knobs = self.knobs.setdefault(record.job, {})
         for spec in record.knobs:
             knob = knobs.get(spec.name)
@@ -197,7 +188,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         if record.checkpoints:
             self.checkpointers.add(record.job)
 
-    def _decide(self, record: ChangeDecided) -> Change:
+    def _decide(self, record: records.ChangeDecided) -> Change:
         change = self.changes[record.id]
         phase = CHANGE_NEXT[(change.phase, "commit" if record.commit else "abort")]
         why_not = abort_phrase(record.abort) if record.abort is not None else ""

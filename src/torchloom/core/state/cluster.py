@@ -21,37 +21,12 @@ from torchloom.core.state.pending_operations import Volatile
 from torchloom.core.state.ranks import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Rank, Ranks, Sign
 from torchloom.core.state.runs import Run, Runs
 from torchloom.core.state.runtime import RuntimeState
+from torchloom.protocol import records
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Mark, NodeDrained, ReplicaDrained
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import Beat
-from torchloom.protocol.records import (
-    About,
-    ChangeRecord,
-    CheckpointFailed,
-    CheckpointSaved,
-    DeviceRecord,
-    DeviceRegistered,
-    InboxRead,
-    IncidentAmended,
-    IncidentOpened,
-    JobBegan,
-    JobEnded,
-    JobForgotten,
-    JobResumed,
-    MemberJoined,
-    MembersEvicted,
-    RankAttached,
-    RankDied,
-    RankForgotten,
-    RankFound,
-    RankJoined,
-    RankLeft,
-    RankLost,
-    RankRecord,
-    Record,
-    TermBegan,
-)
+from torchloom.protocol.records import Record
 from torchloom.protocol.run_records import AttemptStopping, RunRecord
 from torchloom.protocol.views import Assignment, CheckpointsView
 from torchloom.settings import Settings
@@ -206,13 +181,13 @@ class ClusterState:
 
     def _fold(self, record: Record, at: float) -> None:
         self.goodput.fold(record, at, self._run_of(record))
-        if isinstance(record, RankRecord):
+        if isinstance(record, records.RankRecord):
             self._fold_rank(record, at)
-        elif isinstance(record, ChangeRecord):
+        elif isinstance(record, records.ChangeRecord):
             self._fold_change(record, at)
-        elif isinstance(record, DeviceRecord):
+        elif isinstance(record, records.DeviceRecord):
             self.devices.fold(record, at)
-            if isinstance(record, DeviceRegistered):
+            if isinstance(record, records.DeviceRegistered):
                 self.drmap.add(Assignment.from_fields(record))
         elif isinstance(record, RunRecord):
             self.incidents.follow_run(record, self.runs, at)
@@ -223,21 +198,21 @@ class ClusterState:
         else:
             self._fold_other(record, at)
 
-    def _fold_rank(self, record: RankRecord, at: float) -> None:
+    def _fold_rank(self, record: records.RankRecord, at: float) -> None:
         match record:
-            case RankJoined():
+            case records.RankJoined():
                 self._join(record, at)
-            case RankAttached(rank=rank):
+            case records.RankAttached(rank=rank):
                 self.ranks.modify(rank, counted=False)
-            case RankLost(rank=rank, reason=reason, patient=patient):
+            case records.RankLost(rank=rank, reason=reason, patient=patient):
                 self._advance(rank, Sign.LINK_CLOSED, reason, at, patient=patient)
-            case RankFound(rank=rank, reason=reason):
+            case records.RankFound(rank=rank, reason=reason):
                 self._advance(rank, Sign.HEARD, reason, at)
-            case RankDied(rank=rank, reason=reason, confirmed=confirmed):
+            case records.RankDied(rank=rank, reason=reason, confirmed=confirmed):
                 self._advance(rank, Sign.ENDED_BADLY if confirmed else Sign.GRACE_OVER, reason, at)
-            case RankLeft(rank=rank, how=how):
+            case records.RankLeft(rank=rank, how=how):
                 self._advance(rank, Sign.GOODBYE, life_over(how), at, left=how)
-            case RankForgotten(rank=rank):
+            case records.RankForgotten(rank=rank):
                 self._forget(rank)
 
     def _advance(self, rank: RankId, sign: Sign, reason: Prose, at: float, **fields: object) -> None:
@@ -246,7 +221,7 @@ class ClusterState:
         self.ranks.modify(rank, **{"presence": presence, "since": at, "reason": reason, "patient": False} | fields)
         self.runtime.follow(self.ranks[rank], at)
 
-    def _fold_change(self, record: ChangeRecord, at: float) -> None:
+    def _fold_change(self, record: records.ChangeRecord, at: float) -> None:
         item = self.ledger.fold(record, at)
         if item is not None:
             self.runtime.operations.follow(item, at)
@@ -255,33 +230,33 @@ class ClusterState:
 
     def _fold_other(self, record: Record, at: float) -> None:
         match record:
-            case InboxRead(seq=seq):
+            case records.InboxRead(seq=seq):
                 self.inbox_seq = max(self.inbox_seq, seq)
-            case TermBegan(term=term):
+            case records.TermBegan(term=term):
                 self.term = term
-            case JobBegan(job=job):
+            case records.JobBegan(job=job):
                 self._begin(job, at)
-            case JobEnded(job=job, outcome=outcome, reason=reason):
+            case records.JobEnded(job=job, outcome=outcome, reason=reason):
                 self.jobs[job] = replace(self.jobs[job], phase=JobPhase(outcome), ended=at, reason=reason)
-            case JobForgotten(job=job):
+            case records.JobForgotten(job=job):
                 self._forget_job(job)
-            case IncidentOpened(id=id, about=about):
+            case records.IncidentOpened(id=id, about=about):
                 self.incidents.open(record, at)
                 self._refer(about, id)
-            case IncidentAmended(id=id) if id in self.incidents:  # otherwise it was closed, and is not kept any more
+            case records.IncidentAmended(id=id) if id in self.incidents:  # others are closed, and are not kept any more
                 if record.closed:
                     self._refer(self.incidents[id].about, "")
                 self.incidents.amend(record, at, self.settings.keep_closed_incidents)
-            case CheckpointSaved() | CheckpointFailed() | JobResumed():
+            case records.CheckpointSaved() | records.CheckpointFailed() | records.JobResumed():
                 self.checkpoints.fold(record, at)
-                if isinstance(record, CheckpointSaved):
+                if isinstance(record, records.CheckpointSaved):
                     self.runtime.checkpoint_detector(record.rank.job).saved(at)
-                if isinstance(record, JobResumed):
+                if isinstance(record, records.JobResumed):
                     self.incidents.follow_resume(record, self.runs)
-            case MemberJoined(rank=rank, incarnation=incarnation, member=member):
+            case records.MemberJoined(rank=rank, incarnation=incarnation, member=member):
                 if self.ranks.find(rank, incarnation) is not None:
                     self.ranks.modify(rank, member=member)
-            case MembersEvicted(job=job, members=members):
+            case records.MembersEvicted(job=job, members=members):
                 self.evicted[job] = (*self.evicted.get(job, ()), *members)[-KEEP_EVICTED:]
             case Mark(job=job):
                 self.marks[job] = (*self.marks.get(job, ()), (at, record))[-KEEP_MARKS:]
@@ -305,7 +280,7 @@ class ClusterState:
                 if change.is_for(rank):
                     self.runtime.expect(rank, change.change)
 
-    def _join(self, record: RankJoined, at: float) -> None:
+    def _join(self, record: records.RankJoined, at: float) -> None:
         rank, hello = record.rank, record.hello
         for device in hello.devices:
             self.devices.add(device, hello.node, at)
@@ -333,15 +308,15 @@ class ClusterState:
     def _run_of(self, record: Record) -> str:
         """The name of the run that a record about a rank or an incident concerns."""
         match record:
-            case RankJoined(rank=rank) | JobResumed(rank=rank):
+            case records.RankJoined(rank=rank) | records.JobResumed(rank=rank):
                 run = self.runs.of(rank.replica_id)
-            case IncidentOpened(job=job, about=about):
+            case records.IncidentOpened(job=job, about=about):
                 run = self.runs.concerned(job, about)
             case _:
                 run = None
         return run.name if run is not None else ""
 
-    def _refer(self, about: About, incident: str) -> None:
+    def _refer(self, about: records.About, incident: str) -> None:
         """Let the rank or device that an incident is about as a whole point to it while it is open."""
         if about.part:
             return

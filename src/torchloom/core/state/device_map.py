@@ -13,17 +13,9 @@ from itertools import chain
 import msgspec
 from msgspec.structs import replace
 
+from torchloom.protocol import records
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.phrase import Prose
-from torchloom.protocol.records import (
-    Blame,
-    DeviceBlamed,
-    DeviceCleared,
-    DeviceMarkedFailed,
-    DeviceMarkedRecovered,
-    DeviceRecord,
-    DeviceRegistered,
-)
 from torchloom.protocol.views import Assignment
 
 BLAMES_KEPT = 64
@@ -37,7 +29,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     since: float = 0.0
     cause: Prose = ""
     incident: str = ""
-    blames: tuple[Blame, ...] = ()
+    blames: tuple[records.Blame, ...] = ()
     """All failure reports, also those that an operator has overruled."""
 
 
@@ -51,22 +43,22 @@ class Devices(dict[str, Device]):
         elif node and self[id].node != node:
             self[id] = replace(self[id], node=node)
 
-    def fold(self, record: DeviceRecord, at: float) -> None:
+    def fold(self, record: records.DeviceRecord, at: float) -> None:
         id = record.device
-        if isinstance(record, DeviceRegistered | DeviceBlamed):
+        if isinstance(record, records.DeviceRegistered | records.DeviceBlamed):
             self.add(id, record.node, at)
         device = self[id]
         match record:
-            case DeviceBlamed(blame=blame):
+            case records.DeviceBlamed(blame=blame):
                 others = tuple(other for other in device.blames if other.by != blame.by)
                 self[id] = replace(device, blames=(*others, blame)[-BLAMES_KEPT:])
-            case DeviceCleared(by=by):
+            case records.DeviceCleared(by=by):
                 left = tuple(blame for blame in device.blames if blame.by != by)
                 cause = next((blame.cause for blame in left if device.failed and not blame.overruled), device.cause)
                 self[id] = replace(device, blames=left, cause=cause)
-            case DeviceMarkedFailed(cause=cause):
+            case records.DeviceMarkedFailed(cause=cause):
                 self[id] = replace(device, failed=True, since=at, cause=cause)
-            case DeviceMarkedRecovered():
+            case records.DeviceMarkedRecovered():
                 kept = tuple(replace(blame, overruled=True) for blame in device.blames if blame.alert)
                 self[id] = replace(device, failed=False, since=at, cause="", incident="", blames=kept)
 

@@ -24,17 +24,8 @@ import msgspec
 from msgspec.structs import replace
 
 from torchloom.core.detect.incident_kinds import HANGS
+from torchloom.protocol import run_records
 from torchloom.protocol.records import IncidentAmended, IncidentOpened, JobResumed, RankJoined, Record
-from torchloom.protocol.run_records import (
-    AttemptBegan,
-    AttemptEnded,
-    AttemptLaunched,
-    AttemptPaused,
-    AttemptRunning,
-    AttemptStopping,
-    RunEnded,
-    RunSubmitted,
-)
 from torchloom.protocol.views import Goodput
 
 RUNNING, BETWEEN = "running", "between"
@@ -120,7 +111,7 @@ class Accounts(dict[str, Account]):
 
     def fold(self, record: Record, at: float, run: str = "") -> None:
         """`run` is the name of the run that a record about a rank or an incident concerns."""
-        if isinstance(record, RunSubmitted):
+        if isinstance(record, run_records.RunSubmitted):
             self[record.job] = Account(job=record.job, submitted=at, since=at)
             return
         job = run if isinstance(record, JobResumed | RankJoined | IncidentOpened) else getattr(record, "job", "")
@@ -144,39 +135,39 @@ def tally(account: Account, now: float, step: int | None = None) -> Goodput:
 
 def _folded(account: Account, record: Record, at: float) -> Account:
     match record:
-        case AttemptBegan():
+        case run_records.AttemptBegan():
             account = _charged(account, at)
             return replace(account, doing=account.cause or STARTING, joined=False)
-        case AttemptLaunched(heals=True):
+        case run_records.AttemptLaunched(heals=True):
             return replace(account, whole=(), first=max((stretch.last for stretch in account.stretches), default=0))
-        case AttemptLaunched(resume_step=step):
+        case run_records.AttemptLaunched(resume_step=step):
             whole = account.stretches
             return replace(_redone(replace(account, whole=whole), whole, step or 0), first=step or 0)
         case JobResumed(step=step) if step > account.first:
             left = tuple(stretch.up_to(account.first) for stretch in account.whole)
             return replace(_redone(account, left, step), first=step)
-        case AttemptRunning():
+        case run_records.AttemptRunning():
             return replace(_charged(account, at), doing=RUNNING, cause="")
         case RankJoined() if not account.joined:
             account = _charged(account, at)
             return replace(_not_begun(account), joined=True)
-        case AttemptPaused(held=held):
+        case run_records.AttemptPaused(held=held):
             return replace(_charged(account, at), doing=PAUSED if held else RUNNING)
         case IncidentOpened(id=id, kind=kind) if kind in HANGS and account.doing == RUNNING:
             return replace(_charged(account, at), doing=kind, standing=id)
         case IncidentAmended() if account.doing in HANGS:
             return replace(_charged(account, at), doing=RUNNING, standing="")
-        case AttemptStopping():
+        case run_records.AttemptStopping():
             return _stopping(account, record, at)
-        case AttemptEnded(wait_seconds=wait):
+        case run_records.AttemptEnded(wait_seconds=wait):
             return replace(_charged(account, at), doing=BETWEEN, until=at + wait)
-        case RunEnded(step=step, phase=phase):
+        case run_records.RunEnded(step=step, phase=phase):
             account = _with_stretch(_charged(account, at), step)
             return replace(_without_stepless(account) if phase == "failed" else account, ended=at)
     return account
 
 
-def _stopping(account: Account, record: AttemptStopping, at: float) -> Account:
+def _stopping(account: Account, record: run_records.AttemptStopping, at: float) -> Account:
     doing, before = account.doing, account.since
     account = _with_stretch(_charged(account, at), record.step)
     stepless = account.joined and record.step <= account.first  # then it left no stretch

@@ -10,17 +10,9 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from torchloom.core.state.runs import Run, Runs
+from torchloom.protocol import run_records
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, JobResumed
-from torchloom.protocol.run_records import (
-    AttemptBegan,
-    AttemptEnded,
-    AttemptLaunched,
-    AttemptRunning,
-    ResponseBegan,
-    ResponseWent,
-    RunRecord,
-)
 
 MOST_ENTRIES = 20
 """Of one timeline."""
@@ -151,35 +143,35 @@ class Incidents(dict[str, Incident]):
         if run is not None and run.ordinal > 1:
             self._count_lost_steps(run.name, run.attempt - 1, record.step)
 
-    def follow_run(self, record: RunRecord, runs: Runs, at: float) -> None:
+    def follow_run(self, record: run_records.RunRecord, runs: Runs, at: float) -> None:
         """Add a record of a run to the timelines that it concerns. `runs` is the state before the record."""
         match record:
-            case ResponseBegan(job=job, incident=id, do=do, rollback=back) if id in self:
+            case run_records.ResponseBegan(job=job, incident=id, do=do, rollback=back) if id in self:
                 self.append(id, at, phrase(BEGINS, do=do, job="" if self[id].job == job else job))
                 if back is not None and back.skip is not None:
                     first, last = back.skip
                     code = "batch_skipped" if first == last else "batches_skipped"
                     self.append(id, at, phrase(code, first=first, last=last))
-            case ResponseWent(job=job, left=left):
+            case run_records.ResponseWent(job=job, left=left):
                 response = runs.by_name[job].response
                 if response is not None and response.incident in self:
                     code = "response_done" if self[response.incident].closed is None else "response_undone"
                     done = response.do[: len(response.do) - len(left)]
                     self.append(response.incident, at, phrase(code, do=done))
-            case AttemptEnded(job=job, attempt=attempt, wait_seconds=wait) if wait:
+            case run_records.AttemptEnded(job=job, attempt=attempt, wait_seconds=wait) if wait:
                 self._append_to_stopped(job, attempt, at, phrase("next_attempt_waits", seconds=wait))
-            case AttemptBegan(job=job, attempt=attempt, places=places):
+            case run_records.AttemptBegan(job=job, attempt=attempt, places=places):
                 nodes = tuple(dict.fromkeys(place.node for place in places))
                 number = attempt - runs.by_name[job].before
                 if number > 1:
                     entry = phrase("attempt_prepared", attempt=number, nodes=nodes)
                     self._append_to_stopped(job, attempt - 1, at, entry)
-            case AttemptLaunched(job=job, attempt=attempt, resume=resume, resume_step=step):
+            case run_records.AttemptLaunched(job=job, attempt=attempt, resume=resume, resume_step=step):
                 if runs.by_name[job].ordinal > 1:
                     start = phrase("starts_over" if step is None else "resumes_at", step=step, path=resume)
                     self._append_to_stopped(job, attempt - 1, at, phrase("heals") if record.heals else start)
                     self._count_lost_steps(job, attempt - 1, None if record.heals else step or 0)
-            case AttemptRunning(job=job):
+            case run_records.AttemptRunning(job=job):
                 for incident in list(self.values()):
                     name, attempt = incident.stopped or ("", 0)
                     if name == job and attempt > runs.by_name[job].before and incident.lost_seconds is None:

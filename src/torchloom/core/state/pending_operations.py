@@ -132,8 +132,8 @@ class PendingOperations:
 
     def fold(self, record: Volatile, at: float) -> None:
         match record:
-            case OperationBegan(request=request, job=job, lives=lives, change_request=asked, waiters=waiters):
-                operation = PendingOperation(request, job, dict(lives), asked, waiters=list(waiters))
+            case OperationBegan(request=request, job=job, lives=lives, change_request=change_request, waiters=waiters):
+                operation = PendingOperation(request, job, dict(lives), change_request, waiters=list(waiters))
                 operation.began = operation.sent = at
                 self.by_request[request] = operation
             case OperationEnded(request=request):

@@ -18,27 +18,13 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
+from torchloom.protocol import run_records
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.node import Rollback
 from torchloom.protocol.operator import NodeDrained, ReplicaDrained
 from torchloom.protocol.phrase import Prose
 from torchloom.protocol.records import About
-from torchloom.protocol.run_records import (
-    AttemptBegan,
-    AttemptEnded,
-    AttemptLaunched,
-    AttemptNote,
-    AttemptPaused,
-    AttemptRecord,
-    AttemptRunning,
-    AttemptStopping,
-    ResponseBegan,
-    ResponseWent,
-    RunDescription,
-    RunEnded,
-    RunRecord,
-    RunSubmitted,
-)
+from torchloom.protocol.run_records import AttemptNote, RunDescription
 
 LIGHTHOUSE = "lighthouse"
 """Replica name of the run of a torchft job that starts the lighthouse."""
@@ -128,7 +114,7 @@ class Run(RunDescription, frozen=True, kw_only=True):
     """The checkpoint that the next attempt goes back to."""
     skip: tuple[int, int] | None = None
     """Steps whose batches are skipped from now on."""
-    response: ResponseBegan | None = None
+    response: run_records.ResponseBegan | None = None
     """The response under way; its `do` has the remaining actions."""
     responding: float = 0.0
     """Since when, if there is one."""
@@ -228,45 +214,45 @@ class Runs:
 
     # ── fold ──
 
-    def fold(self, record: RunRecord | ReplicaDrained | NodeDrained, at: float) -> None:
+    def fold(self, record: run_records.RunRecord | ReplicaDrained | NodeDrained, at: float) -> None:
         match record:
-            case RunSubmitted(job=job):
+            case run_records.RunSubmitted(job=job):
                 last = self.by_name[job].attempt if job in self.by_name else 0
                 run = Run.from_fields(record, name=job, since=at, submitted=at, attempt=last, before=last)
                 self.by_name[job] = run
                 self._names[run.replica_id] = job
-            case AttemptBegan(job=job, attempt=attempt, places=places):
+            case run_records.AttemptBegan(job=job, attempt=attempt, places=places):
                 run = self.by_name[job]
                 notes = (*run.notes, AttemptNote(number=attempt - run.before, began=at))[-KEEP_NOTES:]
                 # A lighthouse stays where it was: replicas know no other.
                 host, port = (run.host, run.port) if run.is_lighthouse else ("", 0)
                 self._turn(job, S.PLACED, at, attempt=attempt, places=places, notes=notes, host=host, port=port)
                 self._modify(job, resume="", resume_step=None)
-            case AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=step):
+            case run_records.AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=step):
                 self._turn(job, S.LAUNCHED, at, host=host, port=port, resume=resume, resume_step=step, rollback=None)
                 self._note(record)
-            case AttemptRunning(job=job):
+            case run_records.AttemptRunning(job=job):
                 self._turn(job, S.ALL_RUNNING, at)
                 self._note(record, running=at)
-            case AttemptPaused(job=job, held=held):
+            case run_records.AttemptPaused(job=job, held=held):
                 self._turn(job, S.HELD if held else S.GOES_ON, at)
-            case AttemptStopping(job=job, reason=reason, next_action=next_action, rollback=back):
+            case run_records.AttemptStopping(job=job, reason=reason, next_action=next_action, rollback=back):
                 run = self._turn(job, S.STOP, at, next_action=next_action, reason=reason, kill_now=record.kill_now)
                 if next_action == "restart" and record.counts:
                     self._modify(job, stops=(*run.stops, at)[-KEEP_STOPS:])
                 skip = back.skip if back is not None and back.skip is not None else run.skip
                 self._modify(job, rollback=back or run.rollback, skip=skip, response=None)
                 self._note(record, stopping=at, kind=record.kind or "")
-            case ResponseBegan(job=job, kind=kind):
+            case run_records.ResponseBegan(job=job, kind=kind):
                 responses = (*self.by_name[job].responses, (kind, at))[-KEEP_STOPS:]
                 self._modify(job, response=record, responding=at, responses=responses)
-            case ResponseWent(job=job, left=left):
+            case run_records.ResponseWent(job=job, left=left):
                 response = self.by_name[job].response
                 self._modify(job, response=replace(response, do=left) if response is not None and left else None)
-            case AttemptEnded(job=job, wait_seconds=wait_seconds):
+            case run_records.AttemptEnded(job=job, wait_seconds=wait_seconds):
                 self._turn(job, S.ALL_GONE, at, wait_until=at + wait_seconds)
                 self._note(record, ended=at)
-            case RunEnded(job=job, phase=phase, reason=reason, step=step):
+            case run_records.RunEnded(job=job, phase=phase, reason=reason, step=step):
                 sign = {"done": S.ALL_SUCCEEDED, "failed": S.GIVEN_UP, "cancelled": S.CANCELLED}[phase]
                 run = self._turn(job, sign, at, reason=reason, step=step)
                 if run.notes:
@@ -284,7 +270,7 @@ class Runs:
         self.by_name[job] = run = replace(self.by_name[job], **fields)
         return run
 
-    def _note(self, record: AttemptRecord, **fields: object) -> None:
+    def _note(self, record: run_records.AttemptRecord, **fields: object) -> None:
         """Add to the note of the latest attempt what a record says, in fields of the same names."""
         run = self.by_name[record.job]
         note = run.note.with_fields(record, **fields)
