@@ -18,7 +18,7 @@ from docs import jobs, packages, trouble
 from docs.markdown import code, fenced, table
 from torchloom.bus.credentials import Authority
 from torchloom.cli.parser import EXIT_CODES, build
-from torchloom.cli.verb_registry import verbs_of
+from torchloom.cli.verb import verbs_of
 from torchloom.core.state.ranks import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.subjects import STREAMS, SUBJECTS, Permissions, Role, Stream, permissions

@@ -19,14 +19,11 @@ MOST_LINES = 400
 
 TWO_SIDES = {
     "checkpoints": "checkpoints of a job: the verb and the table",
-    "control_plane": "nats-server and weaver together: the process that supervises them, and its verbs",
     "knobs": "values that may be changed: their rules and the verb",
-    "lighthouse": "the lighthouse of a job: its messages and its verb",
     "main": "the entry point of a process",
     "node": "a machine with an agent: its messages, and the facts that the agent reads",
     "policy": "the response to each kind of incident: the table, and how it is explained",
     "records": "what the log contains: the messages and their sentences",
-    "settings": "environment variables: their table, and the verb that prints it",
     "stacks": "stacks of a rank: written by the rank, read by the agent",
     "status": "one screen about everything: the verbs and the view",
     "why": "the story of an incident: the verb and the view",

@@ -13,9 +13,7 @@ from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.cli.test_main import on_terminal
 from torchloom.checkpoints.store.locks import reading
-from torchloom.cli.parser import build
-from torchloom.cli.verb_registry import verbs_of
-from torchloom.cli.verbs.shell import _Completer
+from torchloom.cli.verbs.shell import offered
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.views import CheckpointsView, QueryCheckpoints, SavedStep
 
@@ -201,8 +199,7 @@ def test_prune_of_a_folder_that_cannot_be_used(loom: Loom, runs: Path) -> None:
 
 
 def test_the_shell_completes_the_second_word() -> None:
-    complete = _Completer(verbs_of(build())).candidates
-    assert complete("checkpoints ", "p") == ["prune "]
-    assert complete("checkpoints ", "--v") == ["--verify "]
-    assert complete("checkpoints prune ", "--la") == ["--last "]
-    assert complete("jobs ", "p") == []
+    assert offered("checkpoints ", "p") == ["prune "]
+    assert offered("checkpoints ", "--v") == ["--verify "]
+    assert offered("checkpoints prune ", "--la") == ["--last "]
+    assert offered("jobs ", "p") == []

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.samples import LIFE, NOW, cluster, incident, job, rank
-from torchloom.cli import completion_names
+from torchloom.cli.completion_names import complete
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.job import Rule, Task, Torchft
 from torchloom.protocol.node import Place
@@ -163,9 +163,9 @@ def test_waiting_for_the_job_ends_as_it_ends(replicas: Responder, at: Loom) -> N
 
 def test_names_complete_to_jobs_and_to_their_replicas(replicas: Responder, at: Loom) -> None:
     typed = Namespace(state=replicas.settings.state)
-    assert completion_names.complete_run("ft", typed) == ["ft", "ft:0", "ft:1", "ft:lighthouse"]
-    assert completion_names.complete_replica("ft/", typed) == ["ft/ft_0", "ft/ft_1"]
-    assert completion_names.complete_drained("ft/", typed) == ["ft/ft_0", "ft/ft_1"]
+    assert complete("run", "ft", typed) == ["ft", "ft:0", "ft:1", "ft:lighthouse"]
+    assert complete("replica", "ft/", typed) == ["ft/ft_0", "ft/ft_1"]
+    assert complete("agent or replica", "ft/", typed) == ["ft/ft_0", "ft/ft_1"]
 
 
 # ── reading ──

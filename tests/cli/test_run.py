@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Loom
-from torchloom.cli.job_options import silent_lighthouse, with_replicas
 from torchloom.cli.parser import parse
-from torchloom.cli.verbs.run import _count, _counts
+from torchloom.cli.verbs.run import _count, _counts, silent_lighthouse, with_replicas
 from torchloom.core.torchft.replica_groups import timeouts
 from torchloom.errors import BadInput
 from torchloom.launcher.local_run import output_folder

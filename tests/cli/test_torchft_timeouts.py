@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Loom
-from torchloom.cli.doctor_checks.diagnosis import Finding
-from torchloom.cli.doctor_checks.torchft_timeouts import VARIABLES, examine, waits
+from torchloom.cli.doctor_checks import Finding
+from torchloom.cli.torchft_timeouts import VARIABLES, examine, waits
 from torchloom.core.torchft.replica_groups import timeouts
 from torchloom.protocol.job import Torchft
 

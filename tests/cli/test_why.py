@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.samples import NOW, cluster, incident, job
-from torchloom.cli import completion_names
-from torchloom.cli.job_options import with_rules
+from torchloom.cli.completion_names import complete
 from torchloom.cli.parser import parse
+from torchloom.cli.verbs.jobs import complete_rule, with_rules
 from torchloom.cli.verbs.run import _task
 from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.errors import BadInput
@@ -226,12 +226,12 @@ def test_an_option_of_submit_takes_the_place_of_the_file_s_rule(weaver: Responde
     ],
 )
 def test_rules_are_completed(prefix: str, offered: list[str]) -> None:
-    assert completion_names.complete_rule(prefix) == offered
+    assert complete_rule(prefix) == offered
 
 
 def test_jobs_and_incidents_are_completed(troubled: Responder, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from argparse import Namespace
 
     typed = Namespace(state=settings.state)
-    assert completion_names.complete_why("", parsed_args=typed) == ["mnist", "bert", "i4", "i3", "i2", "i1", "i0"]
-    assert completion_names.complete_why("i2", parsed_args=typed) == ["i2"]
+    assert complete("job or incident", "", typed) == ["mnist", "bert", "i4", "i3", "i2", "i1", "i0"]
+    assert complete("job or incident", "i2", typed) == ["i2"]

@@ -12,7 +12,7 @@ import pytest
 from docs import generate, packages, trouble
 from torchloom.bus.nats_server import find_binary
 from torchloom.cli.parser import build
-from torchloom.cli.verb_registry import options_of, verbs_of
+from torchloom.cli.verb import options_of, verbs_of
 from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.state.ranks import JobPhase, Presence
 from torchloom.job import job_file

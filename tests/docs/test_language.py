@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from torchloom.cli.parser import build
-from torchloom.cli.verb_registry import verbs_of
+from torchloom.cli.verb import verbs_of
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "src" / "torchloom"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchloom.cli.parser import build
-from torchloom.cli.verb_registry import verbs_of
+from torchloom.cli.verb import verbs_of
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

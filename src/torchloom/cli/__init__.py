@@ -1,1 +1,1 @@
-"""Every command. A verb imports what it needs when it runs, so that the others start fast."""
+"""Every command. The module of a verb is imported when the verb is typed, so that the others start fast."""

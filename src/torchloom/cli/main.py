@@ -31,11 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(words: Sequence[str]) -> int:
     """Run one command line; errors go to stderr."""
-    from torchloom.cli.call import print_error
     from torchloom.cli.parser import parse
+    from torchloom.cli.verb import print_error
 
     try:
-        return parse(words).run(run)
+        call = parse(words)
+        code: int = call.args.run(call)
+        return code
     except TorchLoomError as error:
         print_error(error)
         if "TORCHLOOM_REPORT_FD" in os.environ:  # started in the background
@@ -54,12 +56,11 @@ def complete() -> None:
     """Called by the shell while someone types; ends the process."""
     import argcomplete
 
-    from torchloom.cli.parser import build
-    from torchloom.cli.verb_registry import verbs_of
+    from torchloom.cli.parser import VERBS, build, typed_verb
 
-    parser = build()
+    words = os.environ["COMP_LINE"].split()[int(os.environ["_ARGCOMPLETE"]) :]
     # The second word of a verb is offered after its first.
-    argcomplete.autocomplete(parser, exclude=[name for name in verbs_of(parser) if " " in name])
+    argcomplete.autocomplete(build(typed_verb(words)), exclude=[name for name in VERBS if " " in name])
 
 
 if __name__ == "__main__":

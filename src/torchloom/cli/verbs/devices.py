@@ -1,83 +1,70 @@
-"""Verbs that tell the weaver something: fail, recover, register."""
+"""Verbs that report devices to the weaver: fail, recover, register."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
-from torchloom.cli import completion_names
+from torchloom.cli.known_names import find_replica, meant_device
+from torchloom.cli.verb import Call, Verbs
 from torchloom.errors import Refused
+from torchloom.protocol.ids import ReplicaId, check_name
+from torchloom.protocol.operator import Done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from torchloom.client import AsyncClient
 
-    from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
-    from torchloom.protocol.ids import ReplicaId
-    from torchloom.protocol.operator import Ask, Done
+MANUAL_JOB = "manual"
+"""The job of a replica registered by hand that no job has."""
 
 
 def add(verbs: Verbs) -> None:
-    verb = verbs.add(
-        "fail", fail, "report a device as failed, as a monitoring system would",
-        "The answer names the replicas on it. The beginning of the device name is enough, if it is unique.\n"
-        "An unknown device is refused.\n\n"
-        '  loom fail GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28 --cause "XID 79"', listing=True,
-    )  # fmt: skip
-    verb.add_argument("device", metavar="DEVICE", complete=completion_names.complete_device)
+    verb = verbs["fail"].define(fail, 'loom fail GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28 --cause "XID 79"')
+    verb.add_argument("device", complete="device")
     verb.add_argument("--cause", default="unspecified", metavar="TEXT", help="Cause of the failure, for the incident")
 
-    verb = verbs.add(
-        "recover", recover, "report a failed device as working again", "  loom recover GPU-307a982d", listing=True
-    )
-    verb.add_argument("device", metavar="DEVICE", complete=completion_names.complete_device)
+    verbs["recover"].define(recover, "loom recover GPU-307a982d").add_argument("device", complete="device")
 
-    verb = verbs.add(
-        "register", register, "record by hand that a replica uses a device",
-        "A replica that exists in one job means that one; in several, write JOB/REPLICA; in none, it belongs to the\n"
-        f"job `{completion_names.MANUAL_JOB}` unless --job names one.\n\n"
-        "  loom register GPU-307a982d train_ddp_0", listing=True,
-    )  # fmt: skip
-    verb.add_argument("device", metavar="DEVICE", complete=completion_names.complete_device)
-    verb.add_argument("replica", metavar="REPLICA", complete=completion_names.complete_replica)
+    verb = verbs["register"].define(register, "loom register GPU-307a982d train_ddp_0")
+    verb.add_argument("device", complete="device")
+    verb.add_argument("replica", complete="replica")
     verb.add_job("--job", help="Job of the replica")
 
 
 def fail(call: Call) -> int:
-    from torchloom.client import operator
-    from torchloom.protocol.ids import check_name
-    from torchloom.protocol.operator import Fail
-
-    check_name("device", call.args.device)
-    return _tell(call, lambda device: Fail(device=device, cause=call.args.cause[:2000], operator=operator()))
+    """The answer names the replicas on it. The beginning of the device name is enough, if it is unique.
+    An unknown device is refused.
+    """
+    return _report(call, lambda client, device: client.fail(device, call.args.cause))
 
 
 def recover(call: Call) -> int:
-    from torchloom.client import operator
-    from torchloom.protocol.ids import check_name
-    from torchloom.protocol.operator import Recover
+    return _report(call, lambda client, device: client.recover(device))
 
-    check_name("device", call.args.device)
-    return _tell(call, lambda device: Recover(device=device, operator=operator()))
+
+def _report(call: Call, report: Callable[[AsyncClient, str], Coroutine[Any, Any, Done]]) -> int:
+    """Say it of the device that is meant."""
+    name = check_name("device", call.args.device)
+
+    async def work(client: AsyncClient) -> Done:
+        return await report(client, meant_device(await client.status(), name))
+
+    return call.show_done(call.request(work))
 
 
 def register(call: Call) -> int:
-    from torchloom.client import operator
-    from torchloom.protocol.ids import check_name
-    from torchloom.protocol.operator import Register
-
+    """A replica that exists in one job means that one; in several, write JOB/REPLICA; in none, it belongs to the
+    job `manual` unless --job names one.
+    """
     device = check_name("device", call.args.device)
 
-    async def work(weaver: WeaverClient) -> Done:
-        replica = await _replica(weaver, call.args.replica, call.args.job)
-        return await weaver.ask(Register(device=device, job=replica.job, replica=replica.replica, operator=operator()))
+    async def work(client: AsyncClient) -> Done:
+        return await client.register(device, *await _replica(client, call.args.replica, call.args.job))
 
-    return call.show_done(call.query(work, "operator"))
+    return call.show_done(call.request(work))
 
 
-async def _replica(weaver: WeaverClient, text: str, job: str | None) -> ReplicaId:
-    from torchloom.protocol.ids import ReplicaId, check_name
-
+async def _replica(client: AsyncClient, text: str, job: str | None) -> ReplicaId:
     named_job, slash, name = text.rpartition("/")
     check_name("replica", name)
     if slash:
@@ -87,14 +74,4 @@ async def _replica(weaver: WeaverClient, text: str, job: str | None) -> ReplicaI
         return ReplicaId(named_job, name)
     if job is not None:
         return ReplicaId(check_name("job", job), name)
-    existing = completion_names.find_replica(await weaver.cluster(), name)
-    return existing or ReplicaId(completion_names.MANUAL_JOB, name)
-
-
-def _tell(call: Call, ask: Callable[[str], Ask]) -> int:
-    """Say it of the device that is meant."""
-
-    async def work(weaver: WeaverClient) -> Done:
-        return await weaver.ask(ask(completion_names.meant_device(await weaver.cluster(), call.args.device)))
-
-    return call.show_done(call.query(work, "operator"))
+    return find_replica(await client.status(), name) or ReplicaId(MANUAL_JOB, name)

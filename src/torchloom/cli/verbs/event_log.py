@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from torchloom.cli.verb import Call, Verbs
 from torchloom.errors import BadInput
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
     from torchloom.views.records import Event, Teller
 
 _WIDEN = 4
@@ -20,54 +20,45 @@ _WIDEN = 4
 
 
 def add(verbs: Verbs) -> None:
-    verb = verbs.add(
-        "events", events, "show what happened, oldest first",
-        "Works while the weaver is down. With -o json, one object per line.\n\n  loom events -f --job mnist",
-        listing=True,
-    )  # fmt: skip
-    verb.add_argument("-f", "--follow", action="store_true", help="Follow new events")
+    verb = verbs["events"].define(events, "loom events -f --job mnist")
+    verb.add_flag("-f", "--follow", help="Follow new events")
     verb.add_job("--job", help="Show only this job")
     verb.add_argument("--last", type=int, default=200, metavar="N", help="Number of past events to show; default: 200")
 
 
 def events(call: Call) -> int:
+    """Works while the weaver is down. With -o json, one object per line."""
     if call.args.last < 0:
         raise BadInput(f"--last {call.args.last} is not a number of events")
-    call.wait(_follow(call) if call.args.follow else _show_past(call))
+    from torchloom.views.records import Teller
+
+    show = _follow if call.args.follow else _show_past
+    call.wait(show(call, Teller(call.args.job)))
     return 0
 
 
-async def _show_past(call: Call) -> None:
+async def _show_past(call: Call, teller: Teller) -> None:
     from torchloom.bus.connection import connect, find
     from torchloom.protocol.subjects import Role
-    from torchloom.views.records import Teller
 
     client = await connect(find(call.settings, Role.VIEWER), name="loom events")
     try:
-        _print(call, (await past(call, client, Teller(call.args.job)))[1])
+        await past(call, client, teller)
     finally:
         await client.close()
 
 
-async def _follow(call: Call) -> None:
+async def _follow(call: Call, teller: Teller) -> None:
     from torchloom.cli.event_follow import follow
-    from torchloom.views.records import Teller
 
-    teller = Teller(call.args.job)
-
-    async def before(client: Client) -> int:
-        last, found = await past(call, client, teller)
-        _print(call, found)
-        return last
-
-    def now(seq: int, data: bytes) -> None:
+    def show(seq: int, data: bytes) -> None:
         _print(call, told(call, teller, seq, data))
 
-    await follow(call.settings, before, now, call.note)
+    await follow(call.settings, lambda client: past(call, client, teller), show, call.note)
 
 
-async def past(call: Call, client: Client, teller: Teller) -> tuple[int, list[Event]]:
-    """The last sequence of the log, and the last N events worth telling."""
+async def past(call: Call, client: Client, teller: Teller) -> int:
+    """Show the last N events worth telling; the last sequence of the log."""
     from torchloom.bus.log_reader import extent, read_log
     from torchloom.protocol.subjects import LOG_STREAM
 
@@ -82,7 +73,8 @@ async def past(call: Call, client: Client, teller: Teller) -> tuple[int, list[Ev
         if len(events) == wanted or first <= whole.first:
             break
         span *= _WIDEN
-    return whole.last, list(events)
+    _print(call, events)
+    return whole.last
 
 
 def told(call: Call, teller: Teller, seq: int, data: bytes) -> list[Event]:
@@ -97,10 +89,10 @@ def told(call: Call, teller: Teller, seq: int, data: bytes) -> list[Event]:
         return []
 
 
-def _print(call: Call, found: list[Event]) -> None:
+def _print(call: Call, events: Iterable[Event]) -> None:
     from torchloom.views.records import as_object, lines
 
-    for event in found:
+    for event in events:
         if call.json:
             call.print_json(as_object(event))
         else:

@@ -2,63 +2,86 @@
 
 from __future__ import annotations
 
+import secrets
+import time
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torchloom.cli.job_options import add_rules, with_rules
-from torchloom.cli.verb_registry import Verbs, seconds
+from msgspec.structs import replace
+
+from torchloom.cli.verb import Call, Parser, Verbs, seconds
+from torchloom.protocol.ids import check_name
+from torchloom.protocol.job import Task
+from torchloom.protocol.operator import Cancel, Submit
+from torchloom.protocol.views import RunView
 from torchloom.shared.suggestions import unknown
+from torchloom.views.job_runs import all_told, are_over, group_code, replicas, told
 
 if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.cli.call import Call
-    from torchloom.protocol.operator import Done
-    from torchloom.protocol.views import RunView
 
 _POLL_SECONDS = 0.2
 TIME_IS_UP = 124
 
 
 def add(verbs: Verbs) -> None:
-    verb = verbs.add(
-        "submit", submit, "submit a job to machines with agents; it starts as soon as there is room",
-        'The settings in the file have the names of the options of `loom run`: script = "train.py", nnodes = 2,\n'
-        'nproc_per_node = 8, checkpoint_dir = "runs/a". Paths are relative to the folder of the file.\n\n'
-        "  loom submit job.toml --wait",
-        listing=True,
-    )  # fmt: skip
-    verb.add_argument("file", metavar="FILE", help="Job file (TOML)")
+    verb = verbs["submit"].define(submit, "loom submit job.toml --wait")
+    verb.add_argument("file", help="Job file (TOML)")
     verb.add_argument("--job", default="", metavar="NAME", help="Use this name instead of the one in the file")
-    verb.add_argument("--wait", action="store_true", help="Wait until the job has ended, and exit with its result")
-    verb.add_argument("--check", action="store_true", help="Check the nodes before ranks start there, as check = true")
+    verb.add_flag("--wait", help="Wait until the job has ended, and exit with its result")
+    verb.add_flag("--check", help="Check the nodes before ranks start there, as check = true")
     add_rules(verb)
     verb.add_timeout()
 
-    verb = verbs.add(
-        "wait", wait, "wait until a job has ended, and exit with its result", "  loom wait mnist --timeout 3600"
-    )
+    verb = verbs["wait"].define(wait, "loom wait mnist --timeout 3600", output=False)
     verb.add_run()
-    verb.add_argument("--timeout", type=seconds, default=None, metavar="S", help="Seconds to wait at most")
+    verb.add_argument("--timeout", type=seconds, metavar="S", help="Seconds to wait at most")
 
-    verb = verbs.add(
-        "cancel", cancel, "end a job that torchLoom started, without a restart",
-        "Asks the ranks to end and kills them after the grace period. Shows what ends, and asks for confirmation.\n\n"
-        "  loom cancel mnist --yes", listing=True,
-    )  # fmt: skip
+    verb = verbs["cancel"].define(cancel, "loom cancel mnist --yes")
     verb.add_run()
     verb.add_yes()
     verb.add_timeout()
 
 
-def submit(call: Call) -> int:
-    import secrets
-    from pathlib import Path
+def add_rules(verb: Parser) -> None:
+    """The options of `loom submit` and `loom run` about responses to incidents."""
+    verb.add_argument(
+        "--on", action="append", default=[], metavar="RULE",
+        help="Respond to a kind of incident: hang=stacks+restart@30, not_finite=rollback,back=2,skip,limit=3; may "
+        "be repeated; `loom policy` lists the kinds, docs/policies.md explains",
+        complete=complete_rule,
+    )  # fmt: skip
+    verb.add_flag("--dry-run-policy", help="Only report what the policy would do")
 
+
+def complete_rule(prefix: str, **_: Any) -> list[str]:
+    """A rule of a policy as far as it is typed: its event, then its responses."""
+    from torchloom.job.policy_syntax import EVENTS, RESPONSES
+
+    event, equals, responses = prefix.partition("=")
+    if not equals:
+        return [f"{name}=" for name in EVENTS if name.startswith(event)]
+    done, plus, typed = responses.rpartition("+")
+    return [f"{event}={done}{plus}{name}" for name in RESPONSES if name.startswith(typed)]
+
+
+def with_rules(task: Task, args: Namespace) -> Task:
+    """The task with what these options say; a rule takes the place of one for the same event."""
+    from torchloom.job.policy_syntax import rules
+
+    own = {rule.on: rule for rule in (*task.policy, *rules(args.on))}
+    dry_run = task.dry_run or args.dry_run_policy
+    return replace(task, policy=tuple(own.values()), dry_run=dry_run, check=task.check or bool(args.check))
+
+
+def submit(call: Call) -> int:
+    """The settings in the file have the names of the options of `loom run`: script = "train.py", nnodes = 2,
+    nproc_per_node = 8, checkpoint_dir = "runs/a". Paths are relative to the folder of the file.
+    """
     from torchloom.client import operator
     from torchloom.job.job_file import read
-    from torchloom.protocol.ids import check_name
-    from torchloom.protocol.operator import Submit
-    from torchloom.views.job_runs import told
 
     name, task = read(Path(call.args.file))
     task = with_rules(task, call.args)
@@ -67,27 +90,23 @@ def submit(call: Call) -> int:
     ask = Submit(request=secrets.token_hex(16), job=name, task=task, operator=operator())
 
     async def work(weaver: WeaverClient) -> int:
-        done = await weaver.ask_until(ask, call.args.timeout)
-        call.show_done(done)
-        if not call.json and not call.args.wait:
-            for run in (await weaver.runs(name)).runs:
-                call.print([told(run)] if run.waiting else [])
-        return await _follow(call, weaver, name, None) if call.args.wait else 0
+        call.show_done(await weaver.ask_until(ask, call.args.timeout))
+        if call.args.wait:
+            return await _follow(call, weaver, name, None)
+        if not call.json:
+            call.print(told(run) for run in (await weaver.runs(name)).runs if run.waiting)
+        return 0
 
     return call.query(work, "operator", patience=5.0)
 
 
 def wait(call: Call) -> int:
-
     return call.query(lambda weaver: _follow(call, weaver, call.args.job, call.args.timeout), patience=5.0)
 
 
 async def _follow(call: Call, weaver: WeaverClient, job: str, timeout: float | None) -> int:
     """Report the state of a job until it has ended; its exit code."""
     import asyncio
-    import time
-
-    from torchloom.views.job_runs import all_told, are_over, group_code, replicas, told
 
     end = None if timeout is None else time.monotonic() + timeout
     last_text = f"{job} is submitted"  # which is nothing new
@@ -115,24 +134,14 @@ async def runs_of(weaver: WeaverClient, job: str) -> Sequence[RunView]:
 
 
 def cancel(call: Call) -> int:
-    import secrets
-
-    from torchloom.bus.weaver_client import WeaverClient
+    """Asks the ranks to end and kills them after the grace period. Shows what ends, and asks for confirmation."""
     from torchloom.client import operator
-    from torchloom.protocol.operator import Cancel
-    from torchloom.protocol.subjects import Role
-    from torchloom.views.job_runs import replicas, told
 
     async def question(weaver: WeaverClient) -> str:
         runs = await runs_of(weaver, call.args.job)
         return f"this will end {call.args.job}. {'; '.join(told(run) for run in replicas(runs))}"
 
-    async def work() -> Done:
-        ask = Cancel(request=secrets.token_hex(16), job=call.args.job, operator=operator())
-        async with WeaverClient(call.settings, Role.OPERATOR) as weaver:
-            return await weaver.ask_until(ask, call.args.timeout)
-
     if not call.args.yes and not call.confirm(call.query(question, patience=5.0)):
         call.note("nothing was done")
         return 0
-    return call.show_done(call.wait(work()))
+    return call.ask(Cancel(request=secrets.token_hex(16), job=call.args.job, operator=operator()))

@@ -5,70 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchloom.cli import completion_names
+from torchloom.cli.known_names import known_job
+from torchloom.cli.verb import Call, Verbs
 from torchloom.errors import BadInput
+from torchloom.protocol.ids import check_name
+from torchloom.protocol.operator import Done
+from torchloom.protocol.views import KnobsView
+from torchloom.views import listings
 
 if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
     from torchloom.client import AsyncClient, Target
-    from torchloom.protocol.operator import Done
-    from torchloom.protocol.views import KnobsView
 
 
 def add(verbs: Verbs) -> None:
-    verb = verbs.add(
-        "set", set_knobs, "change values of a running job, on all its ranks at one step or on none",
-        "The answer says at which step it took effect, or who refused and why. A knob that each rank has for itself\n"
-        "may be set on one: JOB/REPLICA/RANK.\n\n"
-        "  loom set mnist lr=3e-4 clip=1.0\n  loom set mnist lr=0 --at-step 5000 --over 1000", listing=True,
-    )  # fmt: skip
+    examples = ("loom set mnist lr=3e-4 clip=1.0", "loom set mnist lr=0 --at-step 5000 --over 1000")
+    verb = verbs["set"].define(set_knobs, *examples)
     verb.add_target()
-    verb.add_argument(
-        "values",
-        nargs="+",
-        metavar="NAME=VALUE",
-        help="Knobs and values, as `loom knobs` lists them",
-        complete=completion_names.complete_knob,
-    )
+    what = "Knobs and values, as `loom knobs` lists them"
+    verb.add_argument("values", nargs="+", metavar="NAME=VALUE", help=what, complete="knob")
     verb.add_argument("--at-step", type=step, metavar="N", help="Apply it when N steps are finished; default: soon")
     verb.add_replica("Change only this replica")
-    verb.add_argument(
-        "--over", type=step, default=0, metavar="STEPS", help="Move to the value over this number of steps"
-    )
-    verb.add_argument("--dry-run", action="store_true", help="Check the change and show what it would do")
-    verb.add_argument(
-        "--no-wait", action="store_true", help="Return when the change is committed, before it takes effect"
-    )
+    steps = "Move to the value over this number of steps"
+    verb.add_argument("--over", type=step, default=0, metavar="STEPS", help=steps)
+    verb.add_flag("--dry-run", help="Check the change and show what it would do")
+    verb.add_flag("--no-wait", help="Return when the change is committed, before it takes effect")
     verb.add_timeout()
 
-    verb = verbs.add(
-        "knobs", show_knobs, "list the values of a job that can be changed: bounds, current value, last change",
-        "  loom knobs mnist", listing=True,
-    )  # fmt: skip
-    verb.add_job()
+    verbs["knobs"].define(show_knobs, "loom knobs mnist").add_job()
+    verbs["changes"].define(show_changes, "loom changes mnist").add_job()
 
-    verb = verbs.add(
-        "changes", show_changes, "list the changes of a job, newest first: who, when, from → to, step, outcome",
-        "  loom changes mnist", listing=True,
-    )  # fmt: skip
+    verb = verbs["revert"].define(revert, "loom revert mnist c3")
     verb.add_job()
-
-    verb = verbs.add(
-        "revert", revert, "undo a change: restore the values before it, on all ranks at one step",
-        "  loom revert mnist c3", listing=True,
-    )  # fmt: skip
-    verb.add_job()
-    verb.add_argument("change", metavar="CHANGE", complete=completion_names.complete_change)
+    verb.add_argument("change", complete="change")
     verb.add_timeout()
 
-    verb = verbs.add(
-        "log-level", log_level, "set the log level of the processes of a job: the knob log_level",
-        "  loom log-level mnist debug", listing=True,
-    )  # fmt: skip
+    verb = verbs["log-level"].define(log_level, "loom log-level mnist debug")
     verb.add_target()
-    verb.add_argument("level", metavar="LEVEL", help="One of debug, info, warning, error, critical")
+    verb.add_argument("level", help="One of debug, info, warning, error, critical")
     verb.add_timeout()
 
 
@@ -80,6 +54,9 @@ def step(text: str) -> int:
 
 
 def set_knobs(call: Call) -> int:
+    """The answer says at which step it took effect, or who refused and why. A knob that each rank has for itself
+    may be set on one: JOB/REPLICA/RANK.
+    """
     args = call.args
     return _set(
         call, parse_values(args.values), args.replica,
@@ -107,16 +84,15 @@ def parse_values(words: Sequence[str]) -> dict[str, str]:
 def _set(call: Call, texts: dict[str, str], replica: str | None = None, **how: Any) -> int:
     target = _target(call.args.target, replica)
 
-    async def work(weaver: AsyncClient) -> Done:
-        values = await weaver.parse(target.job, texts)
-        return await weaver.set(target.job, values, replica=target.replica, rank=target.rank, **how)
+    async def work(client: AsyncClient) -> Done:
+        values = await client.parse(target.job, texts)
+        return await client.set(target.job, values, replica=target.replica, rank=target.rank, **how)
 
     return call.show_done(call.request(work))
 
 
 def _target(text: str, replica: str | None) -> Target:
     from torchloom.client import parse_target
-    from torchloom.protocol.ids import check_name
 
     target = parse_target(text)
     if replica is None:
@@ -127,31 +103,27 @@ def _target(text: str, replica: str | None) -> Target:
 
 
 def revert(call: Call) -> int:
-    return call.show_done(call.request(lambda weaver: weaver.revert(call.args.job, call.args.change)))
+    return call.show_done(call.request(lambda client: client.revert(call.args.job, call.args.change)))
 
 
 def show_knobs(call: Call) -> int:
-    from torchloom.views.listings import knobs
-
     view, now = _look(call)
-    return call.show(view.knobs, lambda: knobs(view.knobs, now, call.screen), f"job {call.args.job} offers no knobs")
+    return call.show(
+        view.knobs, lambda: listings.knobs(view.knobs, now, call.screen), f"job {call.args.job} offers no knobs"
+    )
 
 
 def show_changes(call: Call) -> int:
-    from torchloom.views.listings import changes
-
     view, now = _look(call)
-    return call.show(view.changes, lambda: changes(view.changes, now, call.screen), "no changes yet")
+    return call.show(view.changes, lambda: listings.changes(view.changes, now, call.screen), "no changes yet")
 
 
 def _look(call: Call) -> tuple[KnobsView, float]:
     """As a viewer: to see what was changed one need not be allowed to change."""
-    from torchloom.protocol.ids import check_name
-
     job = check_name("job", call.args.job)
 
     async def look(weaver: WeaverClient) -> tuple[KnobsView, float]:
         cluster = await weaver.cluster(most=0)
-        return await weaver.knobs(completion_names.known_job(cluster, job)), cluster.plane.now
+        return await weaver.knobs(known_job(cluster, job)), cluster.plane.now
 
     return call.query(look)

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verbs.jobs import runs_of
+from torchloom.core.state.runs import LIGHTHOUSE
 from torchloom.errors import BadInput, Refused, Unreachable
+from torchloom.protocol.views import RunView
+from torchloom.views.job_runs import are_over, replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
     from torchloom.launcher.output import FileReader, OutputReader
-    from torchloom.protocol.views import RunView
 
 
 def add(verbs: Verbs) -> None:
-    verb = verbs.add(
-        "logs", logs, "show what the ranks of a job that torchLoom started have printed",
-        "Each line with its rank in front, of a job of several replicas with replica and rank; stdout to stdout,\n"
-        "stderr to stderr.\n\n"
-        "  loom logs mnist\n  loom logs mnist --rank 3 -f\n  loom logs train_ddp:0",
-    )  # fmt: skip
+    examples = ("loom logs mnist", "loom logs mnist --rank 3 -f", "loom logs train_ddp:0")
+    verb = verbs["logs"].define(logs, *examples, output=False)
     verb.add_run()
-    verb.add_argument("--rank", type=int, default=None, metavar="N", help="Show only this rank, without a prefix")
-    verb.add_argument("--attempt", type=int, default=None, metavar="N", help="Attempt to show; default: the last")
-    verb.add_argument("-f", "--follow", action="store_true", help="Follow the output until the job has ended")
+    verb.add_argument("--rank", type=int, metavar="N", help="Show only this rank, without a prefix")
+    verb.add_argument("--attempt", type=int, metavar="N", help="Attempt to show; default: the last")
+    verb.add_flag("-f", "--follow", help="Follow the output until the job has ended")
 
 
 def logs(call: Call) -> int:
-
+    """Each line with its rank in front, of a job of several replicas with replica and rank; stdout to stdout,
+    stderr to stderr.
+    """
     args = call.args
     for name in ("rank", "attempt"):
         if (getattr(args, name) or 0) < 0:
@@ -51,9 +50,7 @@ def logs(call: Call) -> int:
 async def _show(call: Call, weaver: WeaverClient) -> int:
     import asyncio
 
-    from torchloom.cli.verbs.jobs import runs_of
     from torchloom.launcher.output import FileReader, Output, RemoteReader
-    from torchloom.views.job_runs import are_over, replicas
 
     args = call.args
     runs = replicas(await runs_of(weaver, args.job))
@@ -88,8 +85,6 @@ def _check(runs: Sequence[RunView], rank: int | None, attempt: int | None) -> No
 
 def _is_here(run: RunView) -> bool:
     """Whether the files are on this machine: of a `loom run`, or in a folder that nodes share."""
-    from pathlib import Path
-
     log_dir = run.task.log_dir
     return bool(log_dir) and any(Path(log_dir).glob("attempt-*"))
 
@@ -123,8 +118,6 @@ def _attempt(call: Call, folder: Path, reader: FileReader) -> Path:
 
 def _newest(runs: Path, name: str) -> dict[str, Path]:
     """The folders of the last run of this name, each with the replica it is of, where there are several."""
-    from torchloom.core.state.runs import LIGHTHOUSE
-
     job, colon, part = (name, "", "") if (runs / name).is_dir() else name.rpartition(":")
     under = part if not colon or part == LIGHTHOUSE else f"replica-{part}"
     for stamped in sorted((runs / job).glob("*"), reverse=True) if job else ():

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from torchloom.cli.job_options import add_replicas, add_rules, silent_lighthouse, with_replicas, with_rules
+from msgspec.structs import replace
+
+from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verbs.jobs import add_rules, with_rules
 from torchloom.errors import BadInput
+from torchloom.job.option_fields import add_options, option_fields, read_options
+from torchloom.protocol.ids import check_name
+from torchloom.protocol.job import JobSettings, Task, Torchft
 
-if TYPE_CHECKING:
-    from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Parser, Verbs
-    from torchloom.protocol.job import Task
+ANSWER_SECONDS = 2.0
+"""For a lighthouse of the user to accept a connection."""
 
 _TORCHRUN = {
     "--rdzv-backend": "ranks find each other without it",
@@ -29,36 +35,27 @@ _TORCHRUN = {
 
 
 def add(verbs: Verbs) -> None:
-    verb = verbs.add(
-        "run", run, "run a script, watch it, and restart it from its last valid checkpoint when it fails",
-        "Options of `loom run` come before the script, its own arguments after it. A script that runs under torchrun\n"
-        "runs here unchanged. Without a control plane it starts its own. Ctrl-C ends the job cleanly, a second one\n"
-        "kills it.\n\n"
-        "  loom run --nproc-per-node 2 --checkpoint-dir runs/a train.py --epochs 20\n"
-        "  loom run -m package.train\n"
-        "  loom run --torchft --replicas 2 train_ddp.py",
-    )  # fmt: skip
+    verb = verbs["run"].define(
+        run,
+        "loom run --nproc-per-node 2 --checkpoint-dir runs/a train.py --epochs 20",
+        "loom run -m package.train",
+        "loom run --torchft --replicas 2 train_ddp.py",
+        output=False,
+    )
     verb.set_defaults(words=[])
     verb.usage = "loom run [options] SCRIPT [ARGS ...]\n       loom run [options] -m MODULE [ARGS ...]"
-    if verbs.wants("run"):
-        _add_options(verb)
-
-
-def _add_options(verb: Parser) -> None:
-    from torchloom.job.option_fields import add_options
-    from torchloom.protocol.job import JobSettings
-
     verb.add_argument(
         "--nproc-per-node", default="auto", metavar="N",
         help="Ranks on each node; auto: one for each GPU, else 1; MIN:MAX: a restart takes what is there, at least MIN",
     )  # fmt: skip
-    verb.add_argument(
-        "--nnodes", default="1", metavar="N",
-        help="Nodes; more than 1: on machines that run `loom agent`; MIN:MAX as above; default: 1",
-    )  # fmt: skip
+    nodes = "Nodes; more than 1: on machines that run `loom agent`; MIN:MAX as above; default: 1"
+    verb.add_argument("--nnodes", default="1", metavar="N", help=nodes)
     verb.add_argument("--job", metavar="NAME", help="Name of the job; default: the name of the script")
     add_options(verb, JobSettings)
-    add_replicas(verb)
+    verb.add_flag(
+        "--torchft", help="Start replicas of a script that uses torchft; each restarts alone while the others train"
+    )
+    add_options(verb, Torchft)
     add_rules(verb)
     verb.add_argument("-m", dest="module", metavar="MODULE", help="Run a module, as `python -m` does")
 
@@ -94,14 +91,13 @@ def split(verb: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str
 
 
 def run(call: Call) -> int:
-    import time
-
-    from msgspec.structs import replace
-
+    """Options of `loom run` come before the script, its own arguments after it. A script that runs under torchrun
+    runs here unchanged. Without a control plane it starts its own. Ctrl-C ends the job cleanly, a second one
+    kills it.
+    """
     from torchloom.client import operator
     from torchloom.launcher import local_run
     from torchloom.launcher.run_control import LaunchRequest, run_on_nodes
-    from torchloom.protocol.ids import check_name
     from torchloom.threadlet.process.identity import sanitised, script_name
 
     args = call.args
@@ -110,21 +106,18 @@ def run(call: Call) -> int:
     check_name("job", name)
     if where := silent_lighthouse(task):
         call.note(f"no lighthouse answers at {where}: replicas wait for it, and end if it does not come")
-    if task.nodes > 1:
-        return call.wait(run_on_nodes(call.settings, LaunchRequest(name, task, operator(), colour=call.screen.colour)))
-    logs = task.log_dir or str(local_run.output_folder(call.settings, name, time.time()))
-    request = LaunchRequest(name, replace(task, log_dir=logs), operator(), colour=call.screen.colour)
-    return call.wait(local_run.run(call.settings, request))
+    launch = run_on_nodes
+    if task.nodes == 1:
+        launch = local_run.run
+        logs = task.log_dir or str(local_run.output_folder(call.settings, name, time.time()))
+        task = replace(task, log_dir=logs)
+    request = LaunchRequest(name, task, operator(), colour=call.screen.colour)
+    return call.wait(launch(call.settings, request))
 
 
 def _task(call: Call) -> Task:
-    import os
-    from pathlib import Path
-
     from torchloom.agent.node import this_node
     from torchloom.job.job_file import make_task, span
-    from torchloom.job.option_fields import read_options
-    from torchloom.protocol.job import JobSettings
 
     args = call.args
     if args.module:
@@ -160,9 +153,9 @@ def _counts(text: str, gpus: int) -> tuple[int | None, int]:
     least, colon, most = text.partition(":")
     if not colon:
         return None, _count(text, gpus)
-    count = _count(most, gpus)
     from torchloom.job.job_file import span
 
+    count = _count(most, gpus)
     return span("--nproc-per-node", f"{least}:{count}")
 
 
@@ -172,11 +165,37 @@ def _count(text: str, gpus: int) -> int:
     if text in {"auto", "gpu"}:
         return gpus or 1
     if text == "cpu":
-        import os
-
         return os.cpu_count() or 1
     if not text.isdecimal() or not 1 <= int(text) <= 1024:
         raise BadInput(f"--nproc-per-node {text!r}", hint="a number from 1 to 1024, or auto")
     if gpus and int(text) > gpus:
         raise BadInput(f"{text} ranks and {gpus} GPUs", hint=f"--nproc-per-node {gpus}, or hide the GPUs from it")
     return int(text)
+
+
+def with_replicas(task: Task, args: argparse.Namespace, gpus: int) -> Task:
+    """What the options say about replicas."""
+    from torchloom.job.replicas import as_replicas
+
+    given = {field.name: value for field in option_fields(Torchft) if (value := getattr(args, field.name)) is not None}
+    if args.torchft:
+        return as_replicas(task, given, gpus, os.environ)
+    if given:
+        option = f"--{next(iter(given)).replace('_', '-')}"
+        raise BadInput(f"{option} is for jobs under torchft", hint="add --torchft")
+    return task
+
+
+def silent_lighthouse(task: Task) -> str:
+    """The address of the user's own lighthouse, if nobody answers there: replicas would wait without a message."""
+    import socket
+    from urllib.parse import urlsplit
+
+    where = urlsplit(task.torchft.lighthouse) if task.torchft is not None else urlsplit("")
+    if where.hostname is None or where.port is None:
+        return ""
+    try:
+        socket.create_connection((where.hostname, where.port), ANSWER_SECONDS).close()
+    except OSError:
+        return f"{where.hostname}:{where.port}"
+    return ""

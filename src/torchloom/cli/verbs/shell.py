@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from torchloom.cli.call import Call, print_error
-from torchloom.cli.verb_registry import Verbs, options_of, verbs_of
+from torchloom.cli.main import run
+from torchloom.cli.parser import VERBS, build
+from torchloom.cli.verb import Call, Verbs, options_of, print_error, verbs_of
 from torchloom.errors import BadInput
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser
-    from collections.abc import Iterator, Mapping
 
 _PROMPT = "loom> "
 _HISTORY = 1000
 
 
 def add(verbs: Verbs) -> None:
-    verbs.add(
-        "shell", shell, "run verbs at a prompt",
-        "Any verb without the `loom` before it; `help [VERB]`, `exit` or Ctrl-D. Lines may come from a pipe: then the\n"
-        "exit code is that of the last line that failed.\n\n  echo status | loom shell",
-    )  # fmt: skip
-    verb = verbs.add(
-        "completion", completion, "print the script that makes the shell complete verbs and names",
-        'Put it where your shell starts:\n\n  bash: eval "$(loom completion bash)"\n'
-        '  zsh:  eval "$(loom completion zsh)"\n  fish: loom completion fish | source',
-    )  # fmt: skip
+    verbs["shell"].define(shell, "echo status | loom shell", output=False)
+
+    scripts = ('bash: eval "$(loom completion bash)"', 'zsh:  eval "$(loom completion zsh)"')
+    verb = verbs["completion"].define(completion, *scripts, "fish: loom completion fish | source", output=False)
     verb.add_argument("shell", choices=["bash", "zsh", "fish"], metavar="SHELL", help="Shell: bash, zsh or fish")
 
 
 def completion(call: Call) -> int:
+    """Put it where your shell starts:"""
     import argcomplete
 
     call.print([argcomplete.shellcode(["loom"], shell=call.args.shell)])
@@ -41,6 +34,9 @@ def completion(call: Call) -> int:
 
 
 def shell(call: Call) -> int:
+    """Any verb without the `loom` before it; `help [VERB]`, `exit` or Ctrl-D. Lines may come from a pipe: then the
+    exit code is that of the last line that failed.
+    """
     interactive = sys.stdin.isatty()
     failed = 0
     for line in _prompted(call) if interactive else sys.stdin:
@@ -65,7 +61,7 @@ def obey(call: Call, line: str) -> int | None:
         words = [*words[1:3], "--help"]
     if words[0] == "shell":
         return _refuse("this is a shell already")
-    code = call.run_line([*_inherited(call), *words])
+    code = run([*_inherited(call), *words])
     sys.stdout.flush()
     return code
 
@@ -106,7 +102,7 @@ def _readline(call: Call) -> Iterator[None]:
     with contextlib.suppress(OSError):
         readline.read_history_file(history)
     readline.set_completer_delims(" ")
-    readline.set_completer(_Completer(verbs_of(call.build())))
+    readline.set_completer(_complete)
     readline.parse_and_bind("tab: complete")
     try:
         yield
@@ -117,24 +113,22 @@ def _readline(call: Call) -> Iterator[None]:
                 readline.write_history_file(history)
 
 
-class _Completer:
+def _complete(text: str, index: int) -> str | None:
     """For readline: the verbs for the first word, that verb's options after it."""
+    import readline
 
-    def __init__(self, verbs: Mapping[str, ArgumentParser]) -> None:
-        self._verbs = verbs
+    offers = offered(readline.get_line_buffer()[: readline.get_begidx()], text)
+    return offers[index] if index < len(offers) else None
 
-    def __call__(self, text: str, index: int) -> str | None:
-        import readline
 
-        found = self.candidates(readline.get_line_buffer()[: readline.get_begidx()], text)
-        return found[index] if index < len(found) else None
-
-    def candidates(self, before: str, text: str) -> list[str]:
-        words = before.split()
-        if not words or words == ["help"]:
-            known = [*self._verbs, "help", "exit"]
-        else:
-            verb = self._verbs.get(" ".join(words[:2])) or self._verbs.get(words[0])
-            known = options_of(verb) if verb else []
-            known += [name.partition(" ")[2] for name in self._verbs if words == name.split()[:-1]]
-        return [f"{name} " for name in sorted(known) if name.startswith(text)]
+@functools.cache  # readline asks for one after the other
+def offered(before: str, text: str) -> list[str]:
+    words = before.split()
+    if not words or words == ["help"]:
+        names = [*VERBS, "help", "exit"]
+    else:
+        verbs = verbs_of(build(words[0]))
+        verb = verbs.get(" ".join(words[:2])) or verbs.get(words[0])
+        names = options_of(verb) if verb else []
+        names += [name.partition(" ")[2] for name in VERBS if words == name.split()[:-1]]
+    return [f"{name} " for name in sorted(names) if name.startswith(text)]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchloom.cli import completion_names
+from torchloom.cli import known_names
+from torchloom.cli.verb import Call, Verbs
 from torchloom.errors import BadInput
+from torchloom.protocol.views import ClusterView, CurvesView, IncidentView, RunView
+from torchloom.views import listings
+from torchloom.views.format.json_document import plain
+from torchloom.views.format.tables import Screen, wrapped
+from torchloom.views.job_runs import OVER, replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
-    from torchloom.protocol.views import ClusterView, CurvesView, IncidentView, RunView
 
 _SCREEN_RANKS = 1000
 """Ranks fetched for a screen, unless all are asked for."""
@@ -21,50 +23,26 @@ _SCREEN_CURVES = 20
 
 
 def add(verbs: Verbs) -> None:
-    verb = verbs.add(
-        "status", status, "show everything, or one job, on one screen",
-        "Control plane, jobs, ranks with step, loss and samples/s, and the last incident. Of one job also where its "
-        "time went.\n\n"
-        "  loom status -o json | jq .jobs\n  loom status mnist -o json | jq .run.goodput", listing=True,
-    )  # fmt: skip
+    examples = ("loom status -o json | jq .jobs", "loom status mnist -o json | jq .run.goodput")
+    verb = verbs["status"].define(status, *examples)
     verb.add_job(nargs="?", help="Show only this job")
-    verb.add_argument("--all", action="store_true", help="Show every rank")
+    verb.add_flag("--all", help="Show every rank")
 
-    verbs.add("jobs", jobs, "list the jobs", "  loom jobs", listing=True)
-    verbs.add(
-        "devices", devices, "list the devices, their health, how busy and how hot they are, and the replicas on them",
-        "  loom devices", listing=True,
-    )  # fmt: skip
+    verbs["jobs"].define(jobs, "loom jobs")
+    verbs["devices"].define(devices, "loom devices")
 
-    verb = verbs.add(
-        "map", drmap, "show which replicas are on which devices, and which devices each replica has",
-        "  loom map --device GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28\n  loom map --rank mnist/hi/0", listing=True,
-    )  # fmt: skip
-    verb.add_argument(
-        "--device", metavar="DEVICE", help="Show only this device", complete=completion_names.complete_device
-    )
-    verb.add_argument(
-        "--replica",
-        metavar="REPLICA",
-        help="Show only this replica: its name, or JOB/REPLICA",
-        complete=completion_names.complete_replica,
-    )
-    verb.add_argument("--node", metavar="NODE", help="Show only this node", complete=completion_names.complete_node)
-    verb.add_argument(
-        "--rank", metavar="JOB/REPLICA/RANK", help="Show only this rank", complete=completion_names.complete_rank
-    )
+    examples = ("loom map --device GPU-307a982d-bf2b-4cc3-64e3-aae456bf6a28", "loom map --rank mnist/hi/0")
+    verb = verbs["map"].define(drmap, *examples)
+    verb.add_argument("--device", help="Show only this device", complete="device")
+    verb.add_replica("Show only this replica: its name, or JOB/REPLICA")
+    verb.add_argument("--node", help="Show only this node", complete="node")
+    verb.add_argument("--rank", metavar="JOB/REPLICA/RANK", help="Show only this rank", complete="rank")
 
-    verb = verbs.add(
-        "incidents", incidents, "list what went wrong, newest first",
-        "`loom why` explains one of them.\n\n  loom incidents --open", listing=True,
-    )  # fmt: skip
+    verb = verbs["incidents"].define(incidents, "loom incidents --open")
     verb.add_job("--job", help="Show only this job")
-    verb.add_argument("--open", action="store_true", help="Show only open incidents")
+    verb.add_flag("--open", help="Show only open incidents")
 
-    verb = verbs.add(
-        "curves", curves, "draw the history of a job: step, loss and samples/s of each rank",
-        "  loom curves mnist", listing=True,
-    )  # fmt: skip
+    verb = verbs["curves"].define(curves, "loom curves mnist")
     verb.add_job()
     verb.add_replica()
 
@@ -82,7 +60,7 @@ def see_job(call: Call, name: str | None, most: int | None) -> tuple[ClusterView
         if name is None:
             return view, []
         if not view.jobs and not runs:
-            completion_names.known_job(await weaver.cluster(most=0), name)
+            known_names.known_job(await weaver.cluster(most=0), name)
         return view, own_runs(view, runs)
 
     return call.query(look)
@@ -95,9 +73,7 @@ def whole(name: str | None, runs: Sequence[RunView]) -> str | None:
 
 def own_runs(view: ClusterView, runs: Sequence[RunView]) -> list[RunView]:
     """The runs of a job, unless they were over before somebody else began the job that is there now."""
-    from torchloom.views.job_runs import OVER, replicas
-
-    began = {known.job: known.began for known in view.jobs}
+    began = {job.job: job.began for job in view.jobs}
     return [
         run
         for run in replicas(runs)
@@ -120,9 +96,10 @@ def concerns(incident: IncidentView, name: str, runs: Sequence[RunView]) -> bool
 
 
 def status(call: Call) -> int:
+    """Control plane, jobs, ranks with step, loss and samples/s, and the last incident. Of one job also where its time
+    went.
+    """
     from torchloom.views import status as view_status
-    from torchloom.views.format.json_document import plain
-    from torchloom.views.format.tables import Screen, wrapped
     from torchloom.views.job_runs import goodput, together
 
     job = call.args.job
@@ -143,49 +120,36 @@ def status(call: Call) -> int:
 
 
 def jobs(call: Call) -> int:
-    from torchloom.views import listings
-
     view = see(call, 0)
     return call.show(view.jobs, lambda: listings.jobs(view.jobs, view.plane.now, call.screen), "no jobs yet")
 
 
 def devices(call: Call) -> int:
-    from torchloom.views import listings
-
     view = see(call, readings=True)
-    if call.json:
-        call.print_json(view.devices)
-    else:
-        lines = listings.devices(view.devices, view.plane.now, call.screen) if view.devices else ["no devices yet"]
-        call.print(lines)
-    return 0
+    now = view.plane.now
+    return call.show(view.devices, lambda: listings.devices(view.devices, now, call.screen), "no devices yet")
 
 
 def drmap(call: Call) -> int:
     from torchloom.views import map as view_map
 
     args = call.args
-    rank = completion_names.parse_rank(args.rank) if args.rank else None  # before the weaver is asked
+    rank = known_names.parse_rank(args.rank) if args.rank else None  # before the weaver is asked
     view = see(call)
     assignments = view_map.chosen(
         view.assignments,
-        device=completion_names.known_device(view, args.device) if args.device else None,
-        replica=completion_names.known_replica(view, args.replica) if args.replica else None,
-        node=completion_names.known_node(view, args.node) if args.node else None,
-        rank=completion_names.known_rank(view, rank) if rank else None,
+        device=known_names.known_device(view, args.device) if args.device else None,
+        replica=known_names.known_replica(view, args.replica) if args.replica else None,
+        node=known_names.known_node(view, args.node) if args.node else None,
+        rank=known_names.known_rank(view, rank) if rank else None,
     )
-    if call.json:
-        devices = {d: [str(r) for r in replicas] for d, replicas in view_map.by_device(assignments).items()}
-        replicas = {str(r): devices for r, devices in view_map.by_replica(assignments).items()}
-        call.print_json({"assignments": assignments, "devices": devices, "replicas": replicas})
-    else:
-        call.print(view_map.drmap(assignments, view.devices, call.screen))
-    return 0
+    devices = {device: list(map(str, those)) for device, those in view_map.by_device(assignments).items()}
+    document = {"assignments": assignments, "devices": devices, "replicas": view_map.by_replica(assignments)}
+    return call.show(document, lambda: view_map.drmap(assignments, view.devices, call.screen))
 
 
 def incidents(call: Call) -> int:
-    from torchloom.views import listings
-
+    """`loom why` explains one of them."""
     job = call.args.job
     view, runs = see_job(call, job, 0)
     selected = [
@@ -199,16 +163,15 @@ def incidents(call: Call) -> int:
 
 def curves(call: Call) -> int:
     from torchloom.views import curves as view_curves
-    from torchloom.views.format.json_document import plain
 
     if "/" in (call.args.replica or ""):
         raise BadInput("--replica is the replica's name here, the job is given already")
 
     async def look(weaver: WeaverClient) -> tuple[ClusterView, CurvesView]:
-        job = completion_names.known_job(await weaver.cluster(most=0), call.args.job)
+        job = known_names.known_job(await weaver.cluster(most=0), call.args.job)
         view = await weaver.cluster(job)
         if call.args.replica:
-            completion_names.known_replica(view, f"{job}/{call.args.replica}")
+            known_names.known_replica(view, f"{job}/{call.args.replica}")
         return view, await weaver.curves(job, call.args.replica, None if call.json else _SCREEN_CURVES)
 
     view, curves_view = call.query(look)

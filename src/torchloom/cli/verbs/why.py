@@ -4,61 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchloom.cli import completion_names
+from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verbs.jobs import runs_of
 from torchloom.cli.verbs.status import concerns, own_runs, whole
+from torchloom.protocol.ids import NAME
+from torchloom.protocol.views import ClusterView, IncidentView, QueryCluster, RunView
 from torchloom.shared.suggestions import unknown
+from torchloom.views.job_runs import together, told
 
 if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
-    from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
-    from torchloom.protocol.views import ClusterView, Goodput, IncidentView, RunView
 
 
 def add(verbs: Verbs) -> None:
-    verb = verbs.add(
-        "why", why, "explain what went wrong with a job, what was done about it, and what it cost",
-        "Of a job: its newest incident (one that is open, if there is any), the others in a line each, and where its "
-        "time\nwent. Of an incident: that one. `loom incidents` lists them.\n\n  loom why mnist\n  loom why i7",
-        listing=True,
-    )  # fmt: skip
-    verb.add_argument(
-        "name", metavar="JOB|INCIDENT", help="Job, or incident such as i7", complete=completion_names.complete_why
-    )
+    verb = verbs["why"].define(why, "loom why mnist", "loom why i7")
+    verb.add_argument("name", metavar="JOB|INCIDENT", help="Job, or incident such as i7", complete="job or incident")
 
-    verb = verbs.add(
-        "policy", policy, "show which response follows each kind of incident in a job",
-        "Without a job: the default. `loom run --on RULE` and [policy] in a job file change it. A RULE is written\n"
-        "  EVENT=RESPONSE[+RESPONSE…][@SECONDS][,limit=N][,back=N][,skip]\n\n"
-        "AFTER   how long it may last before anything is done (@SECONDS)\n"
-        "LIMIT   how often it is done within the job's window of restarts (limit=N); shown where a job has one\n"
-        "OWN     yes: the job says so itself; otherwise it is the default\n\n"
-        "  loom policy\n  loom policy mnist -o json", listing=True,
-    )  # fmt: skip
+    verb = verbs["policy"].define(policy, "loom policy", "loom policy mnist -o json")
     verb.add_run(nargs="?", help="Job that torchLoom started")
 
 
 def why(call: Call) -> int:
+    """Of a job: its newest incident (one that is open, if there is any), the others in a line each, and where its time
+    went. Of an incident: that one. `loom incidents` lists them.
+    """
     from torchloom.views import why as view_why
-    from torchloom.views.job_runs import together, told
 
-    view, job, found, runs = call.query(lambda weaver: _look(weaver, call.args.name))
+    view, job, story, runs = call.query(lambda weaver: _look(weaver, call.args.name))
     now = view.plane.now
     marks = next((one.marks for one in view.jobs if one.job == job), ())
     spent = together(run.goodput for run in runs if run.goodput is not None)
     if call.json:
-        call.print_json(_document(job, found, spent) | {"marks": marks})
+        first = story[0] if story else None
+        call.print_json({"job": job, "incident": first, "others": story[1:], "goodput": spent, "marks": marks})
     elif job:
         others = next((f"{j.job} is {j.phase}" for j in view.jobs if j.job == job), "")
         doing = "; ".join(map(told, runs)) or others
-        call.print(view_why.job(job, found, doing, spent, now, call.screen, marks))
+        call.print(view_why.job(job, story, doing, spent, now, call.screen, marks))
     else:
-        call.print(view_why.incident(found[0], now, call.screen))
+        call.print(view_why.incident(story[0], now, call.screen))
     return 0
-
-
-def _document(job: str, found: list[IncidentView], spent: Goodput | None) -> dict[str, object]:
-    return {"job": job, "incident": found[0] if found else None, "others": found[1:], "goodput": spent}
 
 
 async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list[IncidentView], list[RunView]]:
@@ -85,9 +70,6 @@ async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list
 
 async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
     """Everything that is known of an incident, however old."""
-    from torchloom.protocol.ids import NAME
-    from torchloom.protocol.views import ClusterView, QueryCluster
-
     if not NAME.fullmatch(id):
         return None
     view = await weaver.look(QueryCluster(limit=0, incident=id))
@@ -96,7 +78,13 @@ async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
 
 
 def policy(call: Call) -> int:
-    from torchloom.cli.verbs.jobs import runs_of
+    """Without a job: the default. `loom run --on RULE` and [policy] in a job file change it. A RULE is written
+      EVENT=RESPONSE[+RESPONSE…][@SECONDS][,limit=N][,back=N][,skip]
+
+    AFTER   how long it may last before anything is done (@SECONDS)
+    LIMIT   how often it is done within the job's window of restarts (limit=N); shown where a job has one
+    OWN     yes: the job says so itself; otherwise it is the default
+    """
     from torchloom.views import policy as view_policy
 
     async def look(weaver: WeaverClient) -> RunView | None:

@@ -1,51 +1,58 @@
-"""Verbs that start and stop the control plane: up, down, weaver."""
+"""Verbs that run a service of torchLoom until it is stopped: up, down, weaver, agent, lighthouse."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from torchloom.cli.verb import Call, Verbs
 from torchloom.errors import BadInput, TorchLoomError
-
-if TYPE_CHECKING:
-    from torchloom.cli.call import Call
-    from torchloom.cli.verb_registry import Verbs
+from torchloom.lighthouse.options import add_options, read_options
 
 
 def add(verbs: Verbs) -> None:
-    verb = verbs.add(
-        "up", up, "start the control plane: nats-server and weaver",
-        "Keeps both running, restarting one that dies, until Ctrl-C or `loom down`.\n\n"
-        "  loom up --detach\n  loom up --listen 10.0.0.5\n\nThe second lets other machines join: see `loom token`.",
-    )  # fmt: skip
+    verb = verbs["up"].define(up, output=False)
     verb.add_argument(
-        "--port",
-        type=int,
-        metavar="N",
+        "--port", type=int, metavar="N",
         help="Port to listen on; default: the last one used, else 4222; 0: any free one",
-    )
+    )  # fmt: skip
     where = "Address to listen on; with TLS beyond this machine (default: the last one used, else loopback)"
     verb.add_argument("--listen", metavar="ADDR[:PORT]", help=where)
     verb.add_argument("--tls-cert", type=Path, metavar="FILE", help="Certificate to use instead of a generated one")
     verb.add_argument("--tls-key", type=Path, metavar="FILE", help="Key of the certificate")
-    verb.add_argument(
-        "--detach", action="store_true", help="Return when it is up, and keep it running in the background"
+    verb.add_flag("--detach", help="Return when it is up, and keep it running in the background")
+
+    verbs["down"].define(down, "loom down --yes", output=False).add_yes()
+
+    example = "TORCHLOOM_ADDR=nats://nats:4222 TORCHLOOM_CREDS=weaver.creds loom weaver"
+    verbs["weaver"].define(weaver, example, output=False).add_flag(
+        "--takeover", help="Replace a weaver that is running"
     )
 
-    verb = verbs.add(
-        "down", down, "stop the control plane of this state folder",
-        "Attached training continues without it, and connects to the next one.\n\n  loom down --yes",
-    )  # fmt: skip
-    verb.add_yes()
+    verb = verbs["agent"].define(agent, "loom agent", "srun loom agent", output=False)
+    verb.add_argument("--name", default="", metavar="NODE", help="Name of this node; default: the host name")
+    where = "Address at which other nodes reach this one; default: detected"
+    verb.add_argument("--host", default="", metavar="ADDRESS", help=where)
+    verb.add_argument("--folder", default="", metavar="PATH", help="Folder for its files; default: in the state folder")
+    spare = "Keep a process that has imported torch for the next job; default: 1"
+    verb.add_argument("--standby", type=int, choices=[0, 1], default=1, help=spare)
+    verb.add_flag("--tied", help="End the ranks when the agent ends, as always under Slurm")
 
-    verb = verbs.add(
-        "weaver", weaver, "run the weaver alone, on an existing NATS server",
-        "  TORCHLOOM_ADDR=nats://nats:4222 TORCHLOOM_CREDS=weaver.creds loom weaver",
-    )  # fmt: skip
-    verb.add_argument("--takeover", action="store_true", help="Replace a weaver that is running")
+    examples = (
+        "loom lighthouse --job mnist --min-replicas 1",
+        "loom lighthouse --job mnist --bind 10.0.0.5:29510 --heartbeat-timeout-ms 5000",
+    )
+    add_options(verbs["lighthouse"].define(lighthouse, *examples, output=False))
 
 
 def up(call: Call) -> int:
+    """Keeps both running, restarting one that dies, until Ctrl-C or `loom down`.
+
+      loom up --detach
+      loom up --listen 10.0.0.5
+
+    The second lets other machines join: see `loom token`.
+    """
     args = call.args
     host, port = parse_listen(args.listen) if args.listen else (None, None)
     if port is not None and args.port is not None and port != args.port:
@@ -88,6 +95,7 @@ def parse_listen(text: str) -> tuple[str, int | None]:
 
 
 def down(call: Call) -> int:
+    """Attached training continues without it, and connects to the next one."""
     from torchloom.bus.state_folder import StateFolder
     from torchloom.weaver import control_plane
 
@@ -115,3 +123,34 @@ def weaver(call: Call) -> int:
     from torchloom.weaver import main
 
     return main.run(call.settings, call.args.takeover)
+
+
+def agent(call: Call) -> int:
+    """Uses the control plane of the state folder, or of TORCHLOOM_ADDR. Ranks continue when the agent ends; the
+    next agent on this machine finds them. Under Slurm ranks end with the agent, with Slurm's node name.
+    """
+    from torchloom.agent.daemon import serve
+    from torchloom.agent.node import address_towards, this_node
+    from torchloom.bus.connection import find
+    from torchloom.protocol.ids import check_name
+    from torchloom.protocol.subjects import Role
+
+    if call.args.name:
+        check_name("node", call.args.name)
+    url = find(call.settings, Role.AGENT).urls[0]
+    node = this_node(call.args.name, call.args.host or address_towards(url))
+    folder = Path(call.args.folder) if call.args.folder else call.settings.state_folder / "agents" / node.name
+    tied = call.args.tied or "SLURM_JOB_ID" in os.environ
+    spare = bool(call.args.standby)
+    call.wait(serve(call.settings, node, folder.absolute(), lambda text: call.note(f"loom: {text}"), tied, spare))
+    return 0
+
+
+def lighthouse(call: Call) -> int:
+    """Replaces `torchft_lighthouse`: set TORCHFT_LIGHTHOUSE to its address. When a replica dies, the others do not
+    wait for a heartbeat timeout. It keeps its quorums on disk, so that it can be killed and restarted. Runs
+    until Ctrl-C. See docs/lighthouse.md.
+    """
+    from torchloom.lighthouse import main
+
+    return main.run(call.settings, read_options(call.args))

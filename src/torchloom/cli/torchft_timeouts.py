@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from torchloom.cli.doctor_checks.diagnosis import Finding
-from torchloom.cli.doctor_checks.machine import installed
+from torchloom.cli.doctor_checks import Finding, installed
 from torchloom.core.torchft.replica_groups import timeouts
 from torchloom.protocol.job import Torchft
 

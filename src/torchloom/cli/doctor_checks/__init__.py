@@ -1,1 +1,0 @@
-"""What `loom doctor` checks."""
