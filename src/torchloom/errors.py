@@ -84,7 +84,7 @@ class AlreadyUp(TorchLoomError):
 
 
 class PortInUse(AlreadyUp):
-    def __init__(self, host: str, port: int, any_port: str = "loom up --port 0") -> None:
+    def __init__(self, host: str, port: int, any_port: str) -> None:
         """`any_port`: what to type for a port that is free."""
         super().__init__(
             f"port {port} on {host} is in use by another program",

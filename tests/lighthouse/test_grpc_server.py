@@ -14,10 +14,11 @@ from tests.lighthouse.conftest import Start, until
 from tests.lighthouse.test_torchft_messages import GARBAGE
 from torchloom.errors import AlreadyUp, BadInput
 from torchloom.lighthouse import quorum_store as keeping_module
-from torchloom.lighthouse.grpc_server import BindAddress, _check, parse_bind
+from torchloom.lighthouse.grpc_server import BindAddress, parse_bind
 from torchloom.lighthouse.quorum import DurableState, NotYet, decide
 from torchloom.lighthouse.quorum_store import STATE, QuorumStore
 from torchloom.protocol.phrase import phrase
+from torchloom.shared.addresses import check_free
 
 QUORUM = "/torchft.LighthouseService/Quorum"
 HEARTBEAT = "/torchft.LighthouseService/Heartbeat"
@@ -240,9 +241,9 @@ def test_addresses() -> None:
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(BadInput, match="not an address of this machine"):
-        _check("192.0.2.1", 0)
+        check_free("192.0.2.1", 0, "")
     with pytest.raises(BadInput, match="no host"):
-        _check("nobody.invalid", 0)
+        check_free("nobody.invalid", 0, "")
 
 
 # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import json
 import shutil
 import signal
@@ -25,8 +24,8 @@ import msgspec
 
 from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
-from torchloom.errors import BadInput, BadState, PortInUse, TorchLoomError
-from torchloom.shared.addresses import EVERY_ADDRESS, is_loopback, join_address, split_url, try_to_listen
+from torchloom.errors import BadInput, BadState, TorchLoomError
+from torchloom.shared.addresses import EVERY_ADDRESS, check_free, is_loopback, join_address, split_url
 
 START_SECONDS = 15.0
 STOP_SECONDS = 5.0
@@ -122,7 +121,7 @@ class EmbeddedServer:
         shutil.rmtree(ports, ignore_errors=True)
         ports.mkdir(mode=0o700)
         if self.listen.port:
-            _require_free(self.listen.host, self.listen.port)
+            check_free(self.listen.host, self.listen.port, "loom up --port 0")
         config = self.folder.nats / "nats.conf"
         write_private(config, config_text(self.folder, self.listen, authority.server_config()).encode())
         log = self.folder.logs / "nats.log"
@@ -192,17 +191,6 @@ def die_with_parent() -> Callable[[], None] | None:
         prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
 
     return ask
-
-
-def _require_free(host: str, port: int) -> None:
-    try:
-        try_to_listen(host, port)
-    except PermissionError as error:
-        raise BadInput(f"not allowed to listen on port {port}", hint="ports below 1024 need root") from error
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(host, port) from error
-        raise BadInput(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _tail(path: Path, offset: int) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -17,11 +15,11 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from torchloom.errors import AlreadyUp, BadInput, PortInUse
+from torchloom.errors import AlreadyUp, BadInput
 from torchloom.lighthouse import torchft_messages
 from torchloom.lighthouse.quorum import Evicted
 from torchloom.lighthouse.quorum_service import QuorumService, Stopping
-from torchloom.shared.addresses import EVERY_ADDRESS, join_address, split_address, try_to_listen
+from torchloom.shared.addresses import EVERY_ADDRESS, check_free, join_address, split_address
 
 MOST_BYTES = 1024 * 1024
 """Most bytes of one request: ids, addresses, and what the user's script adds."""
@@ -108,24 +106,11 @@ def parse_bind(text: str) -> BindAddress:
 
 
 def _choose_port(bind: BindAddress, last_port: int) -> int:
+    """Check a plain socket first: unlike grpc it reports why it cannot listen."""
+    any_port = f"--bind {join_address(bind.host, 0)}"
     if not bind.port and last_port:
         with contextlib.suppress(AlreadyUp, BadInput):
-            _check(bind.host, last_port)
+            check_free(bind.host, last_port, any_port)
             return last_port
-    _check(bind.host, bind.port)
+    check_free(bind.host, bind.port, any_port)
     return bind.port
-
-
-def _check(host: str, port: int) -> None:
-    """Bind a plain socket first: unlike grpc it reports why it cannot."""
-    try:
-        try_to_listen(host, port)
-    except (socket.gaierror, UnicodeError):
-        raise BadInput(f"there is no host {host!r}", hint="--bind takes an address of this machine") from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(host, port, f"--bind {join_address(host, 0)}") from error
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise BadInput(f"{host} is not an address of this machine", hint="`ip address` lists them") from error
-        reason = os.strerror(error.errno or 0)
-        raise BadInput(f"cannot listen on {join_address(host, port)}: {reason}") from error
