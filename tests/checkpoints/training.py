@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import torchloom
 from torchloom.checkpoints import sharded_save
-from torchloom.checkpoints.pending_save import PendingSave, PreparedSave, SaveInfo
+from torchloom.checkpoints.pending_save import PendingSave, PreparedSave
 
 Kind = Literal["plain", "ddp", "fsdp1", "fsdp2", "tensor-parallel"]
 
@@ -214,9 +214,9 @@ class Held(torchloom.Checkpoints):
 
     gate: Path | None = None
 
-    def _write(self, saving: PendingSave, prepared: PreparedSave, info: SaveInfo) -> None:
+    def _write(self, saving: PendingSave, prepared: PreparedSave) -> None:
         gate, self.gate = self.gate, None
-        super()._write(saving, HalfWay(prepared, gate), info)
+        super()._write(saving, HalfWay(prepared, gate))
 
 
 class HalfWay:
@@ -227,14 +227,17 @@ class HalfWay:
         self.size = prepared.size
         self.release = prepared.release
 
-    def write(self, grown: Callable[[int], None], info: SaveInfo) -> None:
+    def write(self, saving: PendingSave) -> None:
+        grow = saving.grow
+
         def stop(size: int) -> None:
-            grown(size)
+            grow(size)
             gate, self._gate = self._gate, None
             if gate is not None:
                 os.close(os.open(gate, os.O_RDONLY))
 
-        self._prepared.write(stop, info)
+        saving.grow = stop
+        self._prepared.write(saving)
 
 
 def wrap(model: torch.nn.Sequential, kind: Kind) -> torch.nn.Module:

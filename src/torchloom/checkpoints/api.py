@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torchloom.checkpoints import load, stateful_objects, threadlet_bridge
 from torchloom.checkpoints.coordination import Coordinator, all_or_none, find_coordinator, is_distributed
 from torchloom.checkpoints.load import Loaded
-from torchloom.checkpoints.pending_save import PendingSave, PreparedSave, SaveInfo, describe_error, error_class
+from torchloom.checkpoints.pending_save import PendingSave, PreparedSave, describe_error, error_class
 from torchloom.checkpoints.rng_state import capture, restore
 from torchloom.checkpoints.single_file import SingleFileSave
 from torchloom.checkpoints.staging import StagingBuffers
@@ -137,7 +137,7 @@ class Checkpoints:
         self.saving = saving
         saving.total = prepared.size
         threadlet = threadlet_bridge.current_threadlet()
-        manifest = Manifest(
+        saving.manifest = Manifest(
             step=step,
             files=(),
             layout=prepared.layout,
@@ -147,16 +147,15 @@ class Checkpoints:
             job=threadlet_bridge.current_job(),
             knobs=threadlet.values() if threadlet is not None else {},
         )
-        info = SaveInfo(manifest, began)
         # Not a daemon: the interpreter waits for it before it exits.
         saving.stall = time.monotonic() - began
         try:
-            thread = Thread(target=self._write, args=(saving, prepared, info), name=THREAD, daemon=False)
+            thread = Thread(target=self._write, args=(saving, prepared), name=THREAD, daemon=False)
             if not main_thread().is_alive():
                 raise RuntimeError("the interpreter is exiting: it would not wait for another thread")
             thread.start()
         except RuntimeError:  # as above, or no more threads can be started
-            self._write(saving, prepared, info)
+            self._write(saving, prepared)
         except BaseException:
             prepared.release()
             saving.end("interrupted")
@@ -188,9 +187,9 @@ class Checkpoints:
             return ShardedSave(self.folder, step, state, own, self._copier, coordinator)
         return SingleFileSave(self.folder, step, {"state": stateful_objects.gather(state), **own}, self._copier)
 
-    def _write(self, saving: PendingSave, prepared: PreparedSave, info: SaveInfo) -> None:
+    def _write(self, saving: PendingSave, prepared: PreparedSave) -> None:
         try:
-            prepared.write(saving.grow, info)
+            prepared.write(saving)
         except Exception as error:  # noqa: BLE001  a full disk, a dead file server: training continues
             prepared.release()
             self._fail(saving, error)

@@ -38,7 +38,8 @@ class Coordinator:
 
     def broadcast_from_zero(self, work: Callable[[], Answer]) -> Answer:
         """Run `work` on the first rank; returns its result on all ranks, or raises its error."""
-        return work()
+        answer: Answer = self.scatter(None, lambda _: [work()] * self.size)
+        return answer
 
     def gather(self, mine: Any) -> list[Any]:
         """The values of all ranks, on every rank."""
@@ -64,14 +65,6 @@ class GlooCoordinator(Coordinator):
         self._count += 1
         return f"{zlib.crc32(f'{self._token} {self._count}'.encode()):08x}"
 
-    def broadcast_from_zero(self, work: Callable[[], Answer]) -> Answer:
-        outcome: list[Any] = [None]
-        if self.rank == 0:
-            outcome = [_attempt(work)]
-        dist.broadcast_object_list(outcome, src=0, group=self.group)
-        answer: Answer = _unpack(outcome[0])
-        return answer
-
     def gather(self, mine: Any) -> list[Any]:
         values = [None] * self.size
         dist.all_gather_object(values, mine, group=self.group)
@@ -82,11 +75,18 @@ class GlooCoordinator(Coordinator):
         dist.gather_object(mine, values, dst=0, group=self.group)
         shares: list[Any] = [None] * self.size
         if values is not None:
-            outcome = _attempt(lambda: share(values))
-            shares = [(True, part) for part in outcome[1]] if outcome[0] else [outcome] * self.size
+            try:
+                shares = [(part, None) for part in share(values)]
+            except TorchLoomError as error:
+                shares = [(None, error)] * self.size
+            except Exception as error:  # noqa: BLE001  raised on every rank
+                shares = [(None, TorchLoomError(f"{type(error).__name__}: {error}"))] * self.size
         own: list[Any] = [None]
         dist.scatter_object_list(own, shares, src=0, group=self.group)
-        return _unpack(own[0])
+        answer, problem = own[0]
+        if problem is not None:
+            raise problem
+        return answer
 
 
 def is_distributed() -> bool:
@@ -96,23 +96,6 @@ def is_distributed() -> bool:
 def find_coordinator() -> Coordinator:
     """A coordinator of all ranks, if torch.distributed is initialised. Every rank must call it at the same point."""
     return GlooCoordinator() if is_distributed() else Coordinator()
-
-
-def _attempt(work: Callable[[], Any]) -> tuple[bool, Any]:
-    try:
-        return True, work()
-    except TorchLoomError as error:
-        return False, error
-    except Exception as error:  # noqa: BLE001  raised on every rank
-        return False, TorchLoomError(f"{type(error).__name__}: {error}")
-
-
-def _unpack(outcome: tuple[bool, Any]) -> Any:
-    succeeded, answer = outcome
-    if succeeded:
-        return answer
-    assert isinstance(answer, Exception)
-    raise answer
 
 
 @contextlib.contextmanager

@@ -6,8 +6,6 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -17,29 +15,14 @@ from torchloom.checkpoints.store.manifest import FileEntry, Manifest
 from torchloom.errors import TorchLoomError
 
 
-@dataclass(frozen=True)
-class SaveInfo:
-    """What is known about a save before its files are written."""
-
-    manifest: Manifest
-    """Without the files and all that is known only at the end."""
-    began: float
-    """When the copy began, on the monotonic clock."""
-
-    def make_manifest(self, files: tuple[FileEntry, ...], id: str) -> Manifest:
-        """The manifest of these files, once they are all written."""
-        seconds = time.monotonic() - self.began
-        return msgspec.structs.replace(self.manifest, files=files, id=id, created=time.time(), seconds=seconds)
-
-
 class PreparedSave(Protocol):
     """A state that was copied out of training and can be written on any thread."""
 
     layout: Literal["single", "sharded"]
     size: int
 
-    def write(self, grown: Callable[[int], None], info: SaveInfo) -> None:
-        """Write until it is durable and in its place; `grown` gets the number of bytes as they are written."""
+    def write(self, saving: PendingSave) -> None:
+        """Write until it is durable and in its place."""
 
     def release(self) -> None:
         """Its buffers may be used again."""
@@ -52,6 +35,8 @@ class PendingSave:
         self.step = step
         self.path = path
         """Where it will be."""
+        self.manifest = Manifest(step=step, files=())
+        """Without the files and all that is known only at the end."""
         self.began = began
         """When the copy began, on the monotonic clock."""
         self.stall = 0.0
@@ -73,6 +58,11 @@ class PendingSave:
         self.error = error
         self.seconds = time.monotonic() - self.began
         self._done.set()
+
+    def make_manifest(self, files: tuple[FileEntry, ...], id: str) -> Manifest:
+        """The manifest of these files, once they are all written."""
+        seconds = time.monotonic() - self.began
+        return msgspec.structs.replace(self.manifest, files=files, id=id, created=time.time(), seconds=seconds)
 
     @property
     def done(self) -> bool:

@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 
 from torchloom.checkpoints import safe_pickle, single_file, stateful_objects
 from torchloom.checkpoints.coordination import Coordinator, as_sendable
-from torchloom.checkpoints.pending_save import SaveInfo
+from torchloom.checkpoints.pending_save import PendingSave
 from torchloom.checkpoints.staging import StagedState, StagingBuffers
 from torchloom.checkpoints.store import commit
 from torchloom.checkpoints.store import manifest as manifests
@@ -260,12 +260,12 @@ class ShardedSave:
 
     # ── on the writing thread ────────────────────────────────────────────────────────────────────────────────────────
 
-    def write(self, grown: Callable[[int], None], info: SaveInfo) -> None:
+    def write(self, saving: PendingSave) -> None:
         rank = self._coordinator.rank
         try:
-            self._write_part(grown)
+            self._write_part(saving.grow)
             if rank == 0:
-                self._complete(info)
+                self._complete(saving)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -299,14 +299,14 @@ class ShardedSave:
                 self._draft.rename(doomed)  # before it is emptied, so that ranks that still write fail
             except OSError:
                 doomed = self._draft
-            commit.discard(doomed)
+            commit.remove(doomed)
             return
         with contextlib.suppress(OSError):
             (self._draft / f".failed-{rank}").write_text(str(error)[:1000])
         with contextlib.suppress(OSError):
             (self._draft / f".writing-{rank}").unlink()
 
-    def _complete(self, info: SaveInfo) -> None:
+    def _complete(self, saving: PendingSave) -> None:
         """All parts are complete: write one description of them, and rename."""
         parts = [safe_pickle.load_metadata(data) for data in self._await_parts()]
         entries = [entry for files, _ in parts for entry in msgspec.json.decode(files, type=list[FileEntry])]
@@ -316,7 +316,7 @@ class ShardedSave:
         for mark in self._draft.iterdir():
             if mark.name.startswith((".part-", ".writing-", ".failed-")):
                 mark.unlink()
-        commit.commit(self._draft, info.make_manifest(tuple(entries), self.id))
+        commit.commit(self._draft, saving.make_manifest(tuple(entries), self.id))
 
     def _await_parts(self) -> list[bytes]:
         """Wait for the report of each rank on its part; raises if a rank has failed."""

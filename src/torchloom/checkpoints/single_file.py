@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from torchloom.checkpoints.pending_save import SaveInfo
+from torchloom.checkpoints.pending_save import PendingSave
 from torchloom.checkpoints.staging import StagedState, StagingBuffers
 from torchloom.checkpoints.store import commit
 from torchloom.checkpoints.store.checksums import ChecksummedFile
@@ -28,15 +28,16 @@ class SingleFileSave:
         self._copied: StagedState | None = copier.copy(tree)
         self.size = self._copied.size
 
-    def write(self, grown: Callable[[int], None], info: SaveInfo) -> None:
+    def write(self, saving: PendingSave) -> None:
         id = commit.new_id()
-        folder = commit.begin(self._folder, self._step, id)
+        draft = commit.path_of(self._folder, self._step, id)
+        draft.mkdir()
         try:
             assert self._copied is not None
-            entry = write(folder / FILE, self._copied.tree, grown)
-            commit.commit(folder, info.make_manifest((entry,), id))
+            entry = write(draft / FILE, self._copied.tree, saving.grow)
+            commit.commit(draft, saving.make_manifest((entry,), id))
         except BaseException:
-            commit.discard(folder)
+            commit.remove(draft)
             raise
 
     def release(self) -> None:

@@ -43,7 +43,8 @@ class Folder(RuleBasedStateMachine):
         """A draft with its file written."""
         self.count += 1
         content = self.count.to_bytes(4, "big") * (SIZE // 4)
-        path = commit.begin(self.folder, step, commit.new_id())
+        path = commit.path_of(self.folder, step, commit.new_id())
+        path.mkdir()
         with ChecksummedFile(path / "state.pt", chunk=16) as sink:
             sink.write(content)
             entry = sink.finish()

@@ -31,14 +31,8 @@ def hidden(folder: Path, what: str, step: int) -> Path:
     return folder / f".{what}-{folder_name(step)}-{new_id()}"
 
 
-def begin(folder: Path, step: int, id: str) -> Path:
-    """Create the hidden folder to write into."""
-    draft = path_of(folder, step, id)
-    draft.mkdir()
-    return draft
-
-
 def path_of(folder: Path, step: int, id: str) -> Path:
+    """The hidden folder to write into."""
     return folder / f".saving-{folder_name(step)}-{id}"
 
 
@@ -62,14 +56,9 @@ def commit(draft: Path, manifest: Manifest) -> Path:
         else:
             old = _replace(draft, final, manifest.step)
             sync_folder(draft.parent)
-            _remove(old)
+            remove(old)
     sync_folder(draft.parent)
     return final
-
-
-def discard(draft: Path) -> None:
-    """Remove a hidden folder that will not be committed."""
-    shutil.rmtree(draft, ignore_errors=True)
 
 
 def delete(checkpoint: Path, step: int) -> None:
@@ -77,7 +66,7 @@ def delete(checkpoint: Path, step: int) -> None:
     doomed = hidden(checkpoint.parent, "deleting", step)
     checkpoint.rename(doomed)
     sync_folder(doomed.parent)
-    _remove(doomed)
+    remove(doomed)
 
 
 def set_aside(folder: Path, newer_than: int) -> list[str]:
@@ -107,12 +96,13 @@ def clean(folder: Path) -> list[str]:
         if name[1] == "old" and not os.path.lexists(final):
             path.rename(final)  # killed between two renames, on a filesystem that cannot exchange names
         else:
-            _remove(path)
+            remove(path)
             removed.append(entry.name)
     return removed
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a hidden folder, or what stands in its place, as far as that is possible."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
     else:
