@@ -7,7 +7,6 @@ source, and is ignored until it fires again.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from msgspec.structs import replace as replace_fields
@@ -51,31 +50,28 @@ def handle_failed(cluster: ClusterState, fact: DeviceFailed, now: float) -> Deci
 def _fail(cluster: ClusterState, device: str, source: str, blame: Blame, now: float) -> Decision:
     existing, cause = _find_device(cluster, device, guess=blame.by == HAND), blame.cause
     replicas = cluster.drmap.replicas_on(device)
-    on_it = _on_it(replicas)
+    on_it = phrase("replicas_on_it", replicas=replicas)
     earlier = next((other for other in existing.blames if other.by == blame.by and other.began == blame.began), None)
     if earlier is not None and earlier.overruled:
         return NOTHING
     blamed = DeviceBlamed(device=device, blame=blame, node=existing.node)
     if existing.failed:
-        more = (blamed, *_evidence(existing, _says(source, cause)))
+        more = (blamed, *_evidence(existing, phrase("source_says", source=source, what=cause)))
         text = phrase("device_failed_before", device=device, cause=existing.cause, on_it=on_it)
         return Decision(more if earlier is None else (), answer=Done(text=text, replicas=replicas))
-    records: tuple[Record, ...] = (
-        blamed,
-        DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas),
-        IncidentOpened(
-            id=provisional("device", device),
-            what=phrase("device_failed", device=device, cause=cause),
-            about=About(device=device),
-            affected=replicas,
-            evidence=(_says(source, cause), on_it, _at(existing)),
-            decision=phrase("device_report_only"),
-            reason=phrase("device_in_use" if replicas else "device_not_in_use", device=device),
-            kind="device",
-        ),
+    marked = DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas)
+    opened = IncidentOpened(
+        id=provisional("device", device),
+        what=phrase("device_failed", device=device, cause=cause),
+        about=About(device=device),
+        affected=replicas,
+        evidence=(phrase("source_says", source=source, what=cause), *_describe_use(cluster, existing)),
+        decision=phrase("device_report_only"),
+        reason=phrase("device_in_use" if replicas else "device_not_in_use", device=device),
+        kind="device",
     )
     answer = Done(text=phrase("device_fails", device=device, cause=cause, on_it=on_it), replicas=replicas)
-    return _add_responses(cluster, Decision(records, answer=answer), device, now)
+    return Decision((blamed, marked, opened), answer=answer) + _respond(cluster, opened, now)
 
 
 def withdraw(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
@@ -83,15 +79,15 @@ def withdraw(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
     existing, by = _find_device(cluster, fact.device), fact.alert or fact.source
     mine = next((blame for blame in existing.blames if blame.by == by), None)
     if mine is not None and mine.began > fact.began > 0:
-        return Decision()
+        return NOTHING
     cleared = () if mine is None else (DeviceCleared(device=existing.id, by=by),)
     others = [blame for blame in existing.blames if blame.by != by and not blame.overruled]
     if existing.failed and others:
         more = _evidence(existing, phrase("source_took_back", source=fact.source)) if mine else ()
         reason = phrase("device_still_failed", device=existing.id, cause=others[0].cause)
         return Decision((*cleared, *more), answer=Done(text=reason))
-    decided = recover(cluster, existing.id, fact.source)
-    return Decision((*cleared, *decided.records), answer=decided.answer)
+    recovered = recover(cluster, existing.id, fact.source)
+    return replace(recovered, records=(*cleared, *recovered.records))
 
 
 def recover(cluster: ClusterState, device: str, source: str) -> Decision:
@@ -116,22 +112,21 @@ def warn(cluster: ClusterState, fact: DeviceWarned, now: float) -> Decision:
         mine = [i for i in open_ones if i.about == about or (all_over and i.about.device == fact.device)]
         outcome = fact.detail or phrase("device_agent_restarted" if all_over else "device_well_again")
         return Decision(tuple(close_incident(i.id, outcome) for i in mine))
-    evidence = _says(fact.source, fact.detail or fact.what)
+    evidence = phrase("source_says", source=fact.source, what=fact.detail or fact.what)
     incident = next((i for i in open_ones if i.about == about), None)
     if incident is not None:
         more = () if evidence in incident.evidence else (IncidentAmended(id=incident.id, evidence=(evidence,)),)
         return Decision(more)
-    replicas = cluster.drmap.replicas_on(fact.device)
     opened = IncidentOpened(
         id=provisional("warning", fact.device, fact.what),
         what=phrase("device_not_well", device=fact.device, condition=fact.what, detail=fact.detail),
         about=about,
-        affected=replicas,
-        evidence=(evidence, _on_it(replicas), _at(existing)),
+        affected=cluster.drmap.replicas_on(fact.device),
+        evidence=(evidence, *_describe_use(cluster, existing)),
         decision=phrase("device_stays_in_use"),
         kind=WARNING,
     )
-    return _add_responses(cluster, Decision((opened,)), fact.device, now)
+    return Decision((opened,)) + _respond(cluster, opened, now)
 
 
 def register(cluster: ClusterState, ask: Register) -> Decision:
@@ -161,16 +156,9 @@ def _find_device(cluster: ClusterState, device: str, *, guess: bool = False) -> 
     raise Refused(phrase("device_unknown", device=device), hint)
 
 
-def _says(source: str, what: Prose) -> Phrase:
-    return phrase("source_says", source=source, what=what)
-
-
-def _on_it(replicas: Collection[ReplicaId]) -> Phrase:
-    return phrase("replicas_on_it", replicas=replicas)
-
-
-def _at(device: Device) -> Phrase:
-    return phrase("device_node", node=device.node)
+def _describe_use(cluster: ClusterState, device: Device) -> tuple[Phrase, ...]:
+    replicas = cluster.drmap.replicas_on(device.id)
+    return phrase("replicas_on_it", replicas=replicas), phrase("device_node", node=device.node)
 
 
 def _evidence(device: Device, text: Prose) -> tuple[Record, ...]:
@@ -180,9 +168,9 @@ def _evidence(device: Device, text: Prose) -> tuple[Record, ...]:
 # ── responses ──
 
 
-def _add_responses(cluster: ClusterState, reported: Decision, device: str, now: float) -> Decision:
-    """Add to a decision that opens an incident about a device what the policy of each job on it responds."""
-    (opened,) = (record for record in reported.records if isinstance(record, IncidentOpened))
+def _respond(cluster: ClusterState, opened: IncidentOpened, now: float) -> Decision:
+    """What the policy of each job on a device responds to an incident about it."""
+    device = opened.about.device
     responses: dict[str, Decision] = {}
     evictions: dict[ReplicaId, Decision] = {}
     for replica in cluster.drmap.replicas_on(device):
@@ -194,7 +182,7 @@ def _add_responses(cluster: ClusterState, reported: Decision, device: str, now: 
         elif run is None and opened.kind != WARNING:
             evictions[replica] = _out_of_quorum(cluster, replica, opened.what, now)
     parts: list[Phrase] = []
-    decisions = [reported]
+    decisions: list[Decision] = []
     for name, response in responses.items():
         # Without what was decided for this job alone: one decision for all jobs follows.
         mine = [r for r in response.records if isinstance(r, IncidentAmended) and r.id == opened.id and r.decision]
@@ -207,7 +195,7 @@ def _add_responses(cluster: ClusterState, reported: Decision, device: str, now: 
             parts.append(phrase("decided_for", job=str(replica), decision=phrase("evicted_from_quorum")))
     if parts:
         decisions.append(Decision((IncidentAmended(id=opened.id, decision=phrase("together", parts=parts)),)))
-    return replace(merge_decisions(decisions), answer=reported.answer)
+    return merge_decisions(decisions)
 
 
 def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now: float) -> Decision:

@@ -126,8 +126,7 @@ def handle_inspected(cluster: ClusterState, report: Inspected) -> Decision:
     job = run.replica_id.job if run is not None else report.job
     if incident is None or incident.job != job or report.node in incident.stacks_from:
         return NOTHING
-    amended = IncidentAmended(id=incident.id, evidence=of_agent(report, incident), stacks=report.node)
-    return Decision((amended,))
+    return Decision((IncidentAmended(id=incident.id, evidence=of_agent(report, incident), stacks=report.node),))
 
 
 def _open_hang(incidents: Iterable[Incident]) -> Incident | None:

@@ -9,17 +9,17 @@ for a while; a node that was not fit is checked again sooner, because an operato
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import median
 
 from msgspec.structs import replace
 
-from torchloom.core.decision import close_incident, provisional
+from torchloom.core.decision import NOTHING, Decision, close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import Incident
 from torchloom.core.state.ranks import Presence, Rank
 from torchloom.core.state.runs import Run
-from torchloom.protocol.node import Examine, NodeCommand, RankStatus
+from torchloom.protocol.node import Examine, RankStatus
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import About, IncidentOpened, Record
 
@@ -114,7 +114,7 @@ def _alive(cluster: ClusterState, run: Run, node: str) -> bool:
 
 def finished_ranks(cluster: ClusterState, run: Run) -> set[int]:
     """Ranks of the attempt that have themselves reported that they finished."""
-    ranks = [rank for node in run.nodes for rank in _find_ranks(cluster, run, node)]
+    ranks = (cluster.ranks.find(run.rank(at.rank), at.incarnation) for at in run.places)
     return {rank.id.rank for rank in ranks if rank is not None and _has_finished(rank)}
 
 
@@ -169,14 +169,12 @@ def select_fit(cluster: ClusterState, run: Run, nodes: list[str], now: float) ->
     return [node for node in checked if not unfit_reasons(cluster, node)]
 
 
-def request_checks(
-    cluster: ClusterState, run: Run, nodes: list[str], now: float
-) -> tuple[tuple[str, NodeCommand], ...]:
-    """Commands to the agents whose nodes must be checked before a run can be placed."""
+def request_checks(cluster: ClusterState, run: Run, nodes: Iterable[str], now: float) -> Decision:
+    """The agents whose nodes must be checked before a run can be placed are to do so."""
     if not run.task.check:
-        return ()
-    order = Examine(term=cluster.term, job=run.name, attempt=run.attempt, folder=_folder(run))
-    return tuple((node, order) for node in nodes if not is_checked(cluster, run, node, now))
+        return NOTHING
+    command = Examine(term=cluster.term, job=run.name, attempt=run.attempt, folder=_folder(run))
+    return Decision(tasks=tuple((node, command) for node in nodes if not is_checked(cluster, run, node, now)))
 
 
 def _folder(run: Run) -> str:

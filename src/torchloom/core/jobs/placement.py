@@ -32,7 +32,7 @@ def place(cluster: ClusterState, run: Run, now: float) -> Decision:
         return NOTHING
     chosen = _chosen(cluster, run, now)
     if not chosen:
-        return Decision(tasks=request_checks(cluster, run, list(_free(cluster, run, now)), now))
+        return request_checks(cluster, run, _free(cluster, run, now), now)
     attempt = run.attempt + 1
     places: list[Place] = []
     for node, ranks in chosen.items():

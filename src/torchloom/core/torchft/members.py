@@ -187,8 +187,7 @@ def drain_replica(cluster: ClusterState, ask: DrainReplica) -> Decision:
     if run is None or run.task.torchft is None or run.is_lighthouse:
         raise Refused(phrase("replica_not_drainable", replica=replica), phrase("stop_or_drain_node", job=ask.job))
     if run.drained is not ask.undo:
-        text = phrase("is_drained", name=replica, undo=ask.undo)
-        return Decision(answer=Done(text=text))
+        return Decision(answer=Done(text=phrase("is_drained", name=replica, undo=ask.undo)))
     record = ReplicaDrained(job=run.name, drained=not ask.undo, operator=ask.operator)
     if ask.undo:
         return Decision((record,), answer=Done(text=phrase("replica_returns", replica=replica)))
