@@ -19,22 +19,12 @@ from torchloom.core.state.device_map import Device
 from torchloom.core.state.ranks import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.core.torchft.members import evict
+from torchloom.protocol import records
 from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceRecovered, DeviceWarned
 from torchloom.protocol.ids import ReplicaId
 from torchloom.protocol.operator import Done, Fail, Recover, Register
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.records import (
-    About,
-    Blame,
-    DeviceBlamed,
-    DeviceCleared,
-    DeviceMarkedFailed,
-    DeviceMarkedRecovered,
-    DeviceRegistered,
-    IncidentAmended,
-    IncidentOpened,
-    Record,
-)
+from torchloom.protocol.records import Record
 from torchloom.protocol.views import Assignment
 
 HAND = "hand"
@@ -43,27 +33,27 @@ WARNING = "device_warning"
 
 
 def handle_failed(cluster: ClusterState, fact: DeviceFailed, now: float) -> Decision:
-    blame = Blame(by=fact.alert or fact.source, cause=fact.cause, began=fact.began, alert=bool(fact.alert))
+    blame = records.Blame(by=fact.alert or fact.source, cause=fact.cause, began=fact.began, alert=bool(fact.alert))
     return _fail(cluster, fact.device, fact.source, blame, now)
 
 
-def _fail(cluster: ClusterState, device: str, source: str, blame: Blame, now: float) -> Decision:
+def _fail(cluster: ClusterState, device: str, source: str, blame: records.Blame, now: float) -> Decision:
     existing, cause = _find_device(cluster, device, guess=blame.by == HAND), blame.cause
     replicas = cluster.drmap.replicas_on(device)
     on_it = phrase("replicas_on_it", replicas=replicas)
     earlier = next((other for other in existing.blames if other.by == blame.by and other.began == blame.began), None)
     if earlier is not None and earlier.overruled:
         return NOTHING
-    blamed = DeviceBlamed(device=device, blame=blame, node=existing.node)
+    blamed = records.DeviceBlamed(device=device, blame=blame, node=existing.node)
     if existing.failed:
         more = (blamed, *_evidence(existing, phrase("source_says", source=source, what=cause)))
         text = phrase("device_failed_before", device=device, cause=existing.cause, on_it=on_it)
         return Decision(more if earlier is None else (), answer=Done(text=text, replicas=replicas))
-    marked = DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas)
-    opened = IncidentOpened(
+    marked = records.DeviceMarkedFailed(device=device, cause=cause, source=source, replicas=replicas)
+    opened = records.IncidentOpened(
         id=provisional("device", device),
         what=phrase("device_failed", device=device, cause=cause),
-        about=About(device=device),
+        about=records.About(device=device),
         affected=replicas,
         evidence=(phrase("source_says", source=source, what=cause), *_describe_use(cluster, existing)),
         decision=phrase("device_report_only"),
@@ -80,7 +70,7 @@ def withdraw(cluster: ClusterState, fact: DeviceRecovered) -> Decision:
     mine = next((blame for blame in existing.blames if blame.by == by), None)
     if mine is not None and mine.began > fact.began > 0:
         return NOTHING
-    cleared = () if mine is None else (DeviceCleared(device=existing.id, by=by),)
+    cleared = () if mine is None else (records.DeviceCleared(device=existing.id, by=by),)
     others = [blame for blame in existing.blames if blame.by != by and not blame.overruled]
     if existing.failed and others:
         more = _evidence(existing, phrase("source_took_back", source=fact.source)) if mine else ()
@@ -94,18 +84,18 @@ def recover(cluster: ClusterState, device: str, source: str) -> Decision:
     existing = _find_device(cluster, device, guess=True)
     if not existing.failed:
         return Decision(answer=Done(text=phrase("device_had_not_failed", device=device)))
-    records: list[Record] = []
+    entries: list[Record] = []
     if existing.incident:
         outcome = phrase("source_says_works", source=source)
-        records.append(close_incident(existing.incident, outcome))
-    records.append(DeviceMarkedRecovered(device=device, source=source))
-    return Decision(tuple(records), answer=Done(text=phrase("device_works_again", device=device)))
+        entries.append(close_incident(existing.incident, outcome))
+    entries.append(records.DeviceMarkedRecovered(device=device, source=source))
+    return Decision(tuple(entries), answer=Done(text=phrase("device_works_again", device=device)))
 
 
 def warn(cluster: ClusterState, fact: DeviceWarned, now: float) -> Decision:
     """A device has a problem but works: one incident for each condition, from its beginning to its end."""
     existing = _find_device(cluster, fact.device)
-    about = About(device=fact.device, part=fact.what)
+    about = records.About(device=fact.device, part=fact.what)
     open_ones = [i for i in cluster.incidents.open_of("") if i.kind == WARNING]
     if fact.over:
         all_over = fact.what == ALL_OVER
@@ -115,9 +105,9 @@ def warn(cluster: ClusterState, fact: DeviceWarned, now: float) -> Decision:
     evidence = phrase("source_says", source=fact.source, what=fact.detail or fact.what)
     incident = next((i for i in open_ones if i.about == about), None)
     if incident is not None:
-        more = () if evidence in incident.evidence else (IncidentAmended(id=incident.id, evidence=(evidence,)),)
+        more = () if evidence in incident.evidence else (records.IncidentAmended(id=incident.id, evidence=(evidence,)),)
         return Decision(more)
-    opened = IncidentOpened(
+    opened = records.IncidentOpened(
         id=provisional("warning", fact.device, fact.what),
         what=phrase("device_not_well", device=fact.device, condition=fact.what, detail=fact.detail),
         about=about,
@@ -138,7 +128,7 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
     text = phrase("device_registered", device=ask.device, replica=ask.replica, job=ask.job, before=before)
     if before:
         return Decision(answer=Done(text=text, replicas=(replica,)))
-    record = DeviceRegistered(device=ask.device, replica=replica, node=node, operator=ask.operator)
+    record = records.DeviceRegistered(device=ask.device, replica=replica, node=node, operator=ask.operator)
     return Decision((record,), answer=Done(text=text, replicas=(replica,)))
 
 
@@ -162,13 +152,13 @@ def _describe_use(cluster: ClusterState, device: Device) -> tuple[Phrase, ...]:
 
 
 def _evidence(device: Device, text: Prose) -> tuple[Record, ...]:
-    return (IncidentAmended(id=device.incident, evidence=(text,)),) if device.incident else ()
+    return (records.IncidentAmended(id=device.incident, evidence=(text,)),) if device.incident else ()
 
 
 # ── responses ──
 
 
-def _respond(cluster: ClusterState, opened: IncidentOpened, now: float) -> Decision:
+def _respond(cluster: ClusterState, opened: records.IncidentOpened, now: float) -> Decision:
     """What the policy of each job on a device responds to an incident about it."""
     device = opened.about.device
     responses: dict[str, Decision] = {}
@@ -185,16 +175,18 @@ def _respond(cluster: ClusterState, opened: IncidentOpened, now: float) -> Decis
     decisions: list[Decision] = []
     for name, response in responses.items():
         # Without what was decided for this job alone: one decision for all jobs follows.
-        mine = [r for r in response.records if isinstance(r, IncidentAmended) and r.id == opened.id and r.decision]
-        records = (replace_fields(r, decision="") if r in mine else r for r in response.records)
-        decisions.append(replace(response, records=tuple(records)))
+        mine = [
+            r for r in response.records if isinstance(r, records.IncidentAmended) and r.id == opened.id and r.decision
+        ]
+        entries = (replace_fields(r, decision="") if r in mine else r for r in response.records)
+        decisions.append(replace(response, records=tuple(entries)))
         parts += [phrase("decided_for", job=name, decision=r.decision) for r in mine[-1:]]
     for replica, eviction in evictions.items():
         decisions.append(eviction)
         if eviction:
             parts.append(phrase("decided_for", job=str(replica), decision=phrase("evicted_from_quorum")))
     if parts:
-        decisions.append(Decision((IncidentAmended(id=opened.id, decision=phrase("together", parts=parts)),)))
+        decisions.append(Decision((records.IncidentAmended(id=opened.id, decision=phrase("together", parts=parts)),)))
     return merge_decisions(decisions)
 
 
@@ -215,7 +207,7 @@ def _ranks_on(cluster: ClusterState, run: Run, device: str) -> tuple[int, ...]:
 
 HANDLERS: Handlers = {
     Fail: lambda cluster, ask, _reply, now: _fail(
-        cluster, ask.device, ask.operator, Blame(by=HAND, cause=ask.cause), now
+        cluster, ask.device, ask.operator, records.Blame(by=HAND, cause=ask.cause), now
     ),
     Recover: lambda cluster, ask, _reply, _now: recover(cluster, ask.device, ask.operator),
     Register: lambda cluster, ask, _reply, _now: register(cluster, ask),

@@ -48,15 +48,9 @@ def place(cluster: ClusterState, run: Run, now: float) -> Decision:
 
 
 def prepare(cluster: ClusterState, run: Run, attempt: int) -> Prepare:
-    return Prepare(
-        term=cluster.term,
-        job=run.name,
-        attempt=attempt,
-        task=replace(run.task, checkpoint_dir="") if heals(cluster, run) else run.task,
-        ordinal=attempt - run.before,
-        submitted=run.submitted,
-        rollback=run.rollback,
-    )
+    task = replace(run.task, checkpoint_dir="") if heals(cluster, run) else run.task
+    ordinal = attempt - run.before
+    return Prepare.from_fields(run, term=cluster.term, job=run.name, attempt=attempt, task=task, ordinal=ordinal)
 
 
 def explain_wait(cluster: ClusterState, run: Run, now: float) -> Prose:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec.structs import replace
+
 from torchloom.core.decision import NOTHING, Decision, close_incident
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.detect.incident_kinds import HANGS
@@ -111,27 +113,22 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
     if status.trouble:
         why = phrase("agent_has_trouble", node=first, trouble=status.trouble)
         return stop(cluster, run, now, Cause(why, next_action="fail", code=status.trouble_code))
-    record = AttemptLaunched.from_fields(
-        status,
+    launched = replace(
+        run,
         host=run.host or cluster.runtime.nodes[first].beat.host,
         port=run.port or status.port,
-        heals=replica_groups.heals(cluster, run),
+        resume=status.resume,
+        resume_step=status.resume_step,
     )
-    launch = _launch(cluster, run, record)
+    heals = replica_groups.heals(cluster, run)
+    record = AttemptLaunched.from_fields(launched, job=run.name, rejected=status.rejected, heals=heals)
+    launch = _launch(cluster, launched)
     return Decision((record,), tasks=tuple((node, launch) for node in run.nodes))
 
 
-def _launch(cluster: ClusterState, run: Run, at: AttemptLaunched | Run) -> Launch:
-    return Launch.from_fields(
-        run,
-        term=cluster.term,
-        job=run.name,
-        task=replica_groups.with_lighthouse(cluster, run),
-        host=at.host,
-        port=at.port,
-        resume=at.resume,
-        resume_step=at.resume_step,
-    )
+def _launch(cluster: ClusterState, run: Run) -> Launch:
+    task = replica_groups.with_lighthouse(cluster, run)
+    return Launch.from_fields(run, term=cluster.term, job=run.name, task=task)
 
 
 # ── running ──
@@ -150,7 +147,7 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
         if status is None or not status.ranks:
             if run.phase is not RunPhase.STARTING:  # an agent that has forgotten them
                 return stop(cluster, run, now, Cause(phrase("agent_forgot_ranks", node=node)))
-            tasks.append((node, _launch(cluster, run, run)))
+            tasks.append((node, _launch(cluster, run)))
         else:
             statuses = status.ranks
             if not cluster.runtime.node_speaks(node, now):  # then they speak for themselves

@@ -17,6 +17,7 @@ from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import Incident
 from torchloom.core.state.ranks import JobPhase, Presence, Rank
 from torchloom.core.state.runs import RunPhase
+from torchloom.protocol import records
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import Phrase, Prose, phrase
@@ -32,20 +33,7 @@ from torchloom.protocol.rank import (
     Muted,
     Welcome,
 )
-from torchloom.protocol.records import (
-    About,
-    IncidentAmended,
-    IncidentOpened,
-    JobBegan,
-    KnobsOffered,
-    RankAttached,
-    RankDied,
-    RankFound,
-    RankJoined,
-    RankLeft,
-    RankLost,
-    Record,
-)
+from torchloom.protocol.records import Record
 
 FROZEN_REASONS = frozenset({"Stale Connection", "Slow Consumer (Pending Bytes)", "Slow Consumer (Write Deadline)"})
 """The server closed the link because the process did not answer or read, not because it ended."""
@@ -63,22 +51,22 @@ def handle_hello(cluster: ClusterState, rank_id: RankId, report: Hello) -> Decis
     same_run = job is not None and job.phase is JobPhase.RUNNING
     changes = cluster.ledger.in_force(rank_id) if same_run else ()
     commands: Commands = ((rank_id, welcome(cluster, report.incarnation, changes)),)
-    records: list[Record] = []
+    entries: list[Record] = []
     if rank is not None and report.incarnation == rank.incarnation:
         if rank.counted and not report.counted:
-            records.append(RankAttached(rank=rank_id, incarnation=report.incarnation))
-        return Decision(tuple(records), commands)
+            entries.append(records.RankAttached(rank=rank_id, incarnation=report.incarnation))
+        return Decision(tuple(entries), commands)
     if not same_run:
-        records.append(JobBegan(job=rank_id.job))
+        entries.append(records.JobBegan(job=rank_id.job))
     if rank is not None and rank.incident:
-        records.append(close_incident(rank.incident, phrase("rank_joined_again")))
+        entries.append(close_incident(rank.incident, phrase("rank_joined_again")))
     if rank is not None and rank.presence is Presence.LIVE and cluster.runtime.linked((rank_id, rank.incarnation)):
-        records += _report_duplicate(rank_id, rank, report)
+        entries += _report_duplicate(rank_id, rank, report)
         commands += ((rank_id, _mute(cluster, rank.incarnation, report)),)
-    records.append(RankJoined(rank=rank_id, hello=report))
+    entries.append(records.RankJoined(rank=rank_id, hello=report))
     if cluster.runtime.seen_closing((rank_id, report.incarnation)):  # it was over before its hello was read
-        records += _lose(cluster, rank_id, report.incarnation, "Client Closed")
-    return Decision(tuple(records), commands)
+        entries += _lose(cluster, rank_id, report.incarnation, "Client Closed")
+    return Decision(tuple(entries), commands)
 
 
 def _mute(cluster: ClusterState, incarnation: str, newer: Rank | Hello) -> Muted:
@@ -92,12 +80,12 @@ def welcome(cluster: ClusterState, incarnation: str, changes: tuple[ChangeSpec, 
 
 def open_incident(
     what: Phrase, rank: RankId, *, evidence: tuple[Prose, ...], decision: Prose, reason: Prose, part: str = ""
-) -> IncidentOpened:
+) -> records.IncidentOpened:
     """About a rank, or about a change that it lacks (`part`)."""
-    return IncidentOpened(
+    return records.IncidentOpened(
         id=provisional(what.code, rank, part),
         what=what,
-        about=About(rank=rank, part=part),
+        about=records.About(rank=rank, part=part),
         job=rank.job,
         evidence=evidence,
         decision=decision,
@@ -150,14 +138,14 @@ def _leave(rank: Rank, how: Literal["finished", "interrupted"]) -> Decision:
 
 def record_left(rank: Rank, how: Literal["finished", "interrupted"], outcome: Prose) -> tuple[Record, ...]:
     """A rank has left, so that the incident about it is over."""
-    left = RankLeft(rank=rank.id, incarnation=rank.incarnation, how=how)
+    left = records.RankLeft(rank=rank.id, incarnation=rank.incarnation, how=how)
     return (left, close_incident(rank.incident, outcome)) if rank.incident else (left,)
 
 
 def _fail(cluster: ClusterState, rank: Rank, why: Prose, evidence: str = "") -> Decision:
     if rank.presence is Presence.FAILED:
         return NOTHING
-    died = RankDied(rank=rank.id, incarnation=rank.incarnation, reason=why, confirmed=True)
+    died = records.RankDied(rank=rank.id, incarnation=rank.incarnation, reason=why, confirmed=True)
     causes = (why, evidence) if evidence else (why,)
     dead = phrase("rank_dead", why=why[:MOST_OF_WHY] if isinstance(why, str) else why)
     run = cluster.runs.of(rank.id.replica_id)
@@ -203,23 +191,23 @@ def _killed_by(cluster: ClusterState, rank_id: RankId, incarnation: str) -> Phra
 
 def lose_silent(cluster: ClusterState, silent: tuple[RankId, ...], now: float) -> Decision:
     """Silence is checked again, because beats may have arrived since."""
-    records: list[Record] = []
+    entries: list[Record] = []
     for rank_id in cluster.runtime.silent(silent, now, cluster.beat_seconds()):
         why = phrase("rank_silent", seconds=now - cluster.runtime.ranks[rank_id].heard)
-        records += _lose(cluster, rank_id, cluster.ranks[rank_id].incarnation, why, patient=True)
-    return Decision(tuple(records))
+        entries += _lose(cluster, rank_id, cluster.ranks[rank_id].incarnation, why, patient=True)
+    return Decision(tuple(entries))
 
 
 def _lose(cluster: ClusterState, rank_id: RankId, incarnation: str, why: Prose, patient: bool = False) -> list[Record]:
     evidence = [why if patient else phrase("server_says", why=why)]
     patient = patient or (isinstance(why, str) and why in FROZEN_REASONS)
-    lost = RankLost(rank=rank_id, incarnation=incarnation, reason=why, patient=patient)
+    lost = records.RankLost(rank=rank_id, incarnation=incarnation, reason=why, patient=patient)
     run = cluster.runs.of(rank_id.replica_id)
     if run is not None and run.phase is RunPhase.STOPPING:  # it is being ended with its peers
         return [lost]
     hang = next((i for i in _incidents_of_parts(cluster, rank_id) if i.kind in HANGS), None)
     if hang is not None:  # that is why
-        return [lost, IncidentAmended(id=hang.id, evidence=(phrase("rank_lost_too", why=why),))]
+        return [lost, records.IncidentAmended(id=hang.id, evidence=(phrase("rank_lost_too", why=why),))]
     beat = cluster.runtime.last_beat(rank_id, incarnation)
     if beat is not None:
         evidence.append(phrase("rank_last_step", step=beat.step))
@@ -300,7 +288,7 @@ def record_knobs(cluster: ClusterState, rank: Rank, report: Knobs) -> Decision:
     saves = report.checkpoints and job not in cluster.ledger.checkpointers
     if not news and not saves:
         return NOTHING
-    return Decision((KnobsOffered(job=job, knobs=news, checkpoints=report.checkpoints),))
+    return Decision((records.KnobsOffered(job=job, knobs=news, checkpoints=report.checkpoints),))
 
 
 def _differs(offered: KnobSpec, spec: KnobSpec) -> bool:
@@ -311,12 +299,12 @@ def _differs(offered: KnobSpec, spec: KnobSpec) -> bool:
 def _find_again(cluster: ClusterState, rank: Rank, why: Prose, now: float) -> Decision:
     if rank.presence not in {Presence.LOST, Presence.DEAD}:
         return NOTHING
-    records: list[Record] = [RankFound(rank=rank.id, incarnation=rank.incarnation, reason=why)]
+    entries: list[Record] = [records.RankFound(rank=rank.id, incarnation=rank.incarnation, reason=why)]
     if rank.incident:
         outcome = phrase("rank_came_back", seconds=now - rank.since, why=why)
-        records.append(close_incident(rank.incident, outcome))
+        entries.append(close_incident(rank.incident, outcome))
     # What was changed while it was missing did not ask for it.
-    return Decision(tuple(records), _welcome_again(cluster, rank))
+    return Decision(tuple(entries), _welcome_again(cluster, rank))
 
 
 def _welcome_again(cluster: ClusterState, rank: Rank) -> Commands:
@@ -330,14 +318,14 @@ def compare_connections(cluster: ClusterState, now: float) -> Decision:
         if cluster.runtime.linked((rank.id, rank.incarnation)):
             decisions.append(_find_again(cluster, rank, phrase("roll_call_answered"), now))
         elif rank.presence is Presence.LIVE:
-            records = _lose(cluster, rank.id, rank.incarnation, phrase("roll_call_missed"))
-            decisions.append(Decision(tuple(records)))
+            entries = _lose(cluster, rank.id, rank.incarnation, phrase("roll_call_missed"))
+            decisions.append(Decision(tuple(entries)))
     return merge_decisions(decisions)
 
 
 def presume_dead(cluster: ClusterState, rank: Rank) -> Decision:
     why = phrase("did_not_come_back", reason=rank.reason)
-    died = RankDied(rank=rank.id, incarnation=rank.incarnation, reason=why)
+    died = records.RankDied(rank=rank.id, incarnation=rank.incarnation, reason=why)
     if not rank.incident:
         return Decision((died,))
     decision = REPORT_ONLY if cluster.runs.of(rank.id.replica_id) is None else BY_ITS_RUN

@@ -23,28 +23,21 @@ from torchloom.core.state.cluster import ClusterState, life_over
 from torchloom.core.state.ranks import PRESENT, Presence, Rank
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import siblings, trains
+from torchloom.protocol import records
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.lighthouse import Evict
 from torchloom.protocol.operator import Done, DrainReplica, EvictReplica, ReplicaDrained, Steer
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Discarded, Healed, Joined, Regrouped
-from torchloom.protocol.records import (
-    MemberDiscarded,
-    MemberHealed,
-    MemberJoined,
-    MemberRegrouped,
-    MembersEvicted,
-    RankDied,
-    RankJoined,
-    RankLeft,
-    Record,
-)
+from torchloom.protocol.records import Record
 from torchloom.protocol.run_records import AttemptStopping, RunEnded
 
-RECORDS: Mapping[type[Regrouped | Healed | Discarded], type[MemberRegrouped | MemberHealed | MemberDiscarded]] = {
-    Regrouped: MemberRegrouped,
-    Healed: MemberHealed,
-    Discarded: MemberDiscarded,
+RECORDS: Mapping[
+    type[Regrouped | Healed | Discarded], type[records.MemberRegrouped | records.MemberHealed | records.MemberDiscarded]
+] = {
+    Regrouped: records.MemberRegrouped,
+    Healed: records.MemberHealed,
+    Discarded: records.MemberDiscarded,
 }
 """What is recorded of each report."""
 MOST_TRIES = 100
@@ -54,7 +47,7 @@ MOST_TRIES = 100
 def handle_joined(cluster: ClusterState, rank: Rank, report: Joined) -> Decision:
     if rank.member == report.member:
         return NOTHING
-    joined = Decision((MemberJoined.from_fields(report, rank=rank.id, devices=rank.devices),))
+    joined = Decision((records.MemberJoined.from_fields(report, rank=rank.id, devices=rank.devices),))
     if rank.presence in PRESENT:
         return joined
     # It was gone before its report was read.
@@ -75,7 +68,7 @@ def evict(cluster: ClusterState, job: str, members: Iterable[str], reason: Prose
     if not new:
         return NOTHING
     return Decision(
-        (MembersEvicted(job=job, members=new, reason=reason),),
+        (records.MembersEvicted(job=job, members=new, reason=reason),),
         evictions=((job, Evict(term=cluster.term, members=new, reason=reason)),),
     )
 
@@ -101,9 +94,9 @@ def _evict_gone(cluster: ClusterState, gone: list[Gone]) -> Decision:
 def _find_departed(cluster: ClusterState, record: Record) -> list[Gone]:
     """The members whose incarnation ends with a record, and why."""
     match record:
-        case RankDied(rank=rank, reason=reason, confirmed=True):
+        case records.RankDied(rank=rank, reason=reason, confirmed=True):
             return _departed_members(cluster, [rank], reason)
-        case RankLeft(rank=rank, how=how):
+        case records.RankLeft(rank=rank, how=how):
             return _departed_members(cluster, [rank], life_over(how))
         case AttemptStopping(job=job, reason=reason) | RunEnded(job=job, reason=reason):
             run = cluster.runs.by_name[job]
@@ -111,7 +104,7 @@ def _find_departed(cluster: ClusterState, record: Record) -> list[Gone]:
             # All ranks of a replica end together.
             ended = cluster.ranks_of(run) if isinstance(record, AttemptStopping) else ()
             return [*_departed_members(cluster, ended, reason), *met]
-        case RankJoined(rank=rank):
+        case records.RankJoined(rank=rank):
             before = cluster.ranks.get(rank)
             again = before is not None and before.presence is not Presence.LIVE
             return _departed_members(cluster, [rank], phrase("life_replaced")) if again else []
