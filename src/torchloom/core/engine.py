@@ -66,7 +66,7 @@ class Engine:
 
     def hear(self, rank: RankId, beat: Beat, now: float) -> events.BeatReceived | None:
         runtime = self.cluster.runtime
-        return None if runtime.hear(rank, beat, now) else events.BeatReceived(rank, beat, runtime.take_found(rank))
+        return None if runtime.hear(rank, beat, now) else events.BeatReceived(rank, beat, runtime.take_findings(rank))
 
     def hear_node(self, node: str, beat: NodeBeat, now: float) -> tuple[events.Event, ...]:
         if not self.cluster.runtime.hear_node(node, beat, now):

@@ -29,55 +29,21 @@ def _decoder(kind: Any) -> Callable[[bytes], Any]:
     return checked
 
 
-_encoder = msgspec.json.Encoder()
-
-
-encode = _encoder.encode
-
+encode = msgspec.json.Encoder().encode
 
 decode_report: Callable[[bytes], Report] = _decoder(Report)
-
-
 decode_beat: Callable[[bytes], Beat] = _decoder(Beat)
-
-
 decode_reply: Callable[[bytes], Reply] = _decoder(Reply)
-
-
 decode_fact: Callable[[bytes], Fact] = _decoder(Fact)
-
-
 decode_ask: Callable[[bytes], Ask] = _decoder(Ask)
-
-
 decode_look: Callable[[bytes], Look] = _decoder(Look)
-
-
 decode_look_lines: Callable[[bytes], QueryLines] = _decoder(QueryLines)
-
-
 decode_node_look: Callable[[bytes], NodeLook] = _decoder(NodeLook)
-
-
 decode_command: Callable[[bytes], Command] = _decoder(Command)
-
-
 decode_entry: Callable[[bytes], Entry] = _decoder(Entry)
-
-
 decode_node_beat: Callable[[bytes], NodeBeat] = _decoder(NodeBeat)
-
-
 decode_node_command: Callable[[bytes], NodeCommand] = _decoder(NodeCommand)
-
-
 decode_evict: Callable[[bytes], Evict] = _decoder(Evict)
-
-
 decode_lighthouse_beat: Callable[[bytes], LighthouseBeat] = _decoder(LighthouseBeat)
-
-
 decode_points: Callable[[bytes], CurvePoints] = _decoder(CurvePoints)
-
-
 decode_answer: Any = _decoder(Answer)

@@ -7,7 +7,8 @@ rank, which can then speak only as itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,18 +37,18 @@ class Subject:
 
     def to(self, **tokens: str | int) -> str:
         """The concrete subject. A token that could be mistaken for subject syntax raises BadName."""
-        return self.template.format(**{name: check_name(name, str(value)) for name, value in tokens.items()})
+        return self.template.format(**_checked(tokens))
 
     def for_rank(self, rank: RankId) -> str:
-        return self.to(job=rank.job, replica=rank.replica, rank=rank.rank)
+        return self.to(**rank._asdict())
 
     def pattern(self, **tokens: str | int) -> str:
         """The subject with ``*`` for every token not given."""
-        parts = []
-        for part in self.template.split("."):
-            name = part[1:-1] if part.startswith("{") else ""
-            parts.append(part if not name else check_name(name, str(tokens[name])) if name in tokens else "*")
-        return ".".join(parts)
+        return self.template.format_map(defaultdict(lambda: "*", _checked(tokens)))
+
+
+def _checked(tokens: Mapping[str, str | int]) -> dict[str, str]:
+    return {name: check_name(name, str(value)) for name, value in tokens.items()}
 
 
 def _subject(template: str, speakers: Iterable[Role], listeners: Iterable[Role], why: str) -> Subject:
@@ -130,8 +131,7 @@ def permissions(role: Role, rank: RankId | None = None) -> Permissions:
     subscribe.append(inbox_prefix(role, rank) + ".>")
     for stream in STREAMS:
         if role in stream.readers:
-            publish.append(f"$JS.API.DIRECT.GET.{stream.name}")
-            publish.append(f"$JS.API.STREAM.INFO.{stream.name}")
+            publish += [f"$JS.API.DIRECT.GET.{stream.name}", f"$JS.API.STREAM.INFO.{stream.name}"]
     if role is Role.WEAVER:  # it owns the streams and answers requests
         publish += ["$JS.API.>", "_INBOX.>"]
     return Permissions(tuple(publish), tuple(subscribe), answer=role is Role.AGENT)

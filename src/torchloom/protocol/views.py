@@ -219,15 +219,21 @@ class PlaneView(Part, frozen=True):
     """Why it does not, where it is meant to."""
 
 
-class KnobView(Part, frozen=True):
+class KnobState(Part, frozen=True):
+    """A knob of a job, as the weaver has it."""
+
     spec: KnobSpec
     value: Value
     """In force, as far as the weaver knows."""
+    change: str = ""
+    """The change that gave it this value."""
+
+
+class KnobView(KnobState, frozen=True):
     elsewhere: dict[str, Value] = {}
     """By replica, where it has another value than the others."""
     changed_by: str = ""
     changed: float | None = None
-    change: str = ""
 
 
 class ChangeView(ChangeSpec, frozen=True, kw_only=True):

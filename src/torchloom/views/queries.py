@@ -211,11 +211,8 @@ def knobs(cluster: ClusterState, look: views.QueryKnobs) -> views.KnobsView:
         others = {} if newer or knob.spec.per == "rank" else by_replica
         elsewhere = {r: values[name] for r, values in sorted(others.items()) if values.get(name, value) != value}
         who, when = (change.operator, change.asked) if change else ("", None)
-        knob_views.append(
-            views.KnobView(
-                spec=knob.spec, value=value, elsewhere=elsewhere, changed_by=who, changed=when, change=knob.change
-            )
-        )
+        view = views.KnobView.from_fields(knob, value=value, elsewhere=elsewhere, changed_by=who, changed=when)
+        knob_views.append(view)
     latest = list(cluster.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
     return views.KnobsView(knobs=tuple(knob_views), changes=tuple(map(_change, latest)))
 

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from torchloom.protocol import records
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.rank import ChangeSpec, KnobSpec, Value
+from torchloom.protocol.rank import ChangeSpec, Value
+from torchloom.protocol.views import KnobState
 
 KEEP_CHANGES = 200
 """Ended changes and orders of one job before the oldest is forgotten; those still in force stay."""
@@ -83,13 +84,6 @@ class GivenOrder(records.OrderGiven, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         return bool(self.outcome)
-
-
-class KnobState(msgspec.Struct, frozen=True, kw_only=True):
-    spec: KnobSpec
-    value: Value
-    change: str = ""
-    """The change that gave it this value."""
 
 
 class Ledger(msgspec.Struct, kw_only=True):

@@ -100,7 +100,7 @@ class RankRuntime:
     """Beats in a row in which that change was missing."""
     mended: bool = False
     """The latest beat has all changes again."""
-    found: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     """Findings that have not been taken yet."""
 
     def compare(self, beat: Beat) -> None:
@@ -166,14 +166,14 @@ class RuntimeState:
             return False
         rank_runtime.beat = beat
         rank_runtime.heard = now
-        found = rank_runtime.detectors.hear(beat, now)
-        if not (found or rank_runtime.missing or rank_runtime.due or rank_runtime.astray or rank_runtime.mended):
+        findings = rank_runtime.detectors.hear(beat, now)
+        if not (findings or rank_runtime.missing or rank_runtime.due or rank_runtime.astray or rank_runtime.mended):
             return True  # as mostly
-        rank_runtime.found += found
+        rank_runtime.findings += findings
         if rank_runtime.due or rank_runtime.astray or rank_runtime.mended:
             rank_runtime.compare(beat)
         return (
-            rank_runtime.astray != 2 and not rank_runtime.mended and not rank_runtime.missing and not found
+            rank_runtime.astray != 2 and not rank_runtime.mended and not rank_runtime.missing and not findings
         )  # 1 may be under way
 
     def last_beat(self, rank: RankId, incarnation: str) -> Beat | None:
@@ -186,12 +186,12 @@ class RuntimeState:
         attempts = self.nodes[node].beat.attempts if node in self.nodes else ()
         return next((status for status in attempts if (status.job, status.attempt) == (run.name, run.attempt)), None)
 
-    def take_found(self, rank: RankId) -> tuple[Finding, ...]:
+    def take_findings(self, rank: RankId) -> tuple[Finding, ...]:
         """The findings of a rank since the last call."""
         rank_runtime = self.ranks.get(rank)
         if rank_runtime is None:
             return ()
-        findings, rank_runtime.found = rank_runtime.found, ()
+        findings, rank_runtime.findings = rank_runtime.findings, ()
         return findings
 
     def hang_tracker(self, job: str, attempts: Attempts = ()) -> HangTracker:
