@@ -220,7 +220,7 @@ def room(node: str, free: int, count: int, failed: int | None = None) -> Phrase:
 
 def a_node(ranks: Phrase | int, *there: Phrase) -> Phrase:
     """Waited for."""
-    return phrase("waits_for_node", count=1, ranks=ranks, there=phrase("nodes_there", nodes=there, more=None))
+    return phrase("waits_for_nodes", count=1, ranks=ranks, there=phrase("nodes_there", nodes=there, more=None))
 
 
 def incidents(site: Site) -> list[Prose]:

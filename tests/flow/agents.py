@@ -183,7 +183,7 @@ def needs_nodes(count: int, ranks: int, **nodes: Phrase) -> str:
     """As people read that a job waits for nodes with room for its ranks, and what each offers (node_a: node-a)."""
     offers = [phrase("of_node", node=node.replace("_", "-"), text=offer) for node, offer in nodes.items()]
     there = phrase("nodes_there", nodes=offers, more=None)
-    return render(phrase("waits_for_node" if count == 1 else "waits_for_nodes", count=count, ranks=ranks, there=there))
+    return render(phrase("waits_for_nodes", count=count, ranks=ranks, there=there))
 
 
 @contextlib.contextmanager

@@ -140,7 +140,7 @@ async def test_what_a_rank_tells_of_its_checkpoints_can_be_looked_at_and_outlive
         ranks.tell("hi", "SaveFailed", step=200, folder="/runs/a", why="no space left on device")
         failing = await incident(up, "checkpoint_failed")
         assert failing.closed is None
-        damaged = await incident(up, "checkpoint_damaged")
+        damaged = await incident(up, "checkpoints_damaged")
         assert damaged.closed is not None
         view = await until_saved(up, 100)
         assert (view.folder, view.node, view.failures) == ("/runs/a", rank.node, 1)

@@ -316,7 +316,7 @@ async def test_a_frozen_rank_makes_a_change_expire_and_obeys_no_expired_order(tm
 
         answer = await ask(up, SetKnobs(request=request(), job="job", values={"x": 1.0}))
         assert isinstance(answer, No)
-        assert answer.code == "rank_unanswering"
+        assert answer.code == "ranks_unanswering"
         before = await up.until_beating("a")
         assert before.beat
         assert (await up.until_beating("a", after=before.beat.step)).beat.metrics["x"] == 0.0  # type: ignore[union-attr]

@@ -38,7 +38,7 @@ def test_the_end_of_a_rank_has_its_last_lines_first_and_its_cause_last() -> None
     end = phrase("rank_end", lines="first\nlast", how=how, error="ValueError: x")
     assert render(end) == "first\nlast\nexit code 1: ValueError: x"
     assert render(phrase("rank_end", lines="", how=how, error="")) == "exit code 1"
-    short = phrase("rank_end", lines="", how=how, error=phrase("out_of_memory_often", kills=2))
+    short = phrase("rank_end", lines="", how=how, error=phrase("out_of_memory", kills=2))
     assert render(short) == "exit code 1: out of memory: the kernel killed 2 processes of its cgroup while it ran"
 
 

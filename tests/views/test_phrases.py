@@ -107,7 +107,7 @@ def test_what_a_job_waits_for() -> None:
     there = phrase("nodes_there", nodes=[free, silent], more=None)
     many = phrase("nodes_there", nodes=[silent], more=12)
     span = phrase("span", least=1, most=2)
-    assert render(phrase("waits_for_node", count=1, ranks=2, there=there)) == (
+    assert render(phrase("waits_for_nodes", count=1, ranks=2, there=there)) == (
         "a node with room for 2 (n1: 1 of 4 free, 2 failed; n2: silent)"
     )
     assert render(phrase("waits_for_nodes", count=span, ranks=8, there=many)) == (

@@ -91,7 +91,7 @@ def test_why_it_ended_is_the_exception_or_that_memory_was_short() -> None:
     assert cause_of(ended(code=1), "ValueError: x") == ("exception", "ValueError: x")
     assert cause_of(ended(signal=9), "ignored") == ("", "")
     assert cause_of(ended(signal=9, lost=True), "ignored") == ("", "")
-    often = phrase("out_of_memory_often", kills=2)
+    often = phrase("out_of_memory", kills=2)
     assert cause_of(ended(signal=9, oom_kills=2), "ignored") == ("out_of_memory", often)
     assert cause_of(ended(signal=15, oom_kills=1), "ignored") == ("", "")
     assert cause_of(ended(code=1, oom_kills=1), "") == ("", "")

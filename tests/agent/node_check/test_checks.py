@@ -60,8 +60,8 @@ def test_a_clock_may_be_a_little_wrong() -> None:
     assert clock(0.01).found == phrase("clock_right")
     assert clock(-4.9).fit
     late = clock(-5.1)
-    assert (late.fit, late.found) == (False, phrase("clock_behind", seconds=5.1))
-    assert clock(7.0).found == phrase("clock_ahead", seconds=7.0)
+    assert (late.fit, late.found) == (False, phrase("clock_off", seconds=5.1, ahead=False))
+    assert clock(7.0).found == phrase("clock_off", seconds=7.0, ahead=True)
     unknown = phrase("clock_not_compared", error="")
     assert (clock(unknown).fit, clock(unknown).found) == (True, unknown)
 

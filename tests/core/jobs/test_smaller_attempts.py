@@ -44,7 +44,7 @@ def test_it_ends_well_when_all_of_the_fewer_have() -> None:
     for rank in range(3):
         site.agents["n1"].end(rank, code=0)
     site.settle()
-    assert (site.phase, site.run.reason) == ("done", phrase("all_ranks_ended_well", count=3))
+    assert (site.phase, site.run.reason) == ("done", phrase("ranks_ended_well", count=3))
 
 
 def test_below_the_least_it_waits_and_says_for_what() -> None:

@@ -205,7 +205,7 @@ def test_a_damaged_checkpoint_is_an_incident_that_is_over_at_once() -> None:
     loom = joined()
     resume(loom, 100, step200="model.pt: 64 bytes differ")
     incident = only_incident(loom)
-    assert incident.what == phrase("checkpoint_damaged", names=["step200"], job="mnist")
+    assert incident.what == phrase("checkpoints_damaged", names=["step200"], job="mnist")
     assert incident.evidence == (phrase("checkpoint_rejected", name="step200", why="model.pt: 64 bytes differ"),)
     assert (incident.decision, incident.closed) == (phrase("resumed_from", step=100), loom.now)
     assert incident.about == About(job="mnist", part="checkpoint")

@@ -105,8 +105,7 @@ def cause_of(ended: Ended, error: str) -> tuple[ExitCause, Prose]:
     if ended.lost:
         return "", ""
     if ended.signal == signal.SIGKILL and ended.oom_kills:  # it looks like the kernel's OOM killer
-        often = ended.oom_kills > 1
-        return "out_of_memory", phrase("out_of_memory_often" if often else "out_of_memory", kills=ended.oom_kills)
+        return "out_of_memory", phrase("out_of_memory", kills=ended.oom_kills)
     return ("exception", error) if ended.code and error else ("", "")
 
 

@@ -151,9 +151,7 @@ def clock(skew: float | Phrase) -> Check:
     if isinstance(skew, Phrase):
         return Check(what="clock", found=skew)
     fit, seconds = abs(skew) <= SKEW_SECONDS, abs(skew)
-    found = phrase("clock_ahead" if skew > 0 else "clock_behind", seconds=seconds)
-    if seconds < 0.1:
-        found = phrase("clock_right")
+    found = phrase("clock_right") if seconds < 0.1 else phrase("clock_off", seconds=seconds, ahead=skew > 0)
     return Check(what="clock", found=found, fit=fit, remedy="" if fit else phrase("set_clock"))
 
 

@@ -281,7 +281,7 @@ def _poll_inquiry(cluster: ClusterState, operation: PendingOperation, gone: list
         return _give_up(operation, No(why=why, hint=phrase("nothing_changed")))
     if now - operation.began > ANSWER_SECONDS:
         ranks = sorted(rank for rank, _ in silent)
-        why = phrase("rank_unanswering" if len(ranks) == 1 else "ranks_unanswering", ranks=ranks)
+        why = phrase("ranks_unanswering", ranks=ranks)
         return _give_up(operation, No(why=why, hint=phrase("nothing_changed")))
     if now - operation.sent < AGAIN_SECONDS:
         return NOTHING

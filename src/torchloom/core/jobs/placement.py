@@ -72,7 +72,7 @@ def explain_wait(cluster: ClusterState, run: Run, now: float) -> Prose:
     shown = [phrase("of_node", node=name, text=_room(cluster, run, name, now)) for name in nodes[:NODES_SHOWN]]
     there = phrase("nodes_there", nodes=shown, more=max(0, len(nodes) - NODES_SHOWN) or None)
     return phrase(
-        "waits_for_node" if task.nodes == 1 else "waits_for_nodes",
+        "waits_for_nodes",
         count=_span(task.min_nodes, task.nodes),
         ranks=ranks,
         there=there if shown else phrase("no_agent_there"),

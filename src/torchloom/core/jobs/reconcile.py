@@ -164,7 +164,7 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
         if run.drained or was_asked_to_leave(cluster, run):
             cause = Cause(phrase("it_is_drained"), uses_restart=False, expected=True)
             return Decision(tuple(records)) + stop(cluster, run, now, cause)
-        well = phrase("all_ranks_ended_well" if run.world_size > 1 else "it_ended_well", count=run.world_size)
+        well = phrase("ranks_ended_well", count=run.world_size)
         return Decision(tuple(records)) + end(cluster, run, "done", well)
     if _begins_alone(cluster, run):
         return stop(cluster, run, now, Cause(phrase("other_replicas_over"), next_action="cancel"))

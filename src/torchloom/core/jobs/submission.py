@@ -117,7 +117,7 @@ def _find_error(task: Task) -> Phrase | None:
 
 def _no_agent(cluster: ClusterState, node: str) -> Refused:
     there = sorted(cluster.runtime.nodes)
-    hint = phrase("agents_are_on" if there else "no_agents", nodes=there)
+    hint = phrase("agents_are_on", nodes=there)
     return Refused(phrase("no_agent_on_node", node=node), hint)
 
 

@@ -81,7 +81,7 @@ def _report_damaged(cluster: ClusterState, job: str, report: Resumed) -> tuple[R
     decision = phrase("resumed_from", step=report.step)
     opened = IncidentOpened(
         id=provisional("damaged", job),
-        what=phrase("checkpoint_damaged" if len(names) == 1 else "checkpoints_damaged", names=names, job=job),
+        what=phrase("checkpoints_damaged", names=names, job=job),
         checkpoints=names,
         about=_about(job),
         job=job,

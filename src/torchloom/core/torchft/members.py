@@ -154,7 +154,7 @@ def evict_replica(cluster: ClusterState, ask: EvictReplica, now: float) -> Decis
             raise Refused(phrase("last_replica", replica=replica), hint)
         kill_now = tuple(place.rank for place in run.places)
         stopping = stop(cluster, run, now, Cause(reason, uses_restart=False, kill_now=kill_now))
-        text = phrase("evicted_and_drained" if run.drained else "evicted_and_restarted", replica=replica)
+        text = phrase("evicted", replica=replica, drained=run.drained)
         return replace(stopping, answer=Done(text=text, replicas=(replica,)))
     ranks = cluster.ranks.of_replica(replica)
     members = {rank.member for rank in ranks} - {""}

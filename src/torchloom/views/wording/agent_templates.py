@@ -10,8 +10,9 @@ AGENT_TEMPLATES: Mapping[str, str] = {
     "rank_ended_well": "ended well",
     "killed_core_dumped": "killed by {signal}, core dumped",
     "killed_with_supervisor": "killed with its supervisor",
-    "out_of_memory": "out of memory: the kernel killed a process of its cgroup while it ran",
-    "out_of_memory_often": "out of memory: the kernel killed {kills} processes of its cgroup while it ran",
+    "out_of_memory": (
+        "out of memory: the kernel killed {kills:one|a process|{kills} processes} of its cgroup while it ran"
+    ),
     "rank_not_started": "it was not started: {why}",
     "rank_stopped_before_start": "it was ended before it was started",
     "rank_missing": "it was gone when a new agent looked for it; was the machine restarted?",
@@ -100,8 +101,7 @@ AGENT_TEMPLATES: Mapping[str, str] = {
     ),
     "clock_not_compared": "not compared: the weaver did not tell the time{error:? (|)}",
     "clock_right": "as the weaver's",
-    "clock_ahead": "{seconds:.1f} s ahead of the weaver's",
-    "clock_behind": "{seconds:.1f} s behind the weaver's",
+    "clock_off": "{seconds:.1f} s {ahead:if|ahead of|behind} the weaver's",
     "set_clock": "let it be set: chronyc makestep",
     "computed": "{ms:.2f} ms with {on}",
     "no_torch_or_numpy": "not checked: there is neither torch nor numpy",
