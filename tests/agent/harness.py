@@ -69,18 +69,13 @@ class SupervisorHarness:
         return str(path)
 
     def order(
-        self,
-        *argv: str,
-        warm: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        sweep: bool = True,
+        self, *argv: str, warm: bool = False, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> Begin:
         """To run the interpreter with these arguments."""
         key = f"{self.home.name}-{next(self._keys)}"
         return Begin(
             key=key, argv=(sys.executable, *argv), env=dict(self.env) | dict(env or {}), cwd=str(cwd or self.home),
-            stdout=str(self.home / f"{key}.out"), stderr=str(self.home / f"{key}.err"), warm=warm, sweep=sweep,
+            stdout=str(self.home / f"{key}.out"), stderr=str(self.home / f"{key}.err"), warm=warm,
         )  # fmt: skip
 
     async def begin(self, begin: Begin) -> Begun:

@@ -48,6 +48,16 @@ def test_a_supervisor_that_died_is_named_with_how() -> None:
     assert render(phrase("supervisor_dead", pid=7, how="")) == "the supervisor (process 7) is dead"
 
 
+def test_what_an_agent_says_of_its_node_and_its_ranks() -> None:
+    waits = [phrase("agent_waits", node="n1", host="10.0.0.1", cores=1, gb=1.25, gpus=gpus) for gpus in (0, 1, 8)]
+    assert [render(one) for one in waits] == [
+        f"n1 (10.0.0.1): 1 core, 1.2 GB, {gpus}; waiting for work" for gpus in ("no GPUs", "1 GPU", "8 GPUs")
+    ]
+    assert render(phrase("ranks_starting", job="mnist", ranks=((0, 3),))) == "mnist: starting ranks 0-3"
+    assert render(phrase("ranks_continue", count=1)) == "1 rank continues; `loom agent` finds it again"
+    assert render(phrase("ranks_continue", count=2)) == "2 ranks continue; `loom agent` finds them again"
+
+
 def test_causes_of_a_failed_device() -> None:
     assert render(describe(79)) == "XID 79: GPU has fallen off the bus"
     causes = phrase("device_causes", causes=(describe(48), phrase("ecc_errors", count=5, more=2)))

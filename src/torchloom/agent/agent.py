@@ -185,9 +185,8 @@ class Agent:
             case Prepare() | Launch() if self.departing:
                 return
             case Prepare() if attempt is None:
-                self._tasks.start(
-                    self._prepare(command, self.hold(command))
-                )  # now: the command may be repeated at once
+                # Held now: the command may be repeated at once.
+                self._tasks.start(self._prepare(command, self.hold(command)))
             case Launch() if attempt is None or attempt.launch is None:
                 self._launch(command)
             case Halt(grace_seconds=grace, kill=kill_now) if attempt is not None and attempt.ranks:
@@ -294,7 +293,7 @@ class Agent:
     def _let_go(self, name: str) -> None:
         """End the supervisors of a job that is over. A new job of the same name waits until they have ended."""
         if self.shared:
-            self.say(f"{name} is over")
+            self.say(render(phrase("job_over", job=name)))
         self._endings[name] = asyncio.get_running_loop().create_task(self._end(self.jobs.pop(name)))
 
     async def _end(self, job: JobHere) -> None:

@@ -32,6 +32,7 @@ from torchloom.agent.supervisor.spare import remove_left
 from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone
 from torchloom.bus.connection import close_quietly, connect, find
 from torchloom.bus.tasks import end_all
+from torchloom.core.detect.hang import spans
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_look_lines, decode_node_beat, encode
 from torchloom.protocol.operator import No
@@ -41,6 +42,7 @@ from torchloom.protocol.views import LinesView
 from torchloom.settings import Settings
 from torchloom.shared.files import open_locked
 from torchloom.views.answers import rendered
+from torchloom.views.wording.phrases import render
 
 LOCK = "agent.lock"
 
@@ -58,32 +60,28 @@ async def serve(
             )
             hot = settings.device_temperature_celsius
             agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, paths=paths, say=say, hot=hot)
-            agent.launched = lambda attempt: say(f"{attempt.job}: starting {_ranks_of(attempt)}")
+            agent.launched = partial(_say_launched, say)
             agent.folder.mkdir(exist_ok=True, mode=0o700)
             taken = await _listen(agent)
             await asyncio.sleep(1.5 * BEAT_SECONDS)  # another agent may have this name, here or elsewhere
             _refuse(taken, node.name)
             await remove_left(folder)
             if ranks := await adopt(agent):
-                say(f"found {ranks} rank{'s' if ranks != 1 else ''} that continued without an agent")
-            say(f"{node.name} ({node.host}): {what_it_has(node)}; waiting for work")
+                say(render(phrase("ranks_adopted", count=ranks)))
+            gb, gpus = node.memory_mb / 1024, len(node.devices)
+            say(render(phrase("agent_waits", node=node.name, host=node.host, cores=node.cores, gb=gb, gpus=gpus)))
             if spare:
                 agent.keep_spare()
             left = await _run_until_signal(agent, taken)
             await agent.close(kill=tied)
-            if left and tied:
-                say(f"{left} rank{'s' if left != 1 else ''} ended with it")
-            elif left:
-                many = left != 1
-                they = "s continue; `loom agent` finds them" if many else " continues; `loom agent` finds it"
-                say(f"{left} rank{they} again")
+            if left:
+                say(render(phrase("ranks_ended_with_agent" if tied else "ranks_continue", count=left)))
         finally:
             await close_quietly(client)
 
 
-def what_it_has(node: Node) -> str:
-    gpus = f"{len(node.devices)} GPU{'s' if len(node.devices) != 1 else ''}" if node.devices else "no GPUs"
-    return f"{node.cores} core{'s' if node.cores != 1 else ''}, {node.memory_mb / 1024:.1f} GB, {gpus}"
+def _say_launched(say: Callable[[str], None], attempt: Attempt) -> None:
+    say(render(phrase("ranks_starting", job=attempt.job, ranks=spans(attempt.ranks))))
 
 
 @contextlib.contextmanager
@@ -157,11 +155,6 @@ async def _run_until_signal(agent: Agent, taken: asyncio.Future[str]) -> int:
         return left
     finally:
         await end_all([running])
-
-
-def _ranks_of(attempt: Attempt) -> str:
-    ranks = sorted(attempt.ranks)
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "nothing"
 
 
 async def adopt(agent: Agent) -> int:

@@ -32,8 +32,7 @@ print(child.pid, flush=True)
 
 HEAR = """
 import os, signal
-for number in (signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, lambda *_: os.write(1, b"heard\\n"))  # not print: it may interrupt another print
+signal.signal(signal.SIGUSR2, lambda *_: os.write(1, b"heard\\n"))  # not print: it may interrupt another print
 """
 OUTLIVE = """
 child.wait()
@@ -82,30 +81,23 @@ async def test_a_signal_ends_it(harness: SupervisorHarness) -> None:
     assert (await harness.link.look()).kept[0].ended == ended
 
 
-async def test_a_signal_reaches_grandchildren_or_the_rank_alone(harness: SupervisorHarness) -> None:
+async def test_a_signal_reaches_grandchildren(harness: SupervisorHarness) -> None:
     harness.script(HEAR + FAMILY + OUTLIVE)
     begin = harness.order("train.py")
     await harness.begin(begin)
     child = int((await harness.line(begin))[0])
-    harness.link.signal(begin.key, signal.SIGUSR1, whole=False)
-    assert (await harness.line(begin, 2))[1] == "heard"
     assert lives(child)
     harness.link.signal(begin.key, signal.SIGUSR2)
-    lines = await harness.line(begin, 4)
-    assert sorted(lines[2:]) == [str(-signal.SIGUSR2), "heard"]
+    lines = await harness.line(begin, 3)
+    assert sorted(lines[1:]) == [str(-signal.SIGUSR2), "heard"]
 
 
-@pytest.mark.parametrize("sweep", [True, False])
-async def test_what_a_rank_leaves_in_its_group_is_swept_if_wished(harness: SupervisorHarness, sweep: bool) -> None:
+async def test_what_a_rank_leaves_in_its_group_is_swept(harness: SupervisorHarness) -> None:
     harness.script(FAMILY + "os._exit(4)")
-    life = await harness.live("train.py", sweep=sweep)
+    life = await harness.live("train.py")
     child = int(life.out)
     assert life.ended.code == 4
-    if sweep:
-        await until(lambda: not lives(child))
-    else:
-        assert lives(child)
-        os.kill(child, signal.SIGKILL)
+    await until(lambda: not lives(child))
 
 
 async def test_output_is_appended_whatever_it_is(harness: SupervisorHarness) -> None:

@@ -203,22 +203,22 @@ def _ended(what: str, condition: Condition, reading: Reading | None, hot: float,
     return reading.temperature is not None and reading.temperature <= hot - COOLER
 
 
+@dataclass(eq=False)
 class GpuHealth:
     """Watches the GPUs of a node. Without GPUs it does nothing."""
 
-    def __init__(
-        self, client: Client, node: Node, incarnation: str, hot: float = Settings.device_temperature_celsius
-    ) -> None:
-        self._client = client
-        self._node = node
-        self._incarnation = incarnation
-        self._hot = hot
-        self.gpus = Gpus(node.devices, self._ring)
+    client: Client
+    node: Node
+    incarnation: str
+    hot: float = Settings.device_temperature_celsius
+    _bell: asyncio.Event = field(default_factory=asyncio.Event)
+    _histories: dict[str, DeviceHistory] = field(default_factory=dict)
+    _untold: deque[tuple[int, HealthFact]] = field(default_factory=lambda: deque(maxlen=MOST_UNTOLD))
+    _count: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self.gpus = Gpus(self.node.devices, self._ring)
         self._loop = asyncio.get_running_loop()
-        self._bell = asyncio.Event()
-        self._histories: dict[str, DeviceHistory] = {}
-        self._untold: deque[tuple[int, HealthFact]] = deque(maxlen=MOST_UNTOLD)
-        self._count = itertools.count(1)
 
     def readings(self) -> tuple[Reading, ...]:
         """The fresh ones, for a beat."""
@@ -226,7 +226,7 @@ class GpuHealth:
 
     async def watch(self) -> None:
         """Until cancelled."""
-        if not self._node.devices:
+        if not self.node.devices:
             return
         self.gpus.start()
         try:
@@ -236,8 +236,8 @@ class GpuHealth:
                         await self._bell.wait()
                 self._bell.clear()
                 states, events = self.gpus.look(), self.gpus.events()
-                source = f"agent {self._node.name}"
-                self._histories, facts = judge(self._histories, states, events, self._hot, time.monotonic(), source)
+                source = f"agent {self.node.name}"
+                self._histories, facts = judge(self._histories, states, events, self.hot, time.monotonic(), source)
                 self._untold.extend((next(self._count), fact) for fact in facts)
                 await self._tell()
         finally:
@@ -250,12 +250,12 @@ class GpuHealth:
 
     async def _tell(self) -> None:
         """Publish waiting facts in order. What the server does not store now is published again later."""
-        subject = FACT.to(source=self._node.name)
+        subject = FACT.to(source=self.node.name)
         while self._untold:
             number, fact = self._untold[0]
-            headers = {"Nats-Msg-Id": f"{self._incarnation}-health-{number}"}
+            headers = {"Nats-Msg-Id": f"{self.incarnation}-health-{number}"}
             try:
-                await self._client.jetstream().publish(subject, encode(fact), timeout=ACK_SECONDS, headers=headers)
+                await self.client.jetstream().publish(subject, encode(fact), timeout=ACK_SECONDS, headers=headers)
             except (nats.errors.Error, OSError):
                 return
             self._untold.popleft()

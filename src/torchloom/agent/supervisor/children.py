@@ -45,7 +45,6 @@ class ChildRank:
     begun: Begun
     complaint: int | None
     """The pipe from which to read why it could not start; None once it runs."""
-    sweep: bool
     oom_kills: int
     """The kernel's count before it began."""
 
@@ -74,7 +73,7 @@ class ChildProcesses:
             self._send(NotBegun(key=key, why=error.why))
             return
         begun = Begun(key=key, pid=pid, at=time.time(), warm=why_cold is None, why_cold=why_cold or "")
-        rank = self._running[key] = ChildRank(begun, complaint, begin.sweep, kills)
+        rank = self._running[key] = ChildRank(begun, complaint, kills)
         self._selector.register(complaint, EVENT_READ, lambda: self._settle(rank, complaint))
 
     def signal(self, order: Signal) -> None:
@@ -82,7 +81,7 @@ class ChildProcesses:
         if rank is None:
             return
         # Unreaped, so its number is nobody else's; before it runs it may not lead a group yet.
-        send = os.killpg if order.whole and rank.complaint is None else os.kill
+        send = os.killpg if rank.complaint is None else os.kill
         with contextlib.suppress(OSError):
             send(rank.begun.pid, order.number)
 
@@ -133,10 +132,9 @@ class ChildProcesses:
             self._settle(rank, rank.complaint)
             if key not in self._running:
                 return
-        if rank.sweep:
-            # Before it is reaped: until then the number of its group cannot become anyone else's.
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+        # What it left behind, such as loaders, goes before it is reaped: until then the number of its group is its own.
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         del self._running[key]
         exited = status.si_code == os.CLD_EXITED

@@ -1,6 +1,6 @@
 """The supervisor: the one process that starts, watches and reaps the ranks of one job on one node.
 
-    python -c START FOLDER [--tied PID] [--preload torch,torch._dynamo] [--client FD]
+    python -c START FOLDER [--tied PID] [--preload torch,torch._dynamo] --client FD
 
 Ranks are its children, so it gets their exit status even if the agent dies; and they die with it. It does little, so
 that little can make it fail: one thread, one poll, no network. An agent connects to FOLDER/supervisor.sock; a new one
@@ -25,10 +25,9 @@ from typing import NoReturn
 
 import msgspec
 
-from torchloom.agent.supervisor import preload, protocol, transport, warm_start
+from torchloom.agent.supervisor import preload, protocol, warm_start
 from torchloom.agent.supervisor.children import ChildProcesses
 from torchloom.agent.supervisor.fork import die_with, exec_rank
-from torchloom.agent.supervisor.transport import Connection
 from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, Target, fit
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.shared.files import open_locked
@@ -50,15 +49,15 @@ class Supervisor:
         self.wake = os.pipe()
         """Any signal that has a handler writes into it, and so ends the waiting."""
         self.children = ChildProcesses(self.selector, self._send)
-        self.listener = transport.listen_here()
-        self.client: Connection | None = None
+        self.listener = protocol.listen_here()
+        self.client: protocol.Connection | None = None
         self.to_load = modules
         self.why_cold: Prose = "" if modules else phrase("nothing_preloaded")
         self.waiting: list[protocol.Begin] = []
         """Warm starts that were asked for before everything was loaded."""
         self.leaving = False
 
-    def serve(self, client: socket.socket | None) -> None:
+    def serve(self, client: int) -> None:
         for fd in self.wake:
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
@@ -68,8 +67,7 @@ class Supervisor:
             signal.signal(number, signal.SIG_IGN)
         self.selector.register(self.wake[0], EVENT_READ, self._woken)
         self.selector.register(self.listener, EVENT_READ, self._accept)
-        if client:
-            self._connect(client)
+        self._connect(socket.socket(fileno=client))
         while not self.leaving:
             for key, _ in self.selector.select(0 if self.to_load else None):
                 if key.fd in self.selector.get_map():  # one that came before it may have closed this one
@@ -77,7 +75,7 @@ class Supervisor:
             if self.to_load and not self.leaving:
                 self._load_next()
         self.children.kill_all()
-        Path(transport.NAME).unlink(missing_ok=True)
+        Path(protocol.SOCKET).unlink(missing_ok=True)
 
     def _woken(self) -> None:
         os.read(self.wake[0], 65536)
@@ -104,7 +102,7 @@ class Supervisor:
     def _connect(self, stream: socket.socket) -> None:
         self._send(protocol.Replaced())
         self._disconnect()
-        self.client = Connection(stream)
+        self.client = protocol.Connection(stream)
         self.selector.register(stream, EVENT_READ, self._receive)
         self._send(self._state())
 
@@ -133,7 +131,7 @@ class Supervisor:
             return
         with contextlib.suppress(OSError):
             self.client.send(*messages)
-            if len(self.client.unsent) <= transport.MAX_BYTES:
+            if len(self.client.unsent) <= protocol.MAX_BYTES:
                 events = EVENT_READ | EVENT_WRITE if self.client.unsent else EVENT_READ
                 self.selector.modify(self.client.stream, events, self._receive)
                 return
@@ -196,15 +194,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tied", type=int, metavar="PID", help="die with this process, the parent")
     parser.add_argument("--preload", default="", metavar="MODULE,MODULE")
-    parser.add_argument("--client", type=int, metavar="FD", help="an inherited socket: the first agent to talk to")
+    parser.add_argument("--client", type=int, metavar="FD", required=True, help="the socket of its first agent")
     options = parser.parse_args()
-    client = None
-    if options.client is not None:
-        os.set_inheritable(options.client, False)
-        client = socket.socket(fileno=options.client)
+    os.set_inheritable(options.client, False)
     if options.tied is not None:
         die_with(options.tied, signal.SIGTERM)  # there is time to take along what ranks have started
-    options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options.folder.chmod(0o700)  # a process that reaches the socket can run anything as this user
     os.chdir(options.folder)  # so that the socket's path is short, and no file system is held that may be unmounted
     lock = open_locked(Path("supervisor.lock"), record_lock=True)  # which a fork does not inherit
@@ -212,7 +206,7 @@ def main() -> None:
         print(f"another supervisor has {options.folder}", file=sys.stderr)
         sys.exit(protocol.ALREADY)
     try:
-        Supervisor(birth, [name for name in options.preload.split(",") if name], lock).serve(client)
+        Supervisor(birth, [name for name in options.preload.split(",") if name], lock).serve(options.client)
         return
     except Reborn as reborn:
         target = reborn.target

@@ -1,15 +1,21 @@
-"""What an agent and a supervisor say to each other: frozen, tagged, one line of JSON each.
+"""What an agent and a supervisor say to each other: frozen, tagged, one line of JSON each. And the socket between them.
 
 agent  → supervisor   Begin Signal Forget Look Leave
 supervisor → agent    State            at once when an agent connects, when preloading is over, and when asked
                   Begun NotBegun   the answer to Begin
                   Ended            by itself, once, after it has been written to the folder
                   Replaced         another agent has connected; this connection closes
+
+A path too long for a sockaddr_un (108 bytes) is reached through the open folder: /proc/self/fd/N/supervisor.sock.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -22,6 +28,10 @@ ALREADY = 5
 START = "import sys; sys.flags.safe_path or sys.path.pop(0); from torchloom.agent.supervisor.main import main; main()"
 """For `python -c`: with it, the interpreter's flags can be the ranks' own, without -P, and still nothing in the working
 folder is imported by mistake."""
+SOCKET = "supervisor.sock"
+CHUNK = 256 * 1024
+MAX_BYTES = 64 * 1024**2
+"""Of a message, or of those that wait: more than a kernel lets a command and its environment have."""
 
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_:-]{1,200}$")]
 """Names one life of one rank; a new life takes a new key. It is a file name too."""
@@ -51,17 +61,16 @@ class Begin(SupervisorMessage, frozen=True):
     stderr: Word
     warm: bool = True
     """Fork it from the supervisor if that gives what a fresh interpreter would. False: always a fresh one."""
-    sweep: bool = True
-    """When the rank has ended, kill what it left behind in its process group, such as loaders."""
 
 
 class Signal(SupervisorMessage, frozen=True):
-    """Nothing happens, and nothing is answered, where the rank has ended or was never started."""
+    """To the rank and all of its process group.
+
+    Nothing happens, and nothing is answered, where the rank has ended or was never started.
+    """
 
     key: Key
     number: Annotated[int, Meta(ge=1, le=64)]
-    whole: bool = True
-    """The rank and all of its process group, or the rank alone."""
 
 
 class Forget(SupervisorMessage, frozen=True):
@@ -143,3 +152,61 @@ from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.json.Decoder(FromSu
 def check(begin: Begin) -> None:
     """Raise msgspec.ValidationError or UnicodeEncodeError if a supervisor would not accept it."""
     msgspec.json.decode(encode(begin), type=Begin)
+
+
+# ── the socket ──
+
+
+def listen_here() -> socket.socket:
+    """In the current folder: so its path is always short enough. Only the owner may connect."""
+    Path(SOCKET).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(SOCKET)
+    Path(SOCKET).chmod(0o600)
+    listener.listen(8)
+    listener.setblocking(False)
+    return listener
+
+
+def connect(folder: Path) -> socket.socket:
+    """OSError (FileNotFoundError, ConnectionRefusedError) if nobody listens there."""
+    through = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    client = socket.socket(socket.AF_UNIX)
+    try:
+        path = os.fsencode(folder / SOCKET)
+        client.connect(path if len(path) < 100 else f"/proc/self/fd/{through}/{SOCKET}")
+    except BaseException:
+        client.close()
+        raise
+    finally:
+        os.close(through)
+    return client
+
+
+class Connection:
+    """One end of it."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        stream.setblocking(False)
+        self.stream = stream
+        self.unsent = bytearray()
+        self._unread = b""
+
+    def send(self, *messages: SupervisorMessage) -> None:
+        """Send what waits already, then these. What the other side has no room for waits. OSError if it is gone."""
+        for message in messages:
+            self.unsent += encode(message) + b"\n"
+        with suppress(BlockingIOError):
+            while self.unsent:
+                del self.unsent[: self.stream.send(self.unsent)]
+
+    def receive(self) -> tuple[list[bytes], bool]:
+        """The messages that have arrived whole, and whether more may come."""
+        try:
+            data = self.stream.recv(CHUNK)
+        except BlockingIOError:
+            return [], True
+        except OSError:
+            data = b""
+        *messages, self._unread = (self._unread + data).split(b"\n")
+        return messages, bool(data) and len(self._unread) <= MAX_BYTES

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from torchloom.agent.monitor.exit_evidence import describe_exit, last_lines
-from torchloom.agent.supervisor import protocol, transport
+from torchloom.agent.supervisor import protocol
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended, NotBegun, State
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
 from torchloom.protocol.phrase import Phrase, phrase
@@ -100,7 +100,7 @@ class SupervisorOwner(Protocol):
 @dataclass(eq=False)
 class SupervisorClient:
     folder: Path
-    connection: transport.Connection
+    connection: protocol.Connection
     owner: SupervisorOwner | None
     process: subprocess.Popen[bytes] | None = None
     """The supervisor, if it was started here."""
@@ -118,7 +118,7 @@ class SupervisorClient:
         """Start a supervisor in this folder and wait for its first message. It continues to preload after that."""
         folder = folder.absolute()
         process, ours = spawn(folder, how)
-        link = cls(folder, transport.Connection(ours), owner, process, how.tied)
+        link = cls(folder, protocol.Connection(ours), owner, process, how.tied)
         try:
             return await link._open()
         except SupervisorGone:
@@ -137,10 +137,10 @@ class SupervisorClient:
         """Connect to the supervisor in this folder; it drops the agent it serves now. Unreachable if none is there."""
         folder = folder.absolute()
         try:
-            stream = transport.connect(folder)
+            stream = protocol.connect(folder)
         except OSError as error:
             raise Unreachable(f"no supervisor in {folder}: {error.strerror}") from error
-        return await cls(folder, transport.Connection(stream), owner)._open()
+        return await cls(folder, protocol.Connection(stream), owner)._open()
 
     async def close(self) -> None:
         """Stop talking. A standing supervisor stays, and so do its ranks; a tied one is asked to end."""
@@ -196,9 +196,9 @@ class SupervisorClient:
             await self.look()  # answered between two modules at the earliest
         return self.state
 
-    def signal(self, key: str, number: int, whole: bool = True) -> None:
-        """To the rank and its process group, or to the rank alone. Nothing happens if it has ended."""
-        self._send(protocol.Signal(key=key, number=int(number), whole=whole))
+    def signal(self, key: str, number: int) -> None:
+        """To the rank and its process group. Nothing happens if it has ended."""
+        self._send(protocol.Signal(key=key, number=int(number)))
 
     def forget(self, key: str) -> None:
         """Its end has been taken note of."""

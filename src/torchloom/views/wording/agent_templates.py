@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 AGENT_TEMPLATES: Mapping[str, str] = {
+    # what an agent does
+    "agent_waits": "{node} ({host}): {cores:#core}, {gb:.1f} GB, {gpus:if|{gpus:#GPU}|no GPUs}; waiting for work",
+    "ranks_starting": "{job}: starting {ranks:ranks}",
+    "ranks_adopted": "found {count:#rank} that continued without an agent",
+    "ranks_ended_with_agent": "{count:#rank} ended with it",
+    "ranks_continue": "{count:#rank} {count:one|continues|continue}; `loom agent` finds {count:one|it|them} again",
+    "job_over": "{job} is over",
     # how a rank ended
     "rank_end": "{lines:?|\n}{how}{error:?: }",
     "rank_ended_well": "ended well",
