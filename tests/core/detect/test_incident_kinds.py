@@ -30,14 +30,14 @@ EXPLANATION = 40
 """Characters that fit beside the other columns of `loom policy` on a terminal of 80."""
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_a_row_is_complete(kind: Kind) -> None:
-    assert msgspec.convert(kind.name, EventKind) == kind.name
+@pytest.mark.parametrize(("name", "kind"), KINDS.items(), ids=list(KINDS))
+def test_a_row_is_complete(name: str, kind: Kind) -> None:
+    assert msgspec.convert(name, EventKind) == name
     assert 0 < len(kind.explanation) <= EXPLANATION
     assert kind.how.endswith(".")
     assert set(kind.settings) <= {field.name for field in fields(Settings)}
     assert not kind.patience or kind.patience in kind.settings
-    assert msgspec.convert(msgspec.to_builtins(kind.default_rule), Rule) == kind.default_rule
+    assert msgspec.convert(msgspec.to_builtins(DEFAULTS[name]), Rule) == DEFAULTS[name]
 
 
 def test_every_table_names_every_kind_in_the_order_of_the_registry() -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from torchloom.core.detect.detector import Detector
 from torchloom.core.detect.plateau import PlateauDetector
-from torchloom.protocol.job import EventKind, Response, Rule
+from torchloom.protocol.job import Response
 from torchloom.settings import Settings
 
 
@@ -21,7 +21,6 @@ from torchloom.settings import Settings
 class Kind:
     """What is known about one kind of trouble before it happens."""
 
-    name: EventKind
     explanation: str
     """Short enough for one line on a narrow terminal."""
     how: str
@@ -45,14 +44,9 @@ class Kind:
     phrases: Mapping[str, str] = field(default_factory=dict)
     """The templates of its findings, by code, as in `views/wording/templates.py`."""
 
-    @property
-    def default_rule(self) -> Rule:
-        return Rule(on=self.name, do=self.do, limit=self.limit)
 
-
-_ROWS = (
-    Kind(
-        name="crash",
+KINDS: Mapping[str, Kind] = {
+    "crash": Kind(
         explanation="a rank's process ended badly",
         how="The agent of the rank sees the process end, records its exit code or signal, and keeps its last output. "
         "It distinguishes processes that the kernel killed because memory ran out. In a job that torchLoom did not "
@@ -60,8 +54,7 @@ _ROWS = (
         do=("restart",),
         settings=("grace_seconds", "frozen_grace_seconds"),
     ),
-    Kind(
-        name="hang",
+    "hang": Kind(
         explanation="a rank makes no step, its peers wait",
         how="A rank makes no step for much longer than its own slow steps take, and for longer than any pause from "
         "which it has recovered before. The rank at fault is the one that its peers wait for: it has finished fewer "
@@ -87,8 +80,7 @@ _ROWS = (
             "replicas_wait_for_it": "{count:#other replica} {count:one|waits|wait} for it",
         },
     ),
-    Kind(
-        name="frozen",
+    "frozen": Kind(
         explanation="a rank's process is stopped",
         how="The agent sees in the process table that the process is stopped (SIGSTOP). A process that a debugger "
         "holds does not count as frozen.",
@@ -101,8 +93,7 @@ _ROWS = (
             "is_frozen": "{ranks:ranks} {ranks:one|is frozen: its process is|are frozen: their processes are} stopped",
         },
     ),
-    Kind(
-        name="held",
+    "held": Kind(
         explanation="a thread keeps the interpreter",
         how="The process runs, but a thread that should get the interpreter many times a second does not get it: "
         "something holds the GIL. If the process uses the processor meanwhile, it gets more time.",
@@ -116,8 +107,7 @@ _ROWS = (
             "is_held": "{ranks:ranks} {ranks:one|hangs: its interpreter is|hang: their interpreters are} held",
         },
     ),
-    Kind(
-        name="straggler",
+    "straggler": Kind(
         explanation="a rank is slower than its peers",
         how="The weaver compares the time that a rank needs for its own work, without waiting for its peers, with the "
         "times of its peers. The rank must be slower by the factor, and by clearly more than the usual variation "
@@ -135,8 +125,7 @@ _ROWS = (
             "as_fast_as_peers": "as fast as its peers again ({times:.2g} times)",
         },
     ),
-    Kind(
-        name="not_finite",
+    "not_finite": Kind(
         explanation="a loss or metric is NaN or infinite",
         how="The weaver checks the losses and metrics that ranks report. The incident closes after several finite "
         "values.",
@@ -147,8 +136,7 @@ _ROWS = (
             "values_finite_again": "{names:names} {names:one|is|are} finite again",
         },
     ),
-    Kind(
-        name="loss_spike",
+    "loss_spike": Kind(
         explanation="the loss jumped far above its past",
         how="The loss exceeds its recent median by many times its usual spread, in several of the latest beats, or "
         "once by very much more. If the loss stays at a new level, that level becomes the normal one.",
@@ -162,8 +150,7 @@ _ROWS = (
             "value_is_back": "{name} is back at {value:.4g}",
         },
     ),
-    Kind(
-        name="plateau",
+    "plateau": Kind(
         explanation="the loss has stopped improving",
         how="Over the latest half of the losses that a rank has reported, the loss neither falls nor rises by more "
         "than its noise, and a fall by one percent would have shown. A noisy loss therefore needs a longer run before "
@@ -177,8 +164,7 @@ _ROWS = (
             "loss_improves": "loss improves again: {value:.4g}",
         },
     ),
-    Kind(
-        name="gradient",
+    "gradient": Kind(
         explanation="a gradient norm jumped or overflows",
         how="The same rule for a metric whose name is that of a gradient norm (`grad_norm`, `gnorm`, …). A single "
         "overflow, which loss scaling skips, is ignored; several are reported.",
@@ -186,8 +172,7 @@ _ROWS = (
         settings=("spike_factor",),
         phrases={"value_overflows": "{name} is NaN or infinite in most of the last beats, at step {step:,}"},
     ),
-    Kind(
-        name="starved",
+    "starved": Kind(
         explanation="a rank's steps wait for data",
         how="Most of a step is spent waiting for the next batch, in most of the latest beats.",
         settings=("starved_share",),
@@ -197,8 +182,7 @@ _ROWS = (
             "data_comes_in_time": "no longer waits for data ({percent:.0f} % of each step)",
         },
     ),
-    Kind(
-        name="slowdown",
+    "slowdown": Kind(
         explanation="steps take longer than they used to",
         how="Steps take longer than earlier steps of the same rank, in most of the latest beats. A changed value or "
         "another batch size starts a new baseline.",
@@ -211,8 +195,7 @@ _ROWS = (
             "normal_learnt_again": "values were changed: torchLoom learns again what is normal",
         },
     ),
-    Kind(
-        name="memory",
+    "memory": Kind(
         explanation="memory will soon be full",
         how="The memory of a rank, or of its device, grows so steadily that the machine would soon be full. Filling "
         "caches and a single increase do not count.",
@@ -225,8 +208,7 @@ _ROWS = (
             "memory_limit": "{mb:,.0f} MB in use, the limit is {limit:,.0f} MB",
         },
     ),
-    Kind(
-        name="overdue",
+    "overdue": Kind(
         explanation="a checkpoint should have come by now",
         how="No checkpoint has been written for several times the usual interval.",
         scope="job",
@@ -236,8 +218,7 @@ _ROWS = (
             "checkpoints_apart": "the last {count} were at most {longest:time} apart",
         },
     ),
-    Kind(
-        name="device",
+    "device": Kind(
         explanation="a device is said to be broken",
         how="A monitoring system, an agent (XID errors, uncorrected ECC errors) or a person with `loom fail` reports "
         "that a device is broken. It counts as broken until every source has withdrawn its report, or until a person "
@@ -247,16 +228,14 @@ _ROWS = (
         scope="device",
         uses_restart=False,
     ),
-    Kind(
-        name="device_warning",
+    "device_warning": Kind(
         explanation="a device is hot, throttled or ageing",
         how="An agent or an alert reports that a device is hot, throttled or losing memory rows.",
         scope="device",
         settings=("device_temperature_celsius",),
         uses_restart=False,
     ),
-)
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ROWS}
-HANGS = tuple(kind.name for kind in _ROWS if kind.patience)
+}
+HANGS = tuple(name for name, kind in KINDS.items() if kind.patience)
 """Kinds in which ranks make no step while it lasts, and which may end by themselves."""
-DETECTORS = tuple(kind.detector for kind in _ROWS if kind.detector is not None)
+DETECTORS = tuple(kind.detector for kind in KINDS.values() if kind.detector is not None)

@@ -13,7 +13,7 @@ from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.protocol.job import EventKind, Response, Rule, Task
 from torchloom.protocol.phrase import Phrase, phrase
 
-DEFAULTS: Mapping[EventKind, Rule] = {name: kind.default_rule for name, kind in KINDS.items()}
+DEFAULTS: Mapping[EventKind, Rule] = {name: Rule(on=name, do=kind.do, limit=kind.limit) for name, kind in KINDS.items()}
 ENDING = frozenset({"restart", "evict", "rollback"})
 """Responses after which nothing of the attempt is left."""
 
