@@ -16,7 +16,6 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar
 from uuid import uuid4
 
@@ -25,20 +24,10 @@ import msgspec
 from torchloom import knobs as rule
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import BadInput, Refused
+from torchloom.protocol import operator as asks
 from torchloom.protocol.codec import decode_ask, encode
 from torchloom.protocol.ids import check_name
-from torchloom.protocol.operator import (
-    Annotate,
-    Ask,
-    Done,
-    EvictReplica,
-    Fail,
-    Recover,
-    Register,
-    Revert,
-    SetKnobs,
-    Steer,
-)
+from torchloom.protocol.operator import Ask, Done
 from torchloom.protocol.rank import KnobSpec, Value
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import ChangeView, CheckpointsView, ClusterView, JobView, KnobsView
@@ -105,9 +94,7 @@ class AsyncClient:
         await self._weaver()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -164,14 +151,15 @@ class AsyncClient:
         **knobs: Any,
     ) -> Done:
         """Change knobs on all ranks at one step, or on none. A knob whose name is not a keyword stands in `values`."""
-        wanted = {name: _plain(value) for name, value in {**(values or {}), **knobs}.items()}
+        given = {**(values or {}), **knobs}
+        wanted = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         if not wanted:
             raise BadInput("there is nothing to set", hint=f"`loom knobs {job}` lists what may be changed")
         if rank is not None and replica is None:
             raise BadInput(f"rank {rank} of which replica?", hint="give replica too")
         checked = rule.check_all(await self._specs(job, wanted), wanted)
         return await self._ask(
-            SetKnobs(
+            asks.SetKnobs(
                 request=uuid4().hex,
                 job=job,
                 values=checked,
@@ -194,12 +182,12 @@ class AsyncClient:
         """The values that a change found come back."""
         check_name("job", job)
         check_name("change", change)
-        return await self._ask(Revert(request=uuid4().hex, job=job, change=change, operator=self.operator))
+        return await self._ask(asks.Revert(request=uuid4().hex, job=job, change=change, operator=self.operator))
 
     async def annotate(self, job: str, text: str) -> Done:
         """Add a note to a job; `loom events`, `loom why` and `loom curves` show it."""
         check_name("job", job)
-        return await self._ask(Annotate(request=uuid4().hex, job=job, text=text, operator=self.operator))
+        return await self._ask(asks.Annotate(request=uuid4().hex, job=job, text=text, operator=self.operator))
 
     # ── steering: a target is written JOB, JOB/REPLICA or JOB/REPLICA/RANK ──
 
@@ -226,7 +214,7 @@ class AsyncClient:
         job, replica, rank = parse_target(target)
         if replica is None or rank is not None:
             raise BadInput(f"{target!r} is not a replica", hint="write JOB/REPLICA; `loom map` lists them")
-        return await self._ask(EvictReplica(job=job, replica=replica, operator=self.operator))
+        return await self._ask(asks.EvictReplica(job=job, replica=replica, operator=self.operator))
 
     async def stacks(self, target: str) -> Done:
         """Where every thread of every rank is; the results hold the text."""
@@ -235,16 +223,17 @@ class AsyncClient:
     # ── devices ──
 
     async def fail(self, device: str, cause: str = "unspecified") -> Done:
-        return await self._ask(Fail(device=check_name("device", device), cause=cause[:2000], operator=self.operator))
+        check_name("device", device)
+        return await self._ask(asks.Fail(device=device, cause=cause[:2000], operator=self.operator))
 
     async def recover(self, device: str) -> Done:
-        return await self._ask(Recover(device=check_name("device", device), operator=self.operator))
+        return await self._ask(asks.Recover(device=check_name("device", device), operator=self.operator))
 
     async def register(self, device: str, job: str, replica: str) -> Done:
         check_name("device", device)
         check_name("job", job)
         check_name("replica", replica)
-        return await self._ask(Register(device=device, job=job, replica=replica, operator=self.operator))
+        return await self._ask(asks.Register(device=device, job=job, replica=replica, operator=self.operator))
 
     # ── how ──
 
@@ -265,21 +254,18 @@ class AsyncClient:
     async def _steer(self, verb: Verb, target: str) -> Done:
         job, replica, rank = parse_target(target)
         return await self._ask(
-            Steer(request=uuid4().hex, verb=verb, job=job, replica=replica, rank=rank, operator=self.operator)
+            asks.Steer(request=uuid4().hex, verb=verb, job=job, replica=replica, rank=rank, operator=self.operator)
         )
 
     async def _ask(self, ask: Ask) -> Done:
-        if isinstance(ask, (SetKnobs, Revert, Steer)):  # answered before we stop waiting, if it is certain by then
+        if isinstance(ask, (asks.SetKnobs, asks.Revert, asks.Steer)):
+            # It is answered before we stop waiting, if it is certain by then.
             ask = msgspec.structs.replace(ask, patience=max(0.3, min(10.0, 0.6 * self.timeout)))
         try:
             decode_ask(encode(ask))  # the check at the weaver's door, before anything is sent
         except msgspec.MsgspecError as error:
             raise BadInput(f"this cannot be asked: {error}") from None
         return await (await self._weaver()).ask_until(ask, self.timeout)
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _blocking(
@@ -309,9 +295,7 @@ class Client:
         self._wait_for(self._client.__aenter__())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

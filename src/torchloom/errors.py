@@ -34,14 +34,11 @@ class TorchLoomError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As it is, whatever its constructor takes: it may be raised again in another process."""
-        return _again, (type(self), self.args, self.__dict__)
+        return _again, (type(self), *self.args), self.__dict__
 
 
-def _again(kind: type[TorchLoomError], args: tuple[Any, ...], fields: dict[str, Any]) -> TorchLoomError:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(fields)
-    return error
+def _again(kind: type[TorchLoomError], *args: Any) -> TorchLoomError:
+    return kind.__new__(kind, *args)
 
 
 class BadInput(TorchLoomError, ValueError):

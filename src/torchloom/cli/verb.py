@@ -237,14 +237,18 @@ class Call:
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns at every TLS connection that nats-py closes
         return asyncio.run(work)
 
-    def confirm(self, what: str) -> bool:
+    def confirm(self, question: Callable[[], str], otherwise: str = "nothing was done") -> bool:
         """Ask before harm. Without a terminal there is nobody to ask, so --yes must have been given."""
         if self.args.yes:
             return True
+        text = question()
         if not sys.stdin.isatty():
-            raise BadInput(what, hint="there is no terminal to ask on: pass --yes to go ahead")
-        self.note(what)
-        return input("Go ahead? [y/N] ").strip().lower() in {"y", "yes"}
+            raise BadInput(text, hint="there is no terminal to ask on: pass --yes to go ahead")
+        self.note(text)
+        agreed = input("Go ahead? [y/N] ").strip().lower() in {"y", "yes"}
+        if not agreed:
+            self.note(otherwise)
+        return agreed
 
 
 def print_error(error: TorchLoomError) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from torchloom.cli.known_names import known_job
-from torchloom.cli.progress_bar import Progress
 from torchloom.cli.verb import Call, Parser, Verbs
 from torchloom.errors import BadInput, BadState, Damaged, NoValidCheckpoint, Refused, Unreachable
 from torchloom.protocol.ids import check_name
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
     from torchloom.checkpoints.store.inventory import Entry, Inventory
     from torchloom.checkpoints.store.retention import Keep, Pruned
+
+_PAUSE = 0.1
+"""Seconds between two writings of progress; a terminal at the end of a slow line is not flooded."""
 
 
 def add(verbs: Verbs) -> None:
@@ -150,8 +154,8 @@ def prune(call: Call) -> int:
     delete = partial(_prune, folder, keep, time.time(), _reader())
     done = delete(dry_run=True)
     if done.deleted and not args.dry_run:
-        if not call.confirm(view.question(done, str(folder))):
-            call.note("nothing was deleted")
+        question = view.question(done, str(folder))
+        if not call.confirm(lambda: question, "nothing was deleted"):
             return 0
         done = delete(dry_run=False)
     return call.show(
@@ -192,3 +196,40 @@ def _prune(folder: Path, keep: Keep, now: float, trusts: Callable[[Path], bool],
         return retention.prune(folder, keep, now, trusts, dry_run)
     except OSError as error:
         raise BadState(f"cannot delete in {folder}: {error.strerror or error}") from error
+
+
+class Progress:
+    """A line on the terminal that says how far a long work is, and is gone when it is done. It is written to stderr, if
+    that is a terminal.
+    """
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._written = False
+        self._began = time.monotonic()
+        self._last = self._began - _PAUSE
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._written:
+            self._write("")
+
+    def say(self, text: str, done: int) -> None:
+        """What is being done, and how many bytes have been so far."""
+        from torchloom.views.format.numbers import size
+        from torchloom.views.format.tables import clean, cut
+
+        now = time.monotonic()
+        if not self._shown or now - self._last < _PAUSE:
+            return
+        self._last = now
+        if done:
+            text += f", {size(round(done / max(now - self._began, 1e-6)))}/s"
+        self._write(cut(clean(text), shutil.get_terminal_size().columns - 1))
+
+    def _write(self, text: str) -> None:
+        self._written = True
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()

@@ -141,7 +141,6 @@ def cancel(call: Call) -> int:
         runs = await runs_of(weaver, call.args.job)
         return f"this will end {call.args.job}. {'; '.join(told(run) for run in replicas(runs))}"
 
-    if not call.args.yes and not call.confirm(call.query(question, patience=5.0)):
-        call.note("nothing was done")
+    if not call.confirm(lambda: call.query(question, patience=5.0)):
         return 0
     return call.ask(Cancel(request=secrets.token_hex(16), job=call.args.job, operator=operator()))

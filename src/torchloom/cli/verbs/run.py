@@ -62,32 +62,31 @@ def add(verbs: Verbs) -> None:
 
 def split(verb: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
     """What is for `loom`, and what is for the script: from the first word that is no option of ours."""
-    takes = {option: action for action in verb._actions for option in action.option_strings}
-    at = list(words).index("run") + 1
-    while at < len(words):
-        word = words[at]
-        if word == "--":
-            return list(words[:at]), list(words[at + 1 :])
+    options = {option: action for action in verb._actions for option in action.option_strings}
+    start = list(words).index("run") + 1
+    ours, rest = list(words[:start]), list(words[start:])
+    while rest:
+        word = rest.pop(0)
         name, equals, value = word.partition("=")
         dashed = name.replace("_", "-")  # torchrun takes both spellings
-        if name not in takes and dashed in takes:
-            name = dashed
-            words = [*words[:at], f"{name}{equals}{value}", *words[at + 1 :]]
+        if word == "--":
+            break
         if name == "--standalone":  # what this always is
-            words = [*words[:at], *words[at + 1 :]]
             continue
-        if not name.startswith("-") or len(name) == 1:
-            return list(words[:at]), list(words[at:])
+        if not name.startswith("-") or name == "-":
+            return ours, [word, *rest]
         if dashed in _TORCHRUN:
             raise BadInput(f"`loom run` has no option {name}", hint=_TORCHRUN[dashed])
-        action = takes.get(name)
-        if action is None:
-            return list(words), []  # the parser says what is wrong with it
-        needs = action.nargs != 0 and not equals
+        if name not in options and dashed not in options:
+            return [*ours, word, *rest], []  # the parser says what is wrong with it
+        name = name if name in options else dashed
+        ours.append(f"{name}{equals}{value}")
+        if options[name].nargs != 0 and not equals:
+            ours += rest[:1]
+            del rest[:1]
         if name == "-m":
-            return list(words[: at + 2]), list(words[at + 2 :])
-        at += 2 if needs else 1
-    return list(words), []
+            break
+    return ours, rest
 
 
 def run(call: Call) -> int:

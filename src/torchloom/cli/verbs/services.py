@@ -104,8 +104,7 @@ def down(call: Call) -> int:
     if live:
         names = ", ".join(f"{job} ({count} {'rank' if count == 1 else 'ranks'})" for job, count in live.items())
         question = f"this control plane watches live training: {names}. It continues, but unwatched and unprotected"
-        if not call.confirm(question):
-            call.note("nothing was stopped")
+        if not call.confirm(lambda: question, "nothing was stopped"):
             return 0
     return control_plane.down(call.settings, _say)
 

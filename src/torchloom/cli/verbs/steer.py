@@ -71,10 +71,7 @@ def stacks(call: Call) -> int:
 
 def harm(call: Call) -> int:
     """Shows what it affects, and asks for confirmation."""
-    if not call.args.yes and not call.confirm(_question(call)):
-        call.note("nothing was done")
-        return 0
-    return steer(call)
+    return steer(call) if call.confirm(lambda: _question(call)) else 0
 
 
 def evict(call: Call) -> int:
