@@ -19,7 +19,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from torchloom.checkpoints import threadlet_bridge
@@ -44,7 +43,6 @@ from torchloom.threadlet.process.identity import Host, Names, find_names
 logger = logging.getLogger("torchloom")
 T = TypeVar("T")
 MAX_DEVICES = 64
-UNATTACHED = "its script does not call torchloom.attach()"
 FINISH_SECONDS = 30.0
 """Longest a goodbye waits for a checkpoint that is being written."""
 
@@ -186,7 +184,7 @@ class Threadlet:
 
     def state_dict(self) -> dict[str, Any]:
         """The current values and the changes that set them, for your checkpoint."""
-        return {} if self._boundary.refusal else self._boundary.state_dict()  # a counted step is not the script's own
+        return {} if self._boundary.counted else self._boundary.state_dict()  # a counted step is not the script's own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._boundary.load_state_dict(state)
@@ -248,12 +246,11 @@ class Threadlet:
     def _hand_over(self, devices: tuple[str, ...] | None) -> bool:
         """Hand over to the script, which attaches after its steps were counted. False if they were not counted."""
         link, meter = self._link, self._meter
-        if link is None or meter is None or not link.state.counted:
+        if link is None or meter is None or not self._boundary.counted:
             return False
         meter.resume_at(0)
-        self._boundary.refusal = ""
+        self._boundary.counted = False
         self._boundary.add(log_level_knob())
-        link.state.counted = False
         link.state.devices = devices or link.state.devices
         link.introduce()
         threadlet_bridge.unregister_threadlet(self)
@@ -271,9 +268,7 @@ class Threadlet:
     def __enter__(self) -> Threadlet:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.end(ending_of(error))
 
     def __repr__(self) -> str:
@@ -314,10 +309,7 @@ def current() -> Threadlet | None:
     own = [
         threadlet
         for threadlet in process_hooks.live.values()
-        if isinstance(threadlet, Threadlet)
-        and threadlet._step_source is None
-        and threadlet._link is not None
-        and not threadlet._link.state.counted
+        if isinstance(threadlet, Threadlet) and threadlet._step_source is None and not threadlet._boundary.counted
     ]
     return own[0] if len(own) == 1 else None
 
@@ -332,7 +324,7 @@ def follow(threadlet: Threadlet, step_source: Callable[[Meter, StepBoundary, Lin
 
 
 def start_threadlet(
-    names: Names, settings: Settings, devices: tuple[str, ...] | None, *, counted: bool = False
+    names: Names, settings: Settings, devices: tuple[str, ...] | None, counted: bool = False
 ) -> Threadlet:
     """A threadlet with its link started; without a link if it is off, in a child process, or cannot be started."""
     meter = Meter()
@@ -342,10 +334,9 @@ def start_threadlet(
         return threadlet
     liveness = LivenessPageWriter(meter)
     try:
-        link = Link(RankState(names, boundary, liveness, settings.beat_seconds, devices, counted), settings)
-        if counted:
-            boundary.refusal = UNATTACHED
-        else:
+        link = Link(RankState(names, boundary, liveness, settings.beat_seconds, devices), settings)
+        boundary.counted = counted
+        if not counted:
             boundary.add(log_level_knob())
         link.start()
     except Exception as error:  # noqa: BLE001  no thread, no descriptor left: training starts anyway

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchloom.threadlet.metrics.readings import Reader, Readings, find_bad_steps, judge, reading
+from torchloom.threadlet.metrics.readings import Reader, find_bad_steps, judge, reading
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_tensor_whose_reading_could_need_its_peers_is_not_read() -> None:
 
 
 def test_values_that_are_not_finite_are_named_and_left_out_until_they_are_finite_again() -> None:
-    readings = Readings()
+    readings = Reader()
     readings.learn(judge({"loss": float("nan"), "a": torch.tensor(float("inf")), "b": 1.0}))
     assert (readings.loss, readings.metrics, readings.not_finite) == (None, {"b": 1.0}, {"loss", "a"})
     readings.learn(judge({"loss": 3.0}))
@@ -69,7 +69,7 @@ async def test_a_value_is_judged_once() -> None:
     values = {"loss": "text"}
     for _ in range(3):
         await reader.refresh(values, 60)
-    assert reader.readings.dropped == 1
+    assert reader.dropped == 1
 
 
 async def test_a_device_that_hangs_holds_up_neither_the_beat_nor_what_is_known() -> None:
@@ -84,10 +84,10 @@ async def test_a_device_that_hangs_holds_up_neither_the_beat_nor_what_is_known()
     await reader.refresh({"loss": 5.0}, 60)
     await asyncio.wait_for(reader.refresh({"loss": OnHungDevice()}, 0.01), 30)
     await asyncio.wait_for(reader.refresh({"loss": 6.0}, 0.01), 30)
-    assert reader.readings.loss == 5.0
+    assert reader.loss == 5.0
     answers.set()
     await reader.refresh({}, 60)
-    assert reader.readings.loss == 7.0
+    assert reader.loss == 7.0
 
 
 async def test_where_a_loss_went_bad_is_found_and_forgotten_when_it_is_well_again() -> None:
@@ -95,11 +95,11 @@ async def test_where_a_loss_went_bad_is_found_and_forgotten_when_it_is_well_agai
     nan = torch.tensor(float("nan"))
     losses = [(10, 1.0), (12, torch.tensor(2.0)), (14, nan), (16, nan)]
     await reader.refresh({"loss": nan}, 60, losses)
-    assert reader.readings.bad_steps == (13, 14)
+    assert reader.bad_steps == (13, 14)
     await reader.refresh({"loss": torch.tensor(float("nan"))}, 60, [(90, nan)])
-    assert reader.readings.bad_steps == (13, 14)  # where it began, not where it is
+    assert reader.bad_steps == (13, 14)  # where it began, not where it is
     await reader.refresh({"loss": 1.0}, 60, [])
-    assert reader.readings.bad_steps is None
+    assert reader.bad_steps is None
 
 
 def test_a_loss_that_was_never_well_went_bad_where_it_was_first_seen() -> None:

@@ -49,8 +49,8 @@ class StepBoundary:
         self.participant = Participant(incarnation, self._accept)
         self.knobs: dict[str, Knob] = {}
         self.stopping = False
-        self.refusal = ""
-        """Why nothing can be changed in this rank; empty if it can."""
+        self.counted = False
+        """The script has not attached: its steps are counted, and nothing can be changed."""
         self.save: Callable[[int], object] | None = None
         """Writes a checkpoint when an operator asks for one."""
         self._checkpoints_save: Callable[[int], object] | None = None
@@ -77,13 +77,13 @@ class StepBoundary:
             logger.warning("torchLoom: there are two knobs %s; the newer one counts", name)
         self.knobs[name] = knob
         if name in self._values:
-            self._set_checked(knob, self._values[name])
+            self._restore(name, self._values[name])
         self.offer()
         return knob
 
     def add_checkpoints(self, checkpoints: CheckpointPort) -> None:
         """Offer these checkpoints to operators, unless the script has registered its own function. The newest count."""
-        if self.refusal:
+        if self.counted:
             return
         if self.save is self._checkpoints_save:
             self.save = self._checkpoints_save = checkpoints.wanted
@@ -112,12 +112,18 @@ class StepBoundary:
             self._inside = False
 
     def _wait_while_paused(self, step: int) -> None:
-        orphaned: float | None = None
+        """Wait until the pause ends. One that nobody can end any more, because the link was lost, ends itself."""
+        linked = time.monotonic()
         while self._must_wait(step):
             self._wake.wait(0.5)
             self._wake.clear()
             self._apply_due(step)
-            orphaned = self._end_orphaned_pause(orphaned)
+            now = time.monotonic()
+            if self.port.up:
+                linked = now
+            elif now - linked > self._settings.pause_orphan_seconds:
+                logger.warning("torchLoom: paused without a link for %.0f s; training continues", now - linked)
+                self.set_paused(False)
 
     def _must_wait(self, step: int) -> bool:
         """Whether to stay at this step: paused, or a change promised during a pause is still open after a resume."""
@@ -210,22 +216,16 @@ class StepBoundary:
         if name in self.knobs:
             self.knobs[name].turn(value)
 
-    def _set_checked(self, knob: Knob, value: Value) -> None:
+    def _restore(self, name: str, value: Value) -> None:
+        """Set the value if the knob accepts it, now or when the script creates the knob."""
+        self._values[name] = value
+        knob = self.knobs.get(name)
+        if knob is None:
+            return
         try:
             knob.turn(check(knob.spec, value))
         except Exception as error:  # noqa: BLE001  a value of an earlier script, a user's setter
-            logger.warning("torchLoom: %s keeps %r: %s", knob.spec.name, knob.value, error)
-
-    def _end_orphaned_pause(self, since: float | None) -> float | None:
-        """End a pause that nobody can end any more, because the link has been lost for long."""
-        if self.port.up:
-            return None
-        now = time.monotonic()
-        since = now if since is None else since
-        if now - since > self._settings.pause_orphan_seconds:
-            logger.warning("torchLoom: paused without a link for %.0f s; training continues", now - since)
-            self.set_paused(False)
-        return since
+            logger.warning("torchLoom: %s keeps %r: %s", name, knob.value, error)
 
     # ── the script's checkpoint ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -237,10 +237,8 @@ class StepBoundary:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values; changes that were applied before are not applied again."""
-        for name, saved in state["knobs"].items():
-            self._values[name] = value = tuple(saved) if isinstance(saved, list) else saved
-            if name in self.knobs:
-                self._set_checked(self.knobs[name], value)
+        for name, value in state["knobs"].items():
+            self._restore(name, tuple(value) if isinstance(value, list) else value)
         with self._lock:
             self.participant.remember(state["taken"])
         self.resume_at(int(state["step"]))
@@ -272,9 +270,7 @@ class StepBoundary:
         for name, value in theirs.knobs.items():
             knob = self.knobs.get(name)
             if name not in own and (knob is None or knob.spec.per == "job"):
-                self._values[name] = value
-                if knob is not None:
-                    self._set_checked(knob, value)
+                self._restore(name, value)
         for change, answer in ended:
             self.stopping = self.stopping or change.action == "stop"
             self.port.reply(answer)
@@ -283,8 +279,8 @@ class StepBoundary:
     # ── called by the link thread ────────────────────────────────────────────────────────────────────────────────────
 
     def _accept(self, change: ChangeSpec) -> None:
-        if self.refusal:
-            raise BadValue(change.action, True, self.refusal)
+        if self.counted:
+            raise BadValue(change.action, True, "its script does not call torchloom.attach()")
         for name, value in change.values.items():
             if name not in self.knobs:
                 raise BadValue(name, value, "this rank has no such knob")

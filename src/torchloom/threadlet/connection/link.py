@@ -128,7 +128,7 @@ class Link(Port):
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._main())
+                runner.run(self._connect_loop())
         except Exception as error:  # noqa: BLE001  the last door before the training
             logger.warning("torchLoom: the link ended with an error, training continues: %r", error)
         finally:
@@ -138,21 +138,14 @@ class Link(Port):
             self._gone.set()
             self.state.started.set()
 
-    async def _tick_loop(self) -> None:
-        """Tick on the liveness page, with or without a connection."""
-        while True:
-            self.state.liveness.tick()
-            await asyncio.sleep(TICK_SECONDS)
-
-    async def _main(self) -> None:
-        ticking = asyncio.ensure_future(self._tick_loop())
-        try:
-            await self._connect_loop()
-        finally:
-            ticking.cancel()
+    def _tick(self) -> None:
+        """Tick on the liveness page, with or without a connection, as long as the loop runs."""
+        self.state.liveness.tick()
+        self._loop.call_later(TICK_SECONDS, self._tick)
 
     async def _connect_loop(self) -> None:
         """Connect, run a session, and connect again."""
+        self._tick()
         state, names = self.state, self.state.names
         if state.devices is None:  # on another thread, because a driver may be slow to answer
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -180,10 +173,8 @@ class Link(Port):
 
     async def _run_session(self) -> SessionEnd:
         """One connection, from finding the server to the end of the session."""
-        own = (
-            self.state.rank if self.state.names.launcher == LAUNCHER else None
-        )  # its credential is for this rank alone
-        address = find(self._settings, Role.THREADLET, own)
+        names = self.state.names  # the credential of a rank that torchLoom started is for this rank alone
+        address = find(self._settings, Role.THREADLET, names.rank if names.launcher == LAUNCHER else None)
         closed = asyncio.Event()
         client = await self._connect(address, closed)
         if client is None:

@@ -52,8 +52,6 @@ class RankState:
     beat_seconds: float
     devices: tuple[str, ...] | None
     """As the script names them; otherwise None until they are found."""
-    counted: bool = False
-    """The script has not attached."""
     reader: Reader = field(default_factory=Reader)
     outbox: Outbox = field(default_factory=Outbox)
     welcomed: bool = False
@@ -92,7 +90,7 @@ class RankState:
             launcher=self.names.launcher,
             version=__version__,
             step=self.boundary.meter.step_number,
-            counted=self.counted,
+            counted=self.boundary.counted,
             process=process_id(),
         )
 
@@ -117,9 +115,9 @@ class RankState:
 
     async def beat(self) -> Beat:
         """The steps since the last beat, and everything else as it is now."""
-        meter, boundary, readings = self.boundary.meter, self.boundary, self.reader.readings
+        meter, boundary, readings = self.boundary.meter, self.boundary, self.reader
         stretch = meter.take()
-        await self.reader.refresh(meter.values.copy(), READ_SECONDS, tuple(meter.losses))
+        await readings.refresh(meter.values.copy(), READ_SECONDS, tuple(meter.losses))
         member = self.member or Membership()
         collectives = count_collectives() if self.member is None else stretch.step * _STEP + member.begun
         return Beat(

@@ -235,7 +235,7 @@ class Session:
     async def _beat(self) -> None:
         try:
             beat = await self._state.beat()
-            complaint = self._boundary.meter.complaint or self._state.reader.readings.complaint
+            complaint = self._boundary.meter.complaint or self._state.reader.complaint
             if complaint and not self._state.complained:
                 self._state.complained = True
                 warning = "torchLoom: a value given to step() is not reported: %s (this is logged once)"

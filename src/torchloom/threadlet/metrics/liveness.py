@@ -33,10 +33,9 @@ _left: list[Page] = []
 """Pages of incarnations that have ended in this process: the next one uses the same page, which an agent may watch."""
 
 
-def check_phase(name: str) -> str:
+def check_phase(name: str) -> None:
     if not isinstance(name, str) or not _PHASE.fullmatch(name):
         raise BadInput(f"phase {name!r}", hint="1 to 32 letters, digits, - or _")
-    return name
 
 
 class LivenessPageWriter:
@@ -49,18 +48,14 @@ class LivenessPageWriter:
         self._page: Page | None = None
         self._stacks: stacks.Stacks | None = None
         with contextlib.suppress(Exception):  # no memfd here, no descriptor left, no memory
-            self._show(_take_page())
-
-    def _show(self, page: Page) -> None:
-        self._page = page
-        for place in (STEP, STARTED, COLLECTING, COLLECTIVES):
-            page.marks[place] = 0
-        self._show_phase()
-        self._meter.marks = page.marks
-        gc.callbacks.append(self._collecting)
-        self._stacks = stacks.of_this_process()
-        if self._stacks is not None:
-            page.marks[SIGNAL] = self._stacks.signal
+            self._page = page = _take_page()
+            for place in (STEP, STARTED, COLLECTING, COLLECTIVES):
+                page.marks[place] = 0
+            self._show_phase()
+            meter.marks = page.marks
+            gc.callbacks.append(self._collecting)
+            self._stacks = stacks.of_this_process()
+            page.marks[SIGNAL] = 0 if self._stacks is None else self._stacks.signal
 
     @property
     def phase(self) -> str:

@@ -136,9 +136,7 @@ class Meter:
             if count == 1:
                 self.start(threading.get_ident())
             if loss is not None and now >= self._keep_from:
-                self._keep_from = now + KEEP_SECONDS
-                self.values[LOSS] = kept = loss if loss.__class__ is float else _kept(loss)
-                self.losses.append((count + self._offset, kept))
+                self._keep_loss(loss, now)
             if metrics:
                 self._keep(metrics)
         except Exception as error:  # noqa: BLE001  training continues, whatever is passed in
@@ -151,9 +149,7 @@ class Meter:
             if samples is not None:
                 self._samples += self._odd_samples(samples)
             if loss is not None and (now := self.clock()) >= self._keep_from:
-                self._keep_from = now + KEEP_SECONDS
-                self.values[LOSS] = kept = _kept(loss)
-                self.losses.append((self.step_number, kept))
+                self._keep_loss(loss, now)
             self._keep(metrics)
         except Exception as error:  # noqa: BLE001  as in step()
             self._drop(f"{type(error).__name__} from a value given to step()")
@@ -262,6 +258,11 @@ class Meter:
         if not self.loading.latest:
             return None
         return _median([self.loading.of(step) for step in range(first, last + 1)])
+
+    def _keep_loss(self, loss: Any, now: float) -> None:
+        self._keep_from = now + KEEP_SECONDS
+        self.values[LOSS] = kept = _kept(loss)
+        self.losses.append((self.step_number, kept))
 
     def _keep(self, metrics: dict[str, Any]) -> None:
         values = self.values

@@ -11,7 +11,6 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torchloom.threadlet.metrics.meter import LOSS
@@ -21,43 +20,6 @@ Reading = tuple[str, Any, float | None, str]
 """(name, the value as given, its number if it has one, why not)"""
 Result = list[Reading] | tuple[int, int] | None
 """A result of that thread: values as numbers, or the steps at which the loss stopped being finite."""
-
-
-@dataclass
-class Readings:
-    """The latest loss and metrics as numbers. Each value given to step() is read once."""
-
-    seen: dict[str, Any] = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)
-    not_finite: set[str] = field(default_factory=set)
-    dropped: int = 0
-    complaint: str = ""
-    bad_steps: tuple[int, int] | None = None
-    """The steps between which the loss stopped being finite, while it is not."""
-
-    def unread(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if self.seen.get(name, self) is not value}
-
-    def learn(self, judged: Iterable[Reading]) -> None:
-        for name, value, number, why in judged:
-            self.seen[name] = value
-            self.numbers.pop(name, None)
-            self.not_finite.discard(name)
-            if number is None:
-                self.dropped += 1
-                self.complaint = f"{name}: {why}"
-            elif math.isfinite(number):
-                self.numbers[name] = number
-            else:
-                self.not_finite.add(name)
-
-    @property
-    def loss(self) -> float | None:
-        return self.numbers.get(LOSS)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        return {name: number for name, number in self.numbers.items() if name != LOSS}
 
 
 def find_bad_steps(losses: Sequence[tuple[int, Any]]) -> tuple[int, int] | None:
@@ -97,23 +59,37 @@ def _is_foreign_tensor(value: Any) -> bool:
 
 
 class Reader:
-    """Keeps the readings up to date."""
+    """The latest loss and metrics as numbers. Each value given to step() is read once."""
 
     def __init__(self) -> None:
-        self.readings = Readings()
+        self.not_finite: set[str] = set()
+        self.dropped = 0
+        self.complaint = ""
+        self.bad_steps: tuple[int, int] | None = None
+        """The steps between which the loss stopped being finite, while it is not."""
+        self._seen: dict[str, Any] = {}
+        self._numbers: dict[str, float] = {}
         self._awaited: asyncio.Future[Result] | None = None
+
+    @property
+    def loss(self) -> float | None:
+        return self._numbers.get(LOSS)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {name: number for name, number in self._numbers.items() if name != LOSS}
 
     async def refresh(self, values: Mapping[str, Any], seconds: float, losses: Sequence[tuple[int, Any]] = ()) -> None:
         """Read new values. What takes longer than `seconds` is left for a later beat."""
         if await self._collect(seconds):  # otherwise it still waits for a device
-            unread = self.readings.unread(values)
+            unread = {name: value for name, value in values.items() if self._seen.get(name, self) is not value}
             slow = {name: value for name, value in unread.items() if type(value) not in _PLAIN}
-            self.readings.learn(judge({name: value for name, value in unread.items() if name not in slow}))
+            self.learn(judge({name: value for name, value in unread.items() if name not in slow}))
             if slow:
                 await self._read(judge, slow, seconds)
-        if LOSS not in self.readings.not_finite:
-            self.readings.bad_steps = None
-        elif self.readings.bad_steps is None and self._awaited is None:
+        if LOSS not in self.not_finite:
+            self.bad_steps = None
+        elif self.bad_steps is None and self._awaited is None:
             await self._read(find_bad_steps, losses, seconds)
 
     async def _read(self, read: Callable[[Any], Result], values: object, seconds: float) -> None:
@@ -123,15 +99,27 @@ class Reader:
 
     async def _collect(self, seconds: float) -> bool:
         """Take over what was read; True if nothing is outstanding."""
-        if self._awaited is None:
-            return True
-        await asyncio.wait([self._awaited], timeout=seconds)
-        if not self._awaited.done():
-            return False
-        awaited, self._awaited = self._awaited, None
-        result = awaited.result()
-        if isinstance(result, list):
-            self.readings.learn(result)
-        else:
-            self.readings.bad_steps = result
+        if self._awaited is not None:
+            await asyncio.wait([self._awaited], timeout=seconds)
+            if not self._awaited.done():
+                return False
+            awaited, self._awaited = self._awaited, None
+            result = awaited.result()
+            if isinstance(result, list):
+                self.learn(result)
+            else:
+                self.bad_steps = result
         return True
+
+    def learn(self, judged: Iterable[Reading]) -> None:
+        for name, value, number, why in judged:
+            self._seen[name] = value
+            self._numbers.pop(name, None)
+            self.not_finite.discard(name)
+            if number is None:
+                self.dropped += 1
+                self.complaint = f"{name}: {why}"
+            elif math.isfinite(number):
+                self._numbers[name] = number
+            else:
+                self.not_finite.add(name)

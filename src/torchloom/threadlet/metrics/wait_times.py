@@ -17,6 +17,7 @@ time counts as the rank's own, on every rank.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -44,26 +45,23 @@ def follow(meter: Meter) -> None:
     To be called on any thread but the training thread.
     """
     with _lock:
-        if not meter.over:
-            _follow(meter)
-
-
-def _follow(meter: Meter) -> None:
-    if _followed.get(meter.thread) is not meter:
-        _release(meter)
-        _followed[meter.thread] = meter
-    loaders = sys.modules.get("torch.utils.data.dataloader")
-    if loaders is not None:
-        _once("loader", lambda: _time(loaders._BaseDataLoaderIter, "__next__", attrgetter("loading")))
-    if not _has_peers(meter):
-        meter.waits_from = None
-        return
-    torch = sys.modules["torch"]
-    _once("work", lambda: _time(torch._C._distributed_c10d.Work, "wait", attrgetter("waiting")))
-    _once("buffers", lambda: _time(torch.distributed, "_broadcast_coalesced", attrgetter("waiting")))
-    _once("backward", lambda: _watch_backward(torch))
-    if meter.waits_from is None:
-        meter.waits_from = meter.count + 1  # the current step may have waited before
+        if meter.over:
+            return
+        if _followed.get(meter.thread) is not meter:
+            _release(meter)
+            _followed[meter.thread] = meter
+        loaders = sys.modules.get("torch.utils.data.dataloader")
+        if loaders is not None:
+            _once("loader", lambda: _time(loaders._BaseDataLoaderIter, "__next__", attrgetter("loading")))
+        if not _has_peers(meter):
+            meter.waits_from = None
+            return
+        torch = sys.modules["torch"]
+        _once("work", lambda: _time(torch._C._distributed_c10d.Work, "wait", attrgetter("waiting")))
+        _once("buffers", lambda: _time(torch.distributed, "_broadcast_coalesced", attrgetter("waiting")))
+        _once("backward", lambda: _watch_backward(torch))
+        if meter.waits_from is None:
+            meter.waits_from = meter.count + 1  # the current step may have waited before
 
 
 def unfollow(meter: Meter) -> None:
@@ -104,10 +102,8 @@ def _has_peers(meter: Meter) -> bool:
 def _once(what: str, replace: Callable[[], Callable[[], None]]) -> None:
     if what not in _replaced:
         _replaced[what] = lambda: None
-        try:
+        with contextlib.suppress(Exception):  # another version of torch: this wait is not measured
             _replaced[what] = replace()
-        except Exception:  # noqa: BLE001  another version of torch: this wait is not measured
-            return
 
 
 def _time(owner: Any, name: str, kind: Callable[[Meter], StepTimeRing]) -> Callable[[], None]:
@@ -158,10 +154,8 @@ class _Backward:
         if self._begun or torch.compiler.is_compiling() or _followed.get(get_ident()) is not self._meter:
             return
         self._begun = True
-        try:
+        with contextlib.suppress(Exception):  # called outside of a backward
             self._hand_in(self._computed)
-        except Exception:  # noqa: BLE001  called outside of a backward
-            return
 
     def _computed(self) -> None:
         try:
@@ -190,12 +184,10 @@ def _watch_backward(torch: Any) -> Callable[[], None]:
             return result
         meter = _followed.get(get_ident())
         if meter is not None:
-            try:
+            with contextlib.suppress(Exception):  # this backward is not measured
                 backward = _Backward(meter, hand_in)
                 for node in _nodes(result, torch.Tensor):
                     node.register_prehook(backward.begins)
-            except Exception:  # noqa: BLE001  this backward is not measured
-                return result
         return result
 
     return _replace(owner, "forward", forward)

@@ -108,15 +108,12 @@ def free_mb(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")
 @functools.cache
 def _memory_cgroups(proc: Path, root: Path) -> tuple[Path, ...]:
     """Of this process, from its own up to the root: each may have a limit. None before cgroups of version 2."""
-    try:
-        lines = (proc / "cgroup").read_text().splitlines()
-    except OSError:
-        return ()
-    path = next((line[3:].strip("/") for line in lines if line.startswith("0::")), None)
-    if path is None:
-        return ()
-    own = root / path
-    return tuple(folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.is_dir())
+    with contextlib.suppress(OSError):
+        for line in (proc / "cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                own = root / line[3:].strip("/")
+                return tuple(path for path in (own, *own.parents) if path.is_relative_to(root) and path.is_dir())
+    return ()
 
 
 def device_mb() -> float | None:
