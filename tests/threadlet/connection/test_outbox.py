@@ -22,7 +22,7 @@ from torchloom.protocol.rank import Goodbye, Hello, Muted, Report, Resumed, Save
 from torchloom.protocol.subjects import INBOX_STREAM, Role
 from torchloom.settings import Settings
 from torchloom.shared.incarnation import new_incarnation
-from torchloom.threadlet.connection.outbox import MOST, News, Outbox, fit_bounds
+from torchloom.threadlet.connection.outbox import MOST, Outbox, fit_bounds
 
 LIFE = "1" * 24
 
@@ -31,17 +31,13 @@ def saved(step: int) -> Saved:
     return Saved(incarnation=LIFE, step=step, folder="/runs/a", size=1, seconds=1.0)
 
 
-async def said(outbox: Outbox, most: int = 1000, sure: bool = True) -> list[int]:
+def said(outbox: Outbox, most: int = 1000, sure: bool = True) -> list[int]:
     """The steps that are reported when the server stores at most `most`."""
     steps: list[int] = []
-
-    async def say(_number: int, news: News) -> bool:
-        if len(steps) == most:
-            return False
+    while len(steps) < most and (following := outbox.first()) is not None:
+        number, news = following
         steps.append(news.step)
-        return True
-
-    await outbox.empty(say, lambda: sure)
+        outbox.stored(number, sure)
     return steps
 
 
@@ -49,17 +45,17 @@ async def test_what_was_not_stored_is_told_again_in_order_and_nothing_twice() ->
     outbox = Outbox()
     for step in range(5):
         outbox.put(saved(step))
-    assert await said(outbox, most=2) == [0, 1]
+    assert said(outbox, most=2) == [0, 1]
     outbox.put(saved(5))
-    assert await said(outbox) == [2, 3, 4, 5]
-    assert await said(outbox) == []
+    assert said(outbox) == [2, 3, 4, 5]
+    assert said(outbox) == []
 
 
 async def test_the_newest_are_kept_and_the_others_counted(caplog: pytest.LogCaptureFixture) -> None:
     outbox = Outbox()
     for step in range(MOST + 3):
         outbox.put(saved(step))
-    assert await said(outbox) == list(range(3, MOST + 3))
+    assert said(outbox) == list(range(3, MOST + 3))
     assert outbox.dropped == 3
     assert [record.getMessage() for record in caplog.records] == [
         "torchLoom: the weaver cannot be reached; reports dropped so far: 1"
@@ -73,20 +69,20 @@ async def test_the_newest_are_kept_and_the_others_counted(caplog: pytest.LogCapt
 async def test_what_was_said_under_a_name_that_did_not_last_is_said_again() -> None:
     outbox = Outbox()
     outbox.put(saved(1))
-    assert await said(outbox, sure=False) == [1]
-    assert await said(outbox) == []
+    assert said(outbox, sure=False) == [1]
+    assert said(outbox) == []
     outbox.send_again()
     outbox.put(saved(2))
-    assert await said(outbox) == [1, 2]
+    assert said(outbox) == [1, 2]
     outbox.send_again()
-    assert await said(outbox) == []
+    assert said(outbox) == []
 
 
 async def test_what_is_stored_makes_room_without_being_missed(caplog: pytest.LogCaptureFixture) -> None:
     outbox = Outbox()
     for step in range(3 * MOST):
         outbox.put(saved(step))
-        assert await said(outbox, sure=False) == [step]
+        assert said(outbox, sure=False) == [step]
     assert (outbox.dropped, caplog.records) == (0, [])
 
 
@@ -97,7 +93,7 @@ async def test_many_threads_may_tell_at_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(await said(outbox)) == sorted(list(range(10)) * 9)
+    assert sorted(said(outbox)) == sorted(list(range(10)) * 9)
 
 
 def test_news_are_made_to_fit_a_report() -> None:
@@ -121,7 +117,7 @@ async def test_what_nobody_could_read_is_left_out_with_a_warning(caplog: pytest.
     outbox.put(altered(saved(3), folder=None))
     outbox.put("news")  # type: ignore[arg-type]
     outbox.put(saved(4))
-    assert await said(outbox) == [4]
+    assert said(outbox) == [4]
     assert len([r for r in caplog.records if "cannot be reported" in r.getMessage()]) == 4
 
 

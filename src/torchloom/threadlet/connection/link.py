@@ -37,7 +37,6 @@ from torchloom.threadlet.process.identity import LAUNCHER
 
 logger = logging.getLogger("torchloom")
 FIRST_PAUSE = 0.05
-CLOSE_SECONDS = 1.0
 JOIN_SECONDS = 0.1
 _chance = SystemRandom()
 THREAD = "torchloom-link"
@@ -197,7 +196,7 @@ class Link(Port):
             self._session = None
             if self.state.leaving.is_set():
                 self._gone.set()
-            await close_quietly(client, CLOSE_SECONDS)
+            await close_quietly(client)
             self._loop.hang_up()
 
     async def _connect(self, address: Address, closed: asyncio.Event) -> Client | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -74,15 +73,6 @@ class Outbox:
         """Send everything again: the weaver ignores what was sent so far."""
         with self._lock:
             self._stored = 0
-
-    async def empty(self, say: Callable[[int, News], Awaitable[bool]], sure: Callable[[], bool]) -> bool:
-        """Send all waiting reports in order; whether all of them were stored."""
-        while (following := self.first()) is not None:
-            number, news = following
-            if not await say(number, news):
-                return False
-            self.stored(number, sure())
-        return True
 
 
 def fit_bounds(news: News) -> News:

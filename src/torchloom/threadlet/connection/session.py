@@ -36,7 +36,6 @@ from torchloom.protocol.rank import (
 )
 from torchloom.protocol.subjects import BEAT, COMMAND, QUORUM, REPLY, REPORT
 from torchloom.shared.incarnation import new_incarnation
-from torchloom.threadlet.connection.outbox import News
 from torchloom.threadlet.connection.rank_state import RankState
 
 logger = logging.getLogger("torchloom")
@@ -53,6 +52,10 @@ NAP_SECONDS = 5.0
 """A process suspended for this long starts a new connection: commands in the old one may have expired."""
 KILL_SECONDS = 0.5
 """Longest wait for the answer to be sent before an order to kill the process is carried out."""
+MUTED_WARNING = (
+    "torchLoom: the weaver no longer listens to %s: pid %d on %s is the newer process of this rank."
+    " Training continues without torchLoom"
+)
 _chance = SystemRandom()
 
 
@@ -80,11 +83,11 @@ class Session:
         self._farewell = asyncio.Event()
         self._greeted = asyncio.Event()
         """Welcomed on this connection."""
-        self._stored_hello = 0
-        """The number of the last hello that the server has stored; 0 if it has stored none of this connection."""
-        self._joined_after = 0
-        """The number of the hello after which the torchft replica was reported."""
-        self._offered = 0 if state.rank.rank == 0 else 1  # rank 0 reports the log level's knob for all
+        self._stored = {"hello": 0, "joined": 0, "knobs": 0 if state.rank.rank == 0 else 1}
+        """The number of the newest report of each kind that the server has stored of this connection.
+
+        Rank 0 reports the log level's knob for all.
+        """
         self._follows_lighthouse = False
 
     async def run(self, closed: asyncio.Event) -> SessionEnd:
@@ -126,16 +129,41 @@ class Session:
         """Report what is new, after the hello of this connection."""
         while True:
             self.news.clear()
-            stored = self._stored_hello == self._state.hellos or await self._send_hello()
+            stored = await self._report_hello()
             if stored:
-                await asyncio.sleep(GATHER_SECONDS if self._boundary.offers > self._offered else 0)
+                await asyncio.sleep(GATHER_SECONDS if self._boundary.offers > self._stored["knobs"] else 0)
                 stored = await self._report_news()
             await (self.news.wait() if stored else asyncio.sleep(AGAIN_SECONDS))
 
+    async def _report_hello(self) -> bool:
+        return await self._report_newest("hello", self._state.hellos, self._state.hello())
+
     async def _report_news(self) -> bool:
         """Report the torchft replica, what waits in the outbox, and the knobs. False if something was not stored."""
-        stored = await self._report_replica() and await self._empty_outbox()
-        return await self._offer_knobs() and stored
+        state, stored = self._state, True
+        if state.member is not None and state.member.joined is not None:
+            # After each hello, since the weaver may not know this incarnation.
+            joined = replace(state.member.joined, incarnation=state.incarnation)
+            stored = await self._report_newest("joined", self._stored["hello"], joined)
+        stored = stored and await self._empty_outbox()
+        return await self._report_newest("knobs", self._boundary.offers, state.offer()) and stored
+
+    async def _empty_outbox(self) -> bool:
+        """Send all waiting reports in order. False if one of them was not stored."""
+        state = self._state
+        while (following := state.outbox.first()) is not None:
+            number, news = following
+            report = replace(news, incarnation=state.incarnation)
+            if not await self._report(report, f"news-{number}") or report.incarnation != state.incarnation:
+                return False
+            state.outbox.stored(number, sure=state.welcomed)
+        return True
+
+    async def _report_newest(self, kind: str, number: int, report: Report) -> bool:
+        """Report it, unless one of this kind with this number is stored. Whether it is stored."""
+        if self._stored[kind] < number and await self._report(report, f"{kind}-{number}-{self._state.hellos}"):
+            self._stored[kind] = number
+        return self._stored[kind] >= number
 
     async def _report(self, report: Report, what: str) -> bool:
         """Whether the server has stored it; `what` makes repetitions one message."""
@@ -155,15 +183,8 @@ class Session:
 
     def _introduce_again(self) -> None:
         """Say hello again, unless the latest one is still being sent."""
-        if self._stored_hello == self._state.hellos:
+        if self._stored["hello"] == self._state.hellos:
             self.introduce()
-
-    async def _send_hello(self) -> bool:
-        number = self._state.hellos
-        stored = await self._report(self._state.hello(), f"hello-{number}")
-        if stored:
-            self._stored_hello = number
-        return stored
 
     async def _repeat_hello(self) -> None:
         """Say hello until welcomed: a weaver may die after it was stored, and before it sends the current values."""
@@ -175,39 +196,10 @@ class Session:
                 pause = min(2 * pause, LONGEST_PAUSE)
                 self._introduce_again()
 
-    async def _report_replica(self) -> bool:
-        """Report it after each hello, since the weaver may not know this incarnation. False if it was not stored."""
-        hello, state = self._stored_hello, self._state
-        if state.member is None or state.member.joined is None or self._joined_after == hello:
-            return True
-        joined = replace(state.member.joined, incarnation=state.incarnation)
-        stored = await self._report(joined, f"joined-{state.hellos}-{hello}")
-        if stored:
-            self._joined_after = hello
-        return stored
-
-    async def _empty_outbox(self) -> bool:
-        state = self._state
-
-        async def say(number: int, news: News) -> bool:
-            report = replace(news, incarnation=state.incarnation)
-            return await self._report(report, f"news-{number}") and report.incarnation == state.incarnation
-
-        return await state.outbox.empty(say, lambda: state.welcomed)
-
-    async def _offer_knobs(self) -> bool:
-        if self._boundary.offers <= self._offered:
-            return True
-        count = self._boundary.offers
-        stored = await self._report(self._state.offer(), f"knobs-{count}-{self._state.hellos}")
-        if stored:
-            self._offered = count
-        return stored
-
     async def _say_goodbye(self) -> None:
         """Send the last reports and a last beat, then the goodbye, until the weaver confirms it. Nothing follows it."""
-        # A goodbye needs a hello before it, also for a process that ends at once.
-        if not self._stored_hello and not await self._send_hello():
+        await self._report_hello()
+        if not self._stored["hello"]:  # a goodbye needs a hello before it, also for a process that ends at once
             return
         await self._report_news()
         await self._beat()
@@ -289,13 +281,7 @@ class Session:
                 self._farewell.set()
             case Muted(newest=newest, pid=pid, node=node) if newest > state.incarnation:
                 if state.welcomed:  # it was replaced, or the rank was started twice
-                    logger.warning(
-                        "torchLoom: the weaver no longer listens to %s: pid %d on %s is the newer process of this rank."
-                        " Training continues without torchLoom",
-                        state.rank,
-                        pid,
-                        node,
-                    )
+                    logger.warning(MUTED_WARNING, state.rank, pid, node)
                     self._end(SessionEnd.MUTED)
                 else:  # it has just started, on a machine whose clock is behind
                     self._boundary.participant.incarnation = new_incarnation(newer_than=newest)

@@ -22,11 +22,12 @@ def when_imported(name: str, then: Then) -> None:
 
 
 class _Watch:
-    """A finder that wraps the loader of one module, and removes itself when that is imported."""
+    """A finder that removes itself when its module is found, and then stands in for the module's loader."""
 
     def __init__(self, name: str, then: Then) -> None:
         self._name = name
         self._then = then
+        self._loader: Any = None
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -38,24 +39,12 @@ class _Watch:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self._then)  # type: ignore[assignment]  # all that is asked of one
+                    self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]  # all that is asked of one
                 return spec
         return None
 
-
-class _Loader:
-    """The original loader, followed by a call of the function."""
-
-    def __init__(self, loader: Any, then: Then) -> None:
-        self._loader = loader
-        self._then = then
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
