@@ -50,6 +50,11 @@ class Page:
         self.marks[_MAGIC] = MAGIC
         self.inode = os.fstat(self.fd).st_ino
 
+    def reset(self) -> None:
+        """For an incarnation that takes over the page of an earlier one."""
+        for place in (STEP, STARTED, PAUSED, COLLECTING, COLLECTIVES):
+            self.marks[place] = 0
+
     def phase(self, name: str) -> None:
         text = name.encode("ascii", "replace")[:_NAME]
         self._map[_PHASE : _PHASE + 1 + len(text)] = bytes([len(text)]) + text

@@ -36,7 +36,7 @@ def register(rank: RankId, threadlet: Hooked) -> None:
     live[rank] = threadlet
     if not _hooked:
         _hooked = True
-        atexit.register(_at_exit)
+        atexit.register(_end_all, Ending())
         os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=_in_child)
     if sys.excepthook is not _on_uncaught:
         _previous = sys.excepthook
@@ -55,14 +55,9 @@ def _end_all(ending: Ending) -> None:
             threadlet.end(ending)
 
 
-def _at_exit() -> None:
-    _end_all(Ending())
-
-
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    hook = _previous
     try:
-        hook(kind, error, trace)  # first, so that the traceback does not wait for the goodbye
+        _previous(kind, error, trace)  # first, so that the traceback does not wait for the goodbye
     finally:
         if not hasattr(sys, "ps1") and not sys.flags.interactive:  # interactively an error does not end the process
             _end_all(ending_of(error))

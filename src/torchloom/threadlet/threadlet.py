@@ -33,7 +33,7 @@ from torchloom.threadlet.changes.optimizer_knobs import optimizer_knobs
 from torchloom.threadlet.changes.step_boundary import StepBoundary
 from torchloom.threadlet.connection.link import Link
 from torchloom.threadlet.connection.rank_state import RankState
-from torchloom.threadlet.metrics.batches import SkippedBatches, batches
+from torchloom.threadlet.metrics.batches import SkippedBatches, batches, resumed_step
 from torchloom.threadlet.metrics.liveness import DATA, LivenessPageWriter, check_phase
 from torchloom.threadlet.metrics.meter import Meter
 from torchloom.threadlet.process import step_counter
@@ -200,10 +200,9 @@ class Threadlet:
 
     def tell(self, news: threadlet_bridge.CheckpointNews) -> None:
         """Report a checkpoint to the weaver: now, or when the link is back."""
-        link = self._link
-        if link is not None:
-            with contextlib.suppress(Exception):
-                link.tell(news)
+        with contextlib.suppress(Exception):
+            if self._link is not None:
+                self._link.tell(news)
 
     def values(self) -> dict[str, Value]:
         """The current value of each knob."""
@@ -290,17 +289,26 @@ def attach(
     device_ids = _check_devices(devices)
     for warning in names.warnings:
         logger.warning("torchLoom: %s", warning)
-    settings = settings or read_settings(os.environ)
+    settings = settings or _read_settings(os.environ)
     step_counter.retire()
     existing = process_hooks.live.get(names.rank)
     if isinstance(existing, Threadlet):
         if not existing._hand_over(device_ids):
             logger.warning("torchLoom: %s is attached already; this is the same threadlet", names.rank)
         return existing
-    threadlet = start_threadlet(names, settings, device_ids)
+    threadlet = _start_threadlet(names, settings, device_ids)
     if threadlet._link is not None:
         _announce(names)
         threadlet._link.await_welcome()
+    return threadlet
+
+
+def attach_counted(environ: Mapping[str, str]) -> Threadlet:
+    """Attach a process whose script has not attached itself. Prints nothing and never blocks."""
+    names = find_names(environ, Host(socket.gethostname(), os.getpid(), ""))
+    threadlet = _start_threadlet(names, _read_settings(environ), None, counted=True)
+    if threadlet._meter is not None:
+        threadlet._meter.resume_at(resumed_step(environ))
     return threadlet
 
 
@@ -314,16 +322,13 @@ def current() -> Threadlet | None:
     return own[0] if len(own) == 1 else None
 
 
-def follow(threadlet: Threadlet, step_source: Callable[[Meter, StepBoundary, Link], StepSource]) -> bool:
-    """Let a step source count the steps; step() then only reports values. False for a threadlet that is off."""
-    meter, link = threadlet._meter, threadlet._link
-    if meter is None or link is None:
-        return False
-    threadlet._step_source = step_source(meter, threadlet._boundary, link)
-    return True
+def follow(threadlet: Threadlet, step_source: Callable[[Meter, StepBoundary, Link], StepSource]) -> None:
+    """Let a step source count the steps, unless the threadlet is off; step() then only reports values."""
+    if threadlet._meter is not None and threadlet._link is not None:
+        threadlet._step_source = step_source(threadlet._meter, threadlet._boundary, threadlet._link)
 
 
-def start_threadlet(
+def _start_threadlet(
     names: Names, settings: Settings, devices: tuple[str, ...] | None, counted: bool = False
 ) -> Threadlet:
     """A threadlet with its link started; without a link if it is off, in a child process, or cannot be started."""
@@ -350,7 +355,7 @@ def start_threadlet(
     return threadlet
 
 
-def read_settings(environ: Mapping[str, str]) -> Settings:
+def _read_settings(environ: Mapping[str, str]) -> Settings:
     """The settings of the environment. An invalid variable is logged and ignored."""
     usable = dict(environ)
     while True:

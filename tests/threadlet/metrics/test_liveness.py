@@ -18,7 +18,7 @@ from torchloom.shared.liveness_page import COLLECTING, SHOWN, SIGNAL, STARTED, S
 from torchloom.threadlet.metrics.liveness import LivenessPageWriter
 from torchloom.threadlet.metrics.meter import Meter
 from torchloom.threadlet.metrics.stacks import Stacks, free_signal
-from torchloom.threadlet.unattached import attach_counted
+from torchloom.threadlet.threadlet import attach_counted
 
 NOBODY = Settings(state="nobody")
 

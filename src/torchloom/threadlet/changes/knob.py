@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
@@ -110,11 +111,7 @@ def log_level_knob() -> Knob:
 
 def interval_knob(checkpoints: CheckpointPort) -> Knob:
     """A knob for the number of steps between two of these checkpoints."""
-
-    def set_interval(steps: int) -> None:
-        checkpoints.every = steps
-
-    help = "steps between two checkpoints"
+    set_interval, help = partial(setattr, checkpoints, "every"), "steps between two checkpoints"
     return make_knob(INTERVAL, get=lambda: checkpoints.every, set=set_interval, low=1, unit="steps", help=help)
 
 

@@ -60,14 +60,12 @@ class LinkLoop(asyncio.SelectorEventLoop):
             try:
                 sock.setblocking(False)
                 await self.sock_connect(sock, address)
-            except OSError as error:
-                sock.close()
-                trouble = error
-            except BaseException:
-                sock.close()
-                raise
-            else:
                 return sock
+            except BaseException as error:
+                sock.close()
+                if not isinstance(error, OSError):
+                    raise
+                trouble = error
         raise trouble
 
     def run_in_executor(self, _: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:

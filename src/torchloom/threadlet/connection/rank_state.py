@@ -60,8 +60,6 @@ class RankState:
     term: int = 0
     """The highest term received; a weaver with a lower one was replaced."""
     hellos: int = 0
-    ignored: int = 0
-    """Commands that could not be decoded."""
     complained: bool = False
     """The user was warned that a value given to step() cannot be reported."""
     member: Membership | None = None

@@ -244,7 +244,6 @@ class Session:
         try:
             command = decode_command(message.data)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            self._state.ignored += 1
             return
         if command.incarnation == self._state.incarnation and command.term >= self._state.term:
             self._state.term = command.term

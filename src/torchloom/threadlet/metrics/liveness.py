@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchloom.errors import BadInput
-from torchloom.shared.liveness_page import COLLECTING, COLLECTIVES, SHOWN, SIGNAL, STARTED, STEP, TICK, WANTED, Page
+from torchloom.shared.liveness_page import COLLECTING, COLLECTIVES, SHOWN, SIGNAL, STARTED, TICK, WANTED, Page
 from torchloom.threadlet.metrics import stacks, wait_times
 from torchloom.threadlet.metrics.meter import Meter
 
@@ -49,10 +49,9 @@ class LivenessPageWriter:
         self._stacks: stacks.Stacks | None = None
         with contextlib.suppress(Exception):  # no memfd here, no descriptor left, no memory
             self._page = page = _take_page()
-            for place in (STEP, STARTED, COLLECTING, COLLECTIVES):
-                page.marks[place] = 0
-            self._show_phase()
+            page.reset()
             meter.marks = page.marks
+            self._show_phase()
             gc.callbacks.append(self._collecting)
             self._stacks = stacks.of_this_process()
             page.marks[SIGNAL] = 0 if self._stacks is None else self._stacks.signal
@@ -62,7 +61,7 @@ class LivenessPageWriter:
         """The current phase; empty while the rank trains."""
         if self._leaving:
             return LEAVING
-        if not self._meter.started:
+        if not self._meter.marks[STARTED]:
             return START
         phases = self._phases
         return phases[-1] if phases else ""

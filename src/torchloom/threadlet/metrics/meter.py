@@ -85,7 +85,6 @@ class Meter:
         """The training thread; until the first step, the thread that attached."""
         self.over = False
         """This incarnation has said goodbye."""
-        self.started = False
         self.on_start: Callable[[], None] = lambda: None
         """Called at the first step."""
         self.gaps, self.waiting, self.loading = StepTimeRing(), StepTimeRing(), StepTimeRing()
@@ -98,7 +97,6 @@ class Meter:
         """The rank has peers outside of torch's main process group."""
         self._moved = clock()
         """When something other than a step last showed progress."""
-        self._paused = False
         self._offset = 0
         """Added to the count, this is the step number."""
         self._first = 1
@@ -168,7 +166,6 @@ class Meter:
     def start(self, thread: int) -> None:
         """The first step was made, on this thread."""
         self.thread = thread
-        self.started = True
         self.marks[STARTED] = 1
         self.on_start()
 
@@ -192,26 +189,23 @@ class Meter:
     def paused(self) -> Iterator[None]:
         """An operator has paused the training."""
         try:
-            self._paused = True
             self.marks[PAUSED] = 1
             with self.aside(self.gaps):
                 yield
         finally:
             self._moved = self.clock()
             self.marks[PAUSED] = 0
-            self._paused = False
 
     def idle_seconds(self) -> float:
         """Seconds without a step or other progress."""
-        if self._paused:
+        if self.marks[PAUSED]:
             return 0.0
         last = self._ring[self.count & _MASK] if self.count else self._moved
         return max(0.0, self.clock() - max(last, self._moved))
 
     def median_step_seconds(self) -> float:
         """The median duration of recent steps in seconds; 0 before the second step."""
-        durations = sorted(self._durations(self.count, 32))
-        return durations[len(durations) // 2] if durations else 0.0
+        return _median(self._durations(self.count, 32)) or 0.0
 
     def take(self) -> Stretch:
         """The steps since the last call."""

@@ -25,21 +25,18 @@ def ending_of(error: BaseException | None) -> Ending:
         case SystemExit(code=code):
             return Ending() if code in (None, 0) else Ending("failed", _bounded(f"exit code {code}"))
         case _:
-            return Ending("failed", _bounded(f"{_told(error)}{_place(error)}"))
+            return Ending("failed", _bounded(_describe(error)))
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  a user's exception may not even print
         text = "(cannot be printed)"
-    # The location follows the text and must not be cut off with it.
-    return f"{type(error).__qualname__}: {text[: MAX_ERROR - 400]}"
-
-
-def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__, limit=-1)  # the last one: where it was raised
-    return f" ({frames[-1].filename[-300:]}:{frames[-1].lineno})" if frames else ""
+    place = f" ({frames[-1].filename[-300:]}:{frames[-1].lineno})" if frames else ""
+    # The location follows the text and must not be cut off with it.
+    return f"{type(error).__qualname__}: {text[: MAX_ERROR - 400]}{place}"
 
 
 def _bounded(text: str) -> str:

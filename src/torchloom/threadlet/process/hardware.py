@@ -31,7 +31,7 @@ def gpu_uuids() -> tuple[str, ...]:
     try:
         with nvml():
             handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            return tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+            return tuple(sanitised(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
     except ERRORS:
         return ()
 
@@ -135,7 +135,3 @@ def _of_devices(ask: Callable[[Any, int], float]) -> float | None:
     except Exception:  # noqa: BLE001  torch may be half imported, or its CUDA broken; a beat goes out anyway
         return None
     return float(round(total / _MB, 1))
-
-
-def _text(value: str | bytes) -> str:
-    return sanitised(value.decode(errors="replace") if isinstance(value, bytes) else value)

@@ -59,19 +59,14 @@ def find_names(
     warnings: list[str] = []
     launcher = _launcher(environ)
     rank_variable, world_variable, local_variable = _VARIABLES.get(launcher, ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-
-    def number(name: str, least: int, most: int) -> int | None:
-        return _number(environ, name, least, most, warnings)
-
-    env_rank = number(rank_variable, 0, MAX_RANK)
-    numbered = env_rank is not None
+    env_rank = _number(environ, rank_variable, 0, warnings)
     rank_number = _whole("rank", rank, 0) if rank is not None else env_rank or 0
     if world_size is not None:
         world = _whole("world_size", world_size, 1)
     else:
-        env_world = number(world_variable, 1, MAX_RANK) if numbered else None
+        env_world = None if env_rank is None else _number(environ, world_variable, 1, warnings)
         world = env_world or min(rank_number + 1, MAX_RANK)
-    local_rank = number(local_variable, 0, MAX_RANK)
+    local_rank = _number(environ, local_variable, 0, warnings)
 
     env_job = _from_environ(environ, "TORCHLOOM_JOB", warnings)
     env_replica = _from_environ(environ, "TORCHLOOM_REPLICA", warnings)
@@ -79,7 +74,7 @@ def find_names(
     if replica is not None:
         replica_name = check_name("replica", replica)
     else:
-        shared = numbered or rank is not None
+        shared = env_rank is not None or rank is not None
         replica_name = env_replica or _replica(environ, job_name, launcher, host, shared=shared)
     identity = RankId(job_name, replica_name, rank_number)
     if launcher == LAUNCHER and env_job and env_replica and env_rank is not None:
@@ -147,13 +142,13 @@ def _from_environ(environ: Mapping[str, str], name: str, warnings: list[str]) ->
     return valid
 
 
-def _number(environ: Mapping[str, str], name: str, least: int, most: int, warnings: list[str]) -> int | None:
+def _number(environ: Mapping[str, str], name: str, least: int, warnings: list[str]) -> int | None:
     text = environ.get(name, "").strip()
     if not text:
         return None
-    if re.fullmatch(r"[0-9]{1,9}", text) and least <= int(text) <= most:
+    if re.fullmatch(r"[0-9]{1,9}", text) and least <= int(text) <= MAX_RANK:
         return int(text)
-    warnings.append(f"{name}={text!r} is not a number from {least} to {most}; it is ignored")
+    warnings.append(f"{name}={text!r} is not a number from {least} to {MAX_RANK}; it is ignored")
     return None
 
 
