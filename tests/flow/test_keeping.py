@@ -16,7 +16,8 @@ from tests.flow.records import codes, of_incident
 from tests.flow.test_steering import change
 from tests.flow.test_surviving import restart_weaver
 from torchloom.bus.weaver_client import WeaverClient
-from torchloom.protocol.records import CheckpointSaved, IncidentOpened
+from torchloom.protocol.rank import CheckpointSaved
+from torchloom.protocol.records import IncidentOpened
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import CheckpointsView, IncidentView
 

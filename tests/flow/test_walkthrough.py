@@ -22,7 +22,8 @@ import pytest
 from tests.flow.census import Census
 from tests.flow.faults import LOOM, PATIENCE, Up
 from tests.flow.slurm import free_ports
-from torchloom.protocol.records import MemberHealed, MemberJoined, MembersEvicted, RankJoined
+from torchloom.protocol.rank import MemberHealed, MemberJoined
+from torchloom.protocol.records import MembersEvicted, RankJoined
 
 pytest.importorskip("torchft", reason="torchft is not installed (its wheel is for Linux on x86_64 alone)")
 pytestmark = pytest.mark.long

@@ -12,7 +12,18 @@ from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import Place
 from torchloom.protocol.operator import JobAnnotated, NodeDrained, ReplicaDrained
-from torchloom.protocol.rank import ChangeSpec, Hello, KnobSpec
+from torchloom.protocol.rank import (
+    ChangeSpec,
+    CheckpointFailed,
+    CheckpointSaved,
+    Hello,
+    JobResumed,
+    KnobSpec,
+    MemberDiscarded,
+    MemberHealed,
+    MemberJoined,
+    MemberRegrouped,
+)
 from torchloom.protocol.records import (
     Abort,
     About,
@@ -20,8 +31,6 @@ from torchloom.protocol.records import (
     ChangeDecided,
     ChangeProposed,
     ChangeSettled,
-    CheckpointFailed,
-    CheckpointSaved,
     DeviceBlamed,
     DeviceCleared,
     DeviceMarkedFailed,
@@ -34,12 +43,7 @@ from torchloom.protocol.records import (
     JobBegan,
     JobEnded,
     JobForgotten,
-    JobResumed,
     KnobsOffered,
-    MemberDiscarded,
-    MemberHealed,
-    MemberJoined,
-    MemberRegrouped,
     MembersEvicted,
     OrderEnded,
     OrderGiven,

@@ -1,4 +1,4 @@
-"""The conversation of a rank with the weaver: reports, beats, replies, and the commands that it receives."""
+"""The conversation of a rank with the weaver: reports and their records, beats, replies, and commands to the rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from torchloom.protocol.ids import MAX_RANK, Incarnation, Name, Seconds, Text
+from torchloom.protocol.ids import MAX_RANK, Incarnation, Name, RankId, Seconds, Text
 from torchloom.protocol.message import Message, Part
 
 MAX_METRICS: Final = 32
@@ -147,6 +147,44 @@ class Discarded(RankMessage, frozen=True):
     count: Annotated[int, Meta(ge=1)]
     quorum: int
     why: Text = ""
+
+
+# What the log has of these reports: the same, with the rank that sent it.
+
+
+class CheckpointSaved(Saved, frozen=True, kw_only=True):
+    rank: RankId
+    node: str
+
+
+class CheckpointFailed(SaveFailed, frozen=True, kw_only=True):
+    rank: RankId
+
+
+class JobResumed(Resumed, frozen=True, kw_only=True):
+    rank: RankId
+
+
+class MemberJoined(Joined, frozen=True, kw_only=True):
+    rank: RankId
+    devices: tuple[str, ...] = ()
+
+
+class MemberRegrouped(Regrouped, frozen=True, kw_only=True):
+    rank: RankId
+
+
+class MemberHealed(Healed, frozen=True, kw_only=True):
+    rank: RankId
+
+
+class MemberDiscarded(Discarded, frozen=True, kw_only=True):
+    rank: RankId
+
+
+ReportRecord = (
+    CheckpointSaved | CheckpointFailed | JobResumed | MemberJoined | MemberRegrouped | MemberHealed | MemberDiscarded
+)
 
 
 PhaseName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,32}$")]

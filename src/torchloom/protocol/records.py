@@ -1,6 +1,7 @@
 """Everything that the log contains. The state of the weaver is a fold of these records.
 
-Records of runs are in run_records.py, and those that only a request leaves in operator.py.
+Records of runs are in run_records.py, those that only a request leaves in operator.py, and those that only a report of
+a rank leaves in rank.py.
 """
 
 from __future__ import annotations
@@ -13,19 +14,7 @@ from torchloom.protocol.ids import Incarnation, RankId, ReplicaId
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.operator import RequestRecord
 from torchloom.protocol.phrase import Prose
-from torchloom.protocol.rank import (
-    ChangeSpec,
-    Discarded,
-    Healed,
-    Hello,
-    Joined,
-    KnobSpec,
-    Regrouped,
-    Resumed,
-    Saved,
-    SaveFailed,
-    Value,
-)
+from torchloom.protocol.rank import ChangeSpec, Hello, KnobSpec, ReportRecord, Value
 from torchloom.protocol.run_records import RunRecord
 
 
@@ -283,44 +272,6 @@ class OrderEnded(Message, frozen=True):
 
 
 ChangeRecord = KnobsOffered | ChangeProposed | ChangeDecided | ChangeSettled | OrderGiven | OrderEnded
-
-
-# Reports of ranks, with the rank that sent them.
-
-
-class CheckpointSaved(Saved, frozen=True, kw_only=True):
-    rank: RankId
-    node: str
-
-
-class CheckpointFailed(SaveFailed, frozen=True, kw_only=True):
-    rank: RankId
-
-
-class JobResumed(Resumed, frozen=True, kw_only=True):
-    rank: RankId
-
-
-class MemberJoined(Joined, frozen=True, kw_only=True):
-    rank: RankId
-    devices: tuple[str, ...] = ()
-
-
-class MemberRegrouped(Regrouped, frozen=True, kw_only=True):
-    rank: RankId
-
-
-class MemberHealed(Healed, frozen=True, kw_only=True):
-    rank: RankId
-
-
-class MemberDiscarded(Discarded, frozen=True, kw_only=True):
-    rank: RankId
-
-
-ReportRecord = (
-    CheckpointSaved | CheckpointFailed | JobResumed | MemberJoined | MemberRegrouped | MemberHealed | MemberDiscarded
-)
 
 
 class MembersEvicted(Message, frozen=True):

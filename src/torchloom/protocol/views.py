@@ -11,8 +11,17 @@ from torchloom.protocol.ids import Name, RankId, RankNumber, ReplicaId, Seconds,
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.node import Check, NodeBeat, Reading
 from torchloom.protocol.operator import Done, No
-from torchloom.protocol.rank import Beat, ChangeSpec, KnobSpec, RankDescription, Value
-from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, IncidentOpened, JobResumed, Record
+from torchloom.protocol.rank import (
+    Beat,
+    ChangeSpec,
+    CheckpointFailed,
+    CheckpointSaved,
+    JobResumed,
+    KnobSpec,
+    RankDescription,
+    Value,
+)
+from torchloom.protocol.records import IncidentOpened, Record
 from torchloom.protocol.run_records import RunDescription
 
 

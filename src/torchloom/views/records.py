@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 
 from torchloom.core.state.change_ledger import abort_phrase
 from torchloom.protocol import operator as requests
+from torchloom.protocol import rank as reports
 from torchloom.protocol import records as log
 from torchloom.protocol import run_records as runs
 from torchloom.protocol.phrase import phrase
@@ -62,13 +63,13 @@ def _order(record: log.OrderGiven) -> str:
     return fill("Order {id} given by {operator:or|someone}: {verb} {ranks}", asdict(record) | {"ranks": ranks})
 
 
-def _member(record: log.MemberJoined) -> list[str]:
+def _member(record: reports.MemberJoined) -> list[str]:
     member = "Rank {rank} is in replica {member} of torchft{version:? }{lighthouse:?, with the lighthouse at }"
     devices = [f"Registered device: {device} for replica_id: {record.member}" for device in record.devices]
     return [fill(member, asdict(record)), *devices]
 
 
-def _discarded(record: log.MemberDiscarded) -> str:
+def _discarded(record: reports.MemberDiscarded) -> str:
     what = "step {step:,}" if record.count == 1 else "{count:,} tries up to step {step:,}"
     return fill(f"Replica {{rank.replica_id}} did not commit {what} (quorum {{quorum:,}}){{why:?: }}", asdict(record))
 
@@ -152,23 +153,23 @@ ROWS: Mapping[type[Record], Row] = {
     log.ChangeSettled: Row("Change {id} settled: {outcome}"),
     log.OrderGiven: Row(_order),
     log.OrderEnded: Row("Order {id} ended: {outcome}"),
-    log.CheckpointSaved: Row(
+    reports.CheckpointSaved: Row(
         "Checkpoint of {rank.job} at step {step:,} written to {folder} on {node}: {size:bytes} in {seconds:.2f} s, "
         "training stood still for {stall:.2f} s"
     ),
-    log.CheckpointFailed: Row(
+    reports.CheckpointFailed: Row(
         "Checkpoint of {rank.job} at step {step:,} could not be written to {folder}: {why}", "yellow"
     ),
-    log.JobResumed: Row(
+    reports.JobResumed: Row(
         "Job {rank.job} resumed at step {step:,} from {path} (rank {rank.replica}/{rank.rank})"
         "{rejected:?; newer ones are damaged: }"
     ),
-    log.MemberJoined: Row(_member),
-    log.MemberRegrouped: Row(
+    reports.MemberJoined: Row(_member),
+    reports.MemberRegrouped: Row(
         "Replica {rank.replica_id} is in quorum {quorum:,} of {participants:#replica}, at step {step:,}"
     ),
-    log.MemberHealed: Row("Replica {rank.replica_id} healed{source:? from } to step {step:,} in {seconds:.2f} s"),
-    log.MemberDiscarded: Row(_discarded, "yellow"),
+    reports.MemberHealed: Row("Replica {rank.replica_id} healed{source:? from } to step {step:,} in {seconds:.2f} s"),
+    reports.MemberDiscarded: Row(_discarded, "yellow"),
     log.MembersEvicted: Row("Evicted from the quorum of {job}: {members}{reason:?: }", "yellow"),
     log.InboxRead: Row("Inbox read up to {seq}"),
     runs.RunSubmitted: Row(_submitted),

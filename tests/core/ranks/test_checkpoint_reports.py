@@ -12,16 +12,8 @@ from torchloom.core.state.cluster import ClusterState, State
 from torchloom.core.state.incidents import Incident
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.rank import Resumed, Saved, SaveFailed
-from torchloom.protocol.records import (
-    About,
-    CheckpointFailed,
-    CheckpointSaved,
-    IncidentAmended,
-    IncidentOpened,
-    JobResumed,
-    Record,
-)
+from torchloom.protocol.rank import CheckpointFailed, CheckpointSaved, JobResumed, Resumed, Saved, SaveFailed
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, Record
 from torchloom.protocol.views import CheckpointsView, QueryCheckpoints, ResumedStep
 from torchloom.settings import Settings
 from torchloom.views.queries import checkpoints

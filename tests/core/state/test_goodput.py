@@ -14,16 +14,8 @@ from torchloom.core.state.goodput import KEEP_STRETCHES, Account, Stretch, tally
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job import Task
 from torchloom.protocol.node import Place
-from torchloom.protocol.rank import Hello
-from torchloom.protocol.records import (
-    About,
-    IncidentAmended,
-    IncidentOpened,
-    JobForgotten,
-    JobResumed,
-    RankJoined,
-    Record,
-)
+from torchloom.protocol.rank import Hello, JobResumed
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, JobForgotten, RankJoined, Record
 from torchloom.protocol.run_records import (
     AttemptBegan,
     AttemptEnded,

@@ -11,7 +11,8 @@ from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incidents import LONGEST_ENTRY, MOST_ENTRIES, Incident, Incidents
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, JobResumed
+from torchloom.protocol.rank import JobResumed
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.run_records import AttemptStopping, ResponseBegan, ResponseWent
 from torchloom.protocol.views import PlaneView, QueryCluster
 from torchloom.settings import Settings

@@ -16,8 +16,19 @@ from torchloom.protocol.job import Rule, Torchft
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.operator import Fail, Register
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.rank import Discarded, Healed, Hello, Joined, Regrouped, Report
-from torchloom.protocol.records import MemberDiscarded, MemberHealed, MemberJoined, MemberRegrouped, Record
+from torchloom.protocol.rank import (
+    Discarded,
+    Healed,
+    Hello,
+    Joined,
+    MemberDiscarded,
+    MemberHealed,
+    MemberJoined,
+    MemberRegrouped,
+    Regrouped,
+    Report,
+)
+from torchloom.protocol.records import Record
 
 NEW, OLD = "1" * 24, "0" * 24
 RANK = RankId("theirs", "r0", 0)

@@ -9,16 +9,8 @@ from torchloom.core.decision import Decision, close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.ranks import Rank
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.rank import Resumed, Saved, SaveFailed
-from torchloom.protocol.records import (
-    About,
-    CheckpointFailed,
-    CheckpointSaved,
-    IncidentAmended,
-    IncidentOpened,
-    JobResumed,
-    Record,
-)
+from torchloom.protocol.rank import CheckpointFailed, CheckpointSaved, JobResumed, Resumed, Saved, SaveFailed
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, Record
 
 SHOWN = 20
 """Damaged checkpoints that the evidence names."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchloom.protocol.records import CheckpointFailed, CheckpointSaved, JobResumed
+from torchloom.protocol.rank import CheckpointFailed, CheckpointSaved, JobResumed
 from torchloom.protocol.views import CheckpointsView, FailedStep, ResumedStep, SavedStep
 
 KEEP_SAVED = 50

@@ -25,7 +25,7 @@ from torchloom.protocol import records
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Mark, NodeDrained, ReplicaDrained
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.rank import Beat
+from torchloom.protocol.rank import Beat, CheckpointFailed, CheckpointSaved, JobResumed, MemberJoined
 from torchloom.protocol.records import Record
 from torchloom.protocol.run_records import AttemptStopping, RunRecord
 from torchloom.protocol.views import Assignment, CheckpointsView
@@ -247,13 +247,13 @@ class ClusterState:
                 if record.closed:
                     self._refer(self.incidents[id].about, "")
                 self.incidents.amend(record, at, self.settings.keep_closed_incidents)
-            case records.CheckpointSaved() | records.CheckpointFailed() | records.JobResumed():
+            case CheckpointSaved() | CheckpointFailed() | JobResumed():
                 self.checkpoints.fold(record, at)
-                if isinstance(record, records.CheckpointSaved):
+                if isinstance(record, CheckpointSaved):
                     self.runtime.checkpoint_detector(record.rank.job).saved(at)
-                if isinstance(record, records.JobResumed):
+                if isinstance(record, JobResumed):
                     self.incidents.follow_resume(record, self.runs)
-            case records.MemberJoined(rank=rank, incarnation=incarnation, member=member):
+            case MemberJoined(rank=rank, incarnation=incarnation, member=member):
                 if self.ranks.find(rank, incarnation) is not None:
                     self.ranks.modify(rank, member=member)
             case records.MembersEvicted(job=job, members=members):
@@ -308,7 +308,7 @@ class ClusterState:
     def _run_of(self, record: Record) -> str:
         """The name of the run that a record about a rank or an incident concerns."""
         match record:
-            case records.RankJoined(rank=rank) | records.JobResumed(rank=rank):
+            case records.RankJoined(rank=rank) | JobResumed(rank=rank):
                 run = self.runs.of(rank.replica_id)
             case records.IncidentOpened(job=job, about=about):
                 run = self.runs.concerned(job, about)

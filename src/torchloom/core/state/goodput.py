@@ -25,7 +25,8 @@ from msgspec.structs import replace
 
 from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.protocol import run_records
-from torchloom.protocol.records import IncidentAmended, IncidentOpened, JobResumed, RankJoined, Record
+from torchloom.protocol.rank import JobResumed
+from torchloom.protocol.records import IncidentAmended, IncidentOpened, RankJoined, Record
 from torchloom.protocol.views import Goodput
 
 RUNNING, BETWEEN = "running", "between"

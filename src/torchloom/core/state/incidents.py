@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from torchloom.core.state.runs import Run, Runs
 from torchloom.protocol import run_records
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, JobResumed
+from torchloom.protocol.rank import JobResumed
+from torchloom.protocol.records import About, IncidentAmended, IncidentOpened
 
 MOST_ENTRIES = 20
 """Of one timeline."""

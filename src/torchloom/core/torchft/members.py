@@ -23,38 +23,36 @@ from torchloom.core.state.cluster import ClusterState, life_over
 from torchloom.core.state.ranks import PRESENT, Presence, Rank
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import siblings, trains
+from torchloom.protocol import rank as reports
 from torchloom.protocol import records
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.lighthouse import Evict
 from torchloom.protocol.operator import Done, DrainReplica, EvictReplica, ReplicaDrained, Steer
 from torchloom.protocol.phrase import Prose, phrase
-from torchloom.protocol.rank import Discarded, Healed, Joined, Regrouped
 from torchloom.protocol.records import Record
 from torchloom.protocol.run_records import AttemptStopping, RunEnded
 
-RECORDS: Mapping[
-    type[Regrouped | Healed | Discarded], type[records.MemberRegrouped | records.MemberHealed | records.MemberDiscarded]
-] = {
-    Regrouped: records.MemberRegrouped,
-    Healed: records.MemberHealed,
-    Discarded: records.MemberDiscarded,
+RECORDS: Mapping[type[reports.Report], type[reports.ReportRecord]] = {
+    reports.Regrouped: reports.MemberRegrouped,
+    reports.Healed: reports.MemberHealed,
+    reports.Discarded: reports.MemberDiscarded,
 }
 """What is recorded of each report."""
 MOST_TRIES = 100
 """Requests to one attempt to leave: other changes may be under way, or ranks be lost just then."""
 
 
-def handle_joined(cluster: ClusterState, rank: Rank, report: Joined) -> Decision:
+def handle_joined(cluster: ClusterState, rank: Rank, report: reports.Joined) -> Decision:
     if rank.member == report.member:
         return NOTHING
-    joined = Decision((records.MemberJoined.from_fields(report, rank=rank.id, devices=rank.devices),))
+    joined = Decision((reports.MemberJoined.from_fields(report, rank=rank.id, devices=rank.devices),))
     if rank.presence in PRESENT:
         return joined
     # It was gone before its report was read.
     return joined + evict(cluster, rank.id.job, (report.member,), phrase("life_has_ended"))
 
 
-def record_report(_cluster: ClusterState, rank: Rank, report: Regrouped | Healed | Discarded) -> Decision:
+def record_report(_cluster: ClusterState, rank: Rank, report: reports.Report) -> Decision:
     return Decision((RECORDS[type(report)].from_fields(report, rank=rank.id),))
 
 
