@@ -43,7 +43,7 @@ def test_what_is_not_known(ranks: list[RankView], seconds: float, what: str, ove
 
 def test_it_is_said_once_without_a_claim_about_the_script_and_corrected_if_steps_come_late() -> None:
     said: list[str] = []
-    teller = UnattachedHint("train", "train.py", said.append)
+    teller = UnattachedHint("train.py", said.append)
     for seconds in (0, PATIENCE, PATIENCE + 1):
         teller._judge([], seconds)
     teller._judge([COUNTING], PATIENCE + 2)

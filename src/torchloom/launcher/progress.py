@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torchloom.bus.weaver_client import WeaverClient
 from torchloom.protocol.job import Task
 from torchloom.protocol.views import JobView, RankView, RunView
 from torchloom.views.job_runs import OVER
@@ -57,7 +56,6 @@ class RunProgress:
             self.say(f"attempt {run.attempt} {again}")
 
 
-LOOK_SECONDS = 1.0
 PATIENCE = 30.0
 """Seconds that all ranks run without a message before the user learns that their steps are not known."""
 COUNTED = (
@@ -70,25 +68,21 @@ NOTHING = f"has said nothing yet, after {PATIENCE:g} s: its steps are not known"
 
 @dataclass
 class UnattachedHint:
-    job: str
     script: str
     say: Callable[[str], None]
     over: bool = False
     """There is nothing more to report."""
     messages: set[str] = field(default_factory=set)
-    _looked: float = 0.0
     _running: float | None = None
     """Since when all ranks run."""
 
-    async def look(self, weaver: WeaverClient, run: RunView) -> None:
-        """Now and then, while the ranks run."""
-        now = time.monotonic()
+    def look(self, run: RunView, ranks: Sequence[RankView]) -> None:
+        """Now and then."""
         if run.phase != "running":
             self._running = None
-        elif not self.over and now - self._looked >= LOOK_SECONDS:
-            self._looked = now
-            self._running = now if self._running is None else self._running
-            self._judge((await weaver.cluster(self.job)).ranks, now - self._running)
+        elif not self.over:
+            self._running = self._running or time.monotonic()
+            self._judge(ranks, time.monotonic() - self._running)
 
     def _judge(self, ranks: Sequence[RankView], seconds: float) -> None:
         what, self.over = unknown(ranks, seconds)

@@ -23,7 +23,7 @@ from torchloom.launcher.progress import RunProgress, StatusLine, UnattachedHint,
 from torchloom.protocol.job import Task
 from torchloom.protocol.operator import Cancel, Submit
 from torchloom.protocol.subjects import Role
-from torchloom.protocol.views import IncidentView, RunView
+from torchloom.protocol.views import IncidentView, RankView, RunView
 from torchloom.settings import Settings
 from torchloom.views.job_runs import INTERRUPTED, all_told, are_over, group_code, label, replicas
 
@@ -63,14 +63,14 @@ class RunFollower:
     """That runs the ranks, if it is in this process."""
     presses: int = 0
     progress: dict[str, RunProgress] = field(default_factory=dict)
-    unknown: UnattachedHint = field(init=False)
+    hint: UnattachedHint = field(init=False)
     _looked: float = 0.0
     _shown: float = 0.0
     _phase: str = ""
 
     def __post_init__(self) -> None:
         self.line = self.request.line
-        self.unknown = UnattachedHint(self.request.job, script_of(self.request.task), self.say)
+        self.hint = UnattachedHint(script_of(self.request.task), self.say)
 
     @property
     def _attempts(self) -> list[Attempt]:
@@ -169,12 +169,16 @@ class RunFollower:
 
     async def _look(self, weaver: WeaverClient, runs: Sequence[RunView]) -> None:
         run = replicas(runs)[0]
-        await self.unknown.look(weaver, run)
-        due = time.monotonic() - self._looked >= LOOK_SECONDS or run.phase != self._phase
-        if self.line.wanted and due:
-            self._looked, self._phase = time.monotonic(), run.phase
-            view = await weaver.cluster(self.request.job, most=0)
-            self.line.text = how_far(self.request.job, replicas(runs), view.jobs[0] if view.jobs else None)
+        if time.monotonic() - self._looked < LOOK_SECONDS and run.phase == self._phase:
+            return
+        self._looked, self._phase = time.monotonic(), run.phase
+        ranks: Sequence[RankView] = ()
+        wants_ranks = run.phase == "running" and not self.hint.over
+        if self.line.wanted or wants_ranks:
+            view = await weaver.cluster(self.request.job, most=None if wants_ranks else 0)
+            job = view.jobs[0] if view.jobs else None
+            self.line.text, ranks = how_far(self.request.job, replicas(runs), job), view.ranks
+        self.hint.look(run, ranks)
 
     # ── being interrupted ──
 

@@ -13,6 +13,7 @@ from torchloom.views.format.numbers import ago, duration, size
 from torchloom.views.format.tables import Cell, Column, Screen, clean, table
 from torchloom.views.wording.phrases import names
 
+_STYLES = {"valid": "green", "damaged": "red", "writing": "cyan", "abandoned": "yellow", "rolled back": "yellow"}
 _NAMED = 6
 """Checkpoints named in a sentence before the rest is only counted."""
 
@@ -54,20 +55,14 @@ def checkpoints(inventory: Inventory, now: float, screen: Screen) -> list[str]:
 
 
 def state(entry: Entry) -> Cell:
-    match entry.status:
-        case "valid":
-            return Cell("valid", "green")
-        case "damaged":
-            return Cell(entry.why, "red")
-        case "writing":
-            return Cell(f"being written, {size(entry.size)} so far", "cyan")
-        case "abandoned":
-            return Cell("left by a process that is gone", "yellow")
-        case "rolled back":
-            return Cell(f"rolled back{f' ({entry.why})' if entry.why else ''}", "yellow")
-        case "reported":
-            return Cell(f"reported by {entry.node or 'a rank'}")
-    return Cell(entry.status)
+    texts = {
+        "damaged": entry.why,
+        "writing": f"being written, {size(entry.size)} so far",
+        "abandoned": "left by a process that is gone",
+        "rolled back": f"rolled back{f' ({entry.why})' if entry.why else ''}",
+        "reported": f"reported by {entry.node or 'a rank'}",
+    }
+    return Cell(texts.get(entry.status, entry.status), _STYLES.get(entry.status, ""))
 
 
 def resume(inventory: Inventory) -> str:

@@ -36,22 +36,21 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
 def policy(task: Task | None, settings: Settings) -> list[PolicyRow]:
     """The whole table of a job, or the default one."""
     own = {rule.on for rule in task.policy} if task is not None else set()
-    return [_row(rule_for(task, event), settings, own=event in own) for event in DEFAULTS]
-
-
-def _row(rule: Rule, settings: Settings, own: bool) -> PolicyRow:
-    return PolicyRow(
-        event=rule.on,
-        explained=KINDS[rule.on].explanation,
-        do=rule.do,
-        told=render_all(planned(response) for response in rule.do),
-        after=patience(rule, settings),
-        limit=rule.limit,
-        back=rule.back,
-        skip=rule.skip,
-        own=own,
-        rule=written(rule),
-    )
+    return [
+        PolicyRow(
+            event=rule.on,
+            explained=KINDS[rule.on].explanation,
+            do=rule.do,
+            told=render_all(planned(response) for response in rule.do),
+            after=patience(rule, settings),
+            limit=rule.limit,
+            back=rule.back,
+            skip=rule.skip,
+            own=rule.on in own,
+            rule=written(rule),
+        )
+        for rule in (rule_for(task, event) for event in DEFAULTS)
+    ]
 
 
 def patience(rule: Rule, settings: Settings) -> float:
