@@ -32,7 +32,7 @@ from pathlib import Path
 from benchmarks.plane import child, environment, plane
 from benchmarks.puppet import puppet
 from benchmarks.report import finish, quantile, table
-from torchloom.bus.log_reader import read_log
+from torchloom.bus.streams import read_log
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused
 from torchloom.protocol.codec import decode_entry

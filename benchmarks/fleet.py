@@ -18,8 +18,7 @@ import msgspec
 import nkeys
 
 from benchmarks.puppet import Answer, obey
-from torchloom.bus.connection import find
-from torchloom.bus.connection_names import connection_name
+from torchloom.bus.connection import connection_name, find
 from torchloom.protocol.codec import decode_command, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.rank import Beat, Hello, Order, Ordered, StepTimes, Welcome

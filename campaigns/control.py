@@ -45,7 +45,7 @@ class Storm:
         try:
             async with WeaverClient(self.up.settings, Role.OPERATOR, patience=ANSWER_SECONDS) as weaver:
                 wanted = SetKnobs(request=request, job=self.group.plan.job, values={"x": value}, operator="storm")
-                done = await weaver.ask_until(wanted, ANSWER_SECONDS)
+                done = await weaver.ask(wanted, ANSWER_SECONDS)
                 assert done.step is not None
                 self.made.append((value, done.step))
         except Refused as error:
@@ -67,7 +67,7 @@ class Storm:
         """Stop the training, and compare what everyone saw with what was told."""
         async with WeaverClient(self.up.settings, Role.OPERATOR, patience=ANSWER_SECONDS) as weaver:
             stop = Steer(request=secrets.token_hex(16), verb="stop", job=self.group.plan.job)
-            await weaver.ask_until(stop, ANSWER_SECONDS)
+            await weaver.ask(stop, ANSWER_SECONDS)
         codes = await asyncio.to_thread(self.group.exit_codes)
         if codes != [0] * self.group.plan.size:
             self.problems.append(f"the ranks did not end well: exit codes {codes}")

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from torchloom.bus.connection import connect, find
-from torchloom.bus.log_reader import read_log
+from torchloom.bus.streams import read_log
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.protocol.codec import decode_entry
 from torchloom.protocol.operator import Done, Register
@@ -31,7 +31,8 @@ from torchloom.protocol.records import IncidentOpened
 from torchloom.protocol.subjects import LOG_STREAM, Role
 from torchloom.protocol.views import ClusterView
 from torchloom.settings import Settings
-from torchloom.weaver.log_store import Store
+from torchloom.weaver.health import Clock, Health
+from torchloom.weaver.storage import Store
 
 LOOM = [sys.executable, "-m", "torchloom.cli.main"]
 RANK = """
@@ -193,7 +194,7 @@ class Storm:
             if lost := self.incidents - incidents:
                 self.problems.append(f"incidents {sorted(lost)} were in the log and are gone")
             self.incidents = incidents
-            one, other = Store(client), Store(client)
+            one, other = Store(client, Health(Clock())), Store(client, Health(Clock()))
             first = (await one.load(self.settings)).state()
             again = (await other.load(self.settings)).state()
             if first.ranks != again.ranks and one.seq == other.seq:

@@ -30,7 +30,7 @@ PARSING = frozenset(
 )
 
 MESSAGES = frozenset(structs())
-OUTSIDE = frozenset({"permissions violation", "sync_interval: always"})
+OUTSIDE = frozenset({"permissions violation", '"sync_interval": "always"'})
 """Words of NATS: its protocol names an error by them, and its configuration a setting."""
 
 

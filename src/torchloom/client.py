@@ -265,7 +265,7 @@ class AsyncClient:
             decode_ask(encode(ask))  # the check at the weaver's door, before anything is sent
         except msgspec.MsgspecError as error:
             raise BadInput(f"this cannot be asked: {error}") from None
-        return await (await self._weaver()).ask_until(ask, self.timeout)
+        return await (await self._weaver()).ask(ask, self.timeout)
 
 
 def _blocking(

@@ -84,8 +84,10 @@ async def test_a_client_that_trusts_our_authority_gets_in_and_another_does_not(
 ) -> None:
     cert, key = ensure_tls(folder, "127.0.0.1")
     server = EmbeddedServer(folder, Listen(port=0, cert=cert, key=key))
-    endpoint = server.start()
+    server.start()
     try:
+        endpoint = folder.read_endpoint()
+        assert endpoint is not None
         assert endpoint.url.startswith("tls://")
         client = await connect(find(Settings(state=str(folder.path)), Role.VIEWER), name="trusting")
         assert client.is_connected

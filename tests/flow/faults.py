@@ -92,7 +92,7 @@ class Up:
     def ask(self, ask: Ask) -> Answer:
         async def asking() -> Answer:
             async with WeaverClient(self.settings, Role.OPERATOR, patience=PATIENCE, **PATIENT) as weaver:
-                return await weaver.ask_until(ask, PATIENCE)
+                return await weaver.ask(ask, PATIENCE)
 
         return asyncio.run(asking())
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from torchloom.bus.connection import connect, find
-from torchloom.bus.log_reader import read_log
+from torchloom.bus.streams import read_log
 from torchloom.protocol.codec import decode_entry
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import IncidentAmended, IncidentOpened, Record

@@ -71,7 +71,7 @@ async def ask(up: Plane, wanted: Ask, seconds: float = PATIENCE) -> Done | No:
     """The answer, whatever it is; the same request is sent again until there is one."""
     async with WeaverClient(up.settings, Role.OPERATOR, patience=seconds) as weaver:
         try:
-            return await weaver.ask_until(wanted, seconds)
+            return await weaver.ask(wanted, seconds)
         except Refused as error:
             return No(why=error.message, code=error.code)
 

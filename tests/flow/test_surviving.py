@@ -15,14 +15,15 @@ from torchloom.protocol.operator import Done, Fail, Register
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import RankDied, RankLost
 from torchloom.protocol.subjects import Role
-from torchloom.weaver.log_store import Store
+from torchloom.weaver.health import Clock, Health
+from torchloom.weaver.storage import Store
 
 
 async def durable_state(up: Plane) -> State:
     """What a weaver that starts now would begin with."""
     client = await connect(find(up.settings, Role.WEAVER), name="test", timeout=20)
     try:
-        return (await Store(client).load(up.settings)).state()
+        return (await Store(client, Health(Clock())).load(up.settings)).state()
     finally:
         await client.close()
 
@@ -195,7 +196,7 @@ async def test_replay_starts_from_a_snapshot_and_the_log_may_be_cut(tmp_path: Pa
         js = client.jetstream()
 
         async def snapshot() -> bool:
-            store = Store(client)
+            store = Store(client, Health(Clock()))
             await store.load(up.settings)
             return store.snapshot_seq >= 2
 
@@ -204,7 +205,7 @@ async def test_replay_starts_from_a_snapshot_and_the_log_may_be_cut(tmp_path: Pa
         up.weaver.kill()
         up.weaver.wait()
         before = await durable_state(up)
-        newest = Store(client)
+        newest = Store(client, Health(Clock()))
         await newest.load(up.settings)
         await js.purge_stream("LOOM_LOG", seq=newest.snapshot_seq + 1)  # as the limits would, one day
         await client.close()

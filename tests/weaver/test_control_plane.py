@@ -24,7 +24,8 @@ from torchloom.core.state.cluster import FORMAT
 from torchloom.protocol.subjects import LOG, LOG_STREAM, SNAPSHOT_STREAM, Role
 from torchloom.settings import Settings
 from torchloom.weaver.control_plane import holder
-from torchloom.weaver.log_store import Store
+from torchloom.weaver.health import Clock, Health
+from torchloom.weaver.storage import Store
 
 pytestmark = pytest.mark.long  # each test starts whole processes
 
@@ -191,7 +192,7 @@ async def write_old_log(settings: Settings) -> None:
     client = await connect(find(settings, Role.WEAVER), name="test")
     for stream in (LOG_STREAM, SNAPSHOT_STREAM):
         await client.jetstream().delete_stream(stream.name)
-    await Store(client).open()
+    await Store(client, Health(Clock())).open()
     entry = b'{"term":1,"at":1.0,"records":[{"is":"TermBegan","term":1,"weaver":"n1:7"}]}'
     await client.jetstream().publish(LOG.template, entry)
     await client.close()

@@ -15,9 +15,9 @@ import pytest
 
 from tests.core.loom import life
 from torchloom.bus.connection import connect, find
-from torchloom.bus.log_reader import read_log
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.streams import read_log
 from torchloom.bus.tls import ensure_tls
 from torchloom.core.state.cluster import ClusterState
 from torchloom.errors import BadInput, BadState
@@ -29,9 +29,8 @@ from torchloom.protocol.subjects import INBOX_STREAM, Role
 from torchloom.settings import Settings
 from torchloom.weaver.health import Clock, Health
 from torchloom.weaver.http_server import BODY_BYTES
-from torchloom.weaver.ingress import MOST_CONNECTIONS, Ingress
-from torchloom.weaver.ingress_config import ensure_token, last_place, port_of, read_token
-from torchloom.weaver.log_store import Store
+from torchloom.weaver.ingress import MOST_CONNECTIONS, Ingress, ensure_token, last_place, port_of, read_token
+from torchloom.weaver.storage import Store
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 FIRING = (FIXTURES / "alertmanager_firing.json").read_bytes()
@@ -80,7 +79,7 @@ class Door:
 async def opened(settings: Settings, slow_seconds: float = 10.0) -> AsyncIterator[Door]:
     client = await connect(find(settings, Role.WEAVER), name="weaver", keep_trying=True)
     try:
-        await Store(client).open()
+        await Store(client, Health(Clock())).open()
         ingress = Ingress(settings, client, ClusterState(settings), Health(Clock()))
         ingress.slow_seconds = slow_seconds
         await ingress.open()
@@ -264,7 +263,7 @@ async def test_who_is_slow_is_cut_off(settings: Settings) -> None:
 async def test_there_is_room_for_so_many_at_once_and_then_again(door: Door) -> None:
     waiting = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(MOST_CONNECTIONS)]
     async with asyncio.timeout(60):
-        while door.ingress._connections < MOST_CONNECTIONS:
+        while len(door.ingress._tasks) < MOST_CONNECTIONS:
             await asyncio.sleep(0)
     assert (await door.post(FIRING))[0] == 503
     for _, writer in waiting:

@@ -1,9 +1,10 @@
-"""Connections to NATS: which server, which credential, and how long to try."""
+"""Connections to NATS: which server, which credential, how long to try, and their names."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from nats.aio.client import Client
 from torchloom.bus.credentials import SYSTEM
 from torchloom.bus.state_folder import StateFolder
 from torchloom.errors import BadState, Unreachable
-from torchloom.protocol.ids import RankId
+from torchloom.protocol.ids import MAX_RANK, RankId
 from torchloom.protocol.subjects import Role, inbox_prefix
 from torchloom.settings import DEFAULT_ADDRESS, Settings
 
 Hook = Callable[[], Awaitable[None]]
 ErrorHook = Callable[[Exception], Awaitable[None]]
+_NAME = "[A-Za-z0-9_:-]{1,128}"
+_PATTERN = re.compile(rf"rank ({_NAME})/({_NAME})/(0|[1-9][0-9]{{0,6}}) ([0-9a-f]{{24}})")
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,10 @@ def find(settings: Settings, role: Role, rank: RankId | None = None) -> Address:
             f"{folder.path} holds no credential for the role {role}",
             hint="a joined machine has the roles its token gave it: see `loom token --role` on the other one",
         )
+    own_ca = folder.tls / "ca.pem"
+    ca = _given("TORCHLOOM_TLS_CA", settings.tls_ca) or (own_ca if ours and own_ca.exists() else None)
     account = endpoint.account if ours and endpoint else ""
-    return Address(urls, creds, inbox_prefix(role, rank), _authority(settings, folder, ours), account)
+    return Address(urls, creds, inbox_prefix(role, rank), ca, account)
 
 
 def find_system(settings: Settings) -> Address | None:
@@ -80,11 +85,6 @@ def _given(variable: str, text: str) -> Path | None:
     if not path.exists():
         raise BadState(f"the file {path} does not exist", hint=f"mend {variable}")
     return path
-
-
-def _authority(settings: Settings, folder: StateFolder, ours: bool) -> Path | None:
-    own = folder.tls / "ca.pem"
-    return _given("TORCHLOOM_TLS_CA", settings.tls_ca) or (own if ours and own.exists() else None)
 
 
 def _tls(address: Address) -> ssl.SSLContext | None:
@@ -123,9 +123,11 @@ async def connect(
         "dont_randomize": True,
         "name": name,
         "inbox_prefix": address.inbox,
+        "tls": _tls(address),
+        "user_credentials": str(address.creds) if address.creds else None,
         "connect_timeout": timeout,
-        "allow_reconnect": True,
-        "max_reconnect_attempts": -1,
+        "allow_reconnect": keep_trying,
+        "max_reconnect_attempts": -1 if keep_trying else 1,
         "reconnect_time_wait": 0.2,
         "ping_interval": 2,
         "max_outstanding_pings": 2,
@@ -134,13 +136,6 @@ async def connect(
         "reconnected_cb": on_back,
         "closed_cb": on_closed,
     }
-    tls = _tls(address)
-    if tls is not None:
-        options["tls"] = tls
-    if address.creds is not None:
-        options["user_credentials"] = str(address.creds)
-    if not keep_trying:
-        options |= {"allow_reconnect": False, "max_reconnect_attempts": 1}
     try:
         # With unlimited reconnects nats-py also tries the first connection without limit, so that has its own.
         await asyncio.wait_for(client.connect(**options), timeout + 1)
@@ -182,3 +177,16 @@ def _explain(address: Address, errors: list[Exception]) -> Unreachable | BadStat
     if isinstance(error, (ValueError, FileNotFoundError)) and address.creds:
         return BadState(f"the credential {address.creds} is damaged: {text}")
     return Unreachable(f"no control plane answers at {address}", hint="start one with `loom up`")
+
+
+def connection_name(rank: RankId, incarnation: str) -> str:
+    """The name of a rank's connection: the server's advisories contain it, and so identify rank and incarnation."""
+    return f"rank {rank} {incarnation}"
+
+
+def parse_connection_name(text: str) -> tuple[RankId, str] | None:
+    """The rank and its incarnation, or None for a connection that is not a rank's."""
+    match = _PATTERN.fullmatch(text)
+    if match is None or int(match[3]) > MAX_RANK:
+        return None
+    return RankId(match[1], match[2], int(match[3])), match[4]

@@ -44,63 +44,39 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def create(cls) -> Authority:
-        return cls(
-            operator=_seed(nkeys.PREFIX_BYTE_OPERATOR),
-            account=_seed(nkeys.PREFIX_BYTE_ACCOUNT),
-            system=_seed(nkeys.PREFIX_BYTE_ACCOUNT),
-        )
+        account, system = _seed(nkeys.PREFIX_BYTE_ACCOUNT), _seed(nkeys.PREFIX_BYTE_ACCOUNT)
+        return cls(operator=_seed(nkeys.PREFIX_BYTE_OPERATOR), account=account, system=system)
 
     @property
     def account_key(self) -> str:
         return _public(self.account)
 
-    def server_config(self) -> str:
+    def server_config(self) -> dict[str, object]:
         """The part of the server's configuration that names the trusted keys."""
         operator, account, system = (_public(seed) for seed in (self.operator, self.account, self.system))
         operator_token = _sign(
             self.operator, operator, "torchloom", {"type": "operator", "version": 2, "system_account": system}
         )
+        claims: dict[str, object] = {"type": "account", "version": 2}
         accounts = {
-            account: _sign(self.operator, account, "loom", _account_claims(_UNLIMITED | _JETSTREAM)),
-            system: _sign(self.operator, system, "system", _account_claims(_UNLIMITED)),
+            account: _sign(self.operator, account, "loom", claims | {"limits": _UNLIMITED | _JETSTREAM}),
+            system: _sign(self.operator, system, "system", claims | {"limits": _UNLIMITED}),
         }
-        preload = "\n".join(f"  {key}: {token}" for key, token in accounts.items())
-        return (
-            f"operator: {operator_token}\nsystem_account: {system}\n"
-            f"resolver: MEMORY\nresolver_preload: {{\n{preload}\n}}\n"
-        )
+        trusted = {"operator": operator_token, "system_account": system}
+        return {**trusted, "resolver": "MEMORY", "resolver_preload": accounts}
 
     def mint(self, role: Role, rank: RankId | None = None, lifetime: float | None = None) -> bytes:
         """A credentials file for a role, or for one rank only, valid for `lifetime` seconds or without limit."""
-        name = str(role) if rank is None else str(rank)
         payload = _RANK_PAYLOAD if role is Role.THREADLET else -1
-        return self._user(self.account, name, permissions(role, rank), payload, lifetime)
-
-    def mint_system(self) -> bytes:
-        """The weaver's second credential: it receives connect and disconnect advisories and may list connections."""
-        return self._user(self.system, SYSTEM, self.system_permissions(), -1, None)
+        return _user(self.account, str(rank or role), permissions(role, rank), payload, lifetime)
 
     def system_permissions(self) -> Permissions:
+        """Of the weaver's second credential: it receives connect and disconnect advisories and may list connections."""
         account = self.account_key
         return Permissions(
             publish=("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.*.CONNZ"),
             subscribe=(f"$SYS.ACCOUNT.{account}.CONNECT", f"$SYS.ACCOUNT.{account}.DISCONNECT", f"_INBOX.{SYSTEM}.>"),
         )
-
-    @staticmethod
-    def _user(account: str, name: str, allowed: Permissions, payload: int, lifetime: float | None) -> bytes:
-        seed = _seed(nkeys.PREFIX_BYTE_USER)
-        claims: dict[str, object] = {
-            "type": "user", "version": 2, "subs": -1, "data": -1, "payload": payload,
-            "pub": {"allow": list(allowed.publish)}, "sub": {"allow": list(allowed.subscribe)},
-        }  # fmt: skip
-        if allowed.answer:
-            claims["resp"] = {"max": 1, "ttl": _ANSWER_SECONDS * 10**9}
-        token = _sign(account, _public(seed), name, claims, lifetime)
-        return (
-            f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
-            f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
-        ).encode()
 
 
 def ensure_authority(folder: StateFolder) -> Authority:
@@ -123,9 +99,24 @@ def ensure_authority(folder: StateFolder) -> Authority:
     credentials[SYSTEM] = (authority.system, authority.system_permissions())
     for name, (issuer, allowed) in credentials.items():
         if _read_claims(folder.creds(name)) != (_public(issuer), allowed):
-            minted = authority.mint_system() if name == SYSTEM else authority.mint(Role(name))
+            minted = _user(issuer, name, allowed) if name == SYSTEM else authority.mint(Role(name))
             write_private(folder.creds(name), minted)
     return authority
+
+
+def _user(account: str, name: str, allowed: Permissions, payload: int = -1, lifetime: float | None = None) -> bytes:
+    seed = _seed(nkeys.PREFIX_BYTE_USER)
+    claims: dict[str, object] = {
+        "type": "user", "version": 2, "subs": -1, "data": -1, "payload": payload,
+        "pub": {"allow": list(allowed.publish)}, "sub": {"allow": list(allowed.subscribe)},
+    }  # fmt: skip
+    if allowed.answer:
+        claims["resp"] = {"max": 1, "ttl": _ANSWER_SECONDS * 10**9}
+    token = _sign(account, _public(seed), name, claims, lifetime)
+    return (
+        f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    ).encode()
 
 
 def _read_claims(path: Path) -> tuple[str, Permissions] | None:
@@ -137,10 +128,6 @@ def _read_claims(path: Path) -> tuple[str, Permissions] | None:
         return token["iss"], allowed
     except (OSError, IndexError, KeyError, TypeError, ValueError, msgspec.MsgspecError):
         return None
-
-
-def _account_claims(limits: dict[str, int | bool]) -> dict[str, object]:
-    return {"type": "account", "version": 2, "limits": limits}
 
 
 def _seed(prefix: int) -> str:

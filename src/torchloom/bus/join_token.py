@@ -38,14 +38,14 @@ def make_token(folder: StateFolder, roles: list[Role], lifetime: float | None, h
             f"no control plane was started from {folder.path}, so there is nothing to join",
             hint="run this where `loom up --listen ADDR` runs",
         )
-    url = _reachable_url(folder, endpoint, host)
+    own_cert = endpoint.cert == str(folder.tls / "server.pem")  # certificates of users are not checked
+    url = _reachable_url(endpoint, host, own_cert)
     authority = ensure_authority(folder)
-    own_ca = folder.tls / "ca.pem"
     token = JoinToken(
         url=url,
         account=authority.account_key,
         creds={role: authority.mint(role, lifetime=lifetime).decode() for role in roles},
-        ca=own_ca.read_text() if listens(folder)[1] == folder.tls / "server.pem" else "",
+        ca=(folder.tls / "ca.pem").read_text() if own_cert else "",
     )
     return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode()
 
@@ -86,55 +86,35 @@ def join(folder: StateFolder, token: JoinToken) -> None:
         write_private(folder.tls / "ca.pem", token.ca.encode())
     else:
         (folder.tls / "ca.pem").unlink(missing_ok=True)
-    endpoint = Endpoint(url=token.url, account=token.account, tls=token.url.startswith("tls://"))
-    write_private(folder.endpoint, msgspec.json.encode(endpoint))
+    write_private(folder.endpoint, msgspec.json.encode(Endpoint(url=token.url, account=token.account)))
 
 
-def listens(folder: StateFolder) -> tuple[str, Path | None]:
-    """Host and certificate of a folder's embedded server; its endpoint names loopback if it listens everywhere."""
-    try:
-        text = (folder.nats / "nats.conf").read_text()
-    except OSError:
-        return "", None
-    host = re.search(r'^host: "(.*)"$', text, re.MULTILINE)
-    cert = re.search(r'cert_file: "(.*?)"', text)
-    return host[1] if host else "", Path(cert[1]) if cert else None
-
-
-def _reachable_url(folder: StateFolder, endpoint: Endpoint, host: str | None) -> str:
-    scheme, (own, port) = endpoint.url.partition("://")[0], split_url(endpoint.url)
-    bound, cert = listens(folder)
+def _reachable_url(endpoint: Endpoint, host: str | None, own_cert: bool) -> str:
+    scheme, (_, port) = endpoint.url.partition("://")[0], split_url(endpoint.url)
     if host is None:
-        listening = bound or own
-        if listening in EVERY_ADDRESS:
+        host = endpoint.listen
+        if host in EVERY_ADDRESS:
             raise BadInput(
                 "the server listens on all addresses of this machine; which one can the other machine reach?",
                 hint="name it with --host",
             )
-        if is_loopback(listening):
+        if is_loopback(host):
             raise BadInput(
                 "the server listens on this machine only, so no other can join",
                 hint="start it with `loom up --listen ADDR`; or name with --host where you forward its port to",
             )
-        host = listening
-    if cert == folder.tls / "server.pem":  # torchLoom's own; certificates of users are not checked
-        _require_covered(cert, host)
-    url = f"{scheme}://{join_address(host, port)}"
+    if own_cert:
+        from torchloom.bus.tls import covers
+
+        if not covers(Path(endpoint.cert), host):  # the other machine would reject it
+            raise BadInput(
+                f"the server's certificate does not name {host}", hint=f"start it with `loom up --listen {host}`"
+            )
     if scheme != "tls" and not is_loopback(host):
         raise BadInput(
             f"the server has no TLS, so it cannot be joined at {host}", hint="start it with `loom up --listen ADDR`"
         )
-    return url
-
-
-def _require_covered(cert: Path, host: str) -> None:
-    """The certificate must name the host, or the other machine would reject it."""
-    from torchloom.bus.tls import covers
-
-    if not covers(cert, host):
-        raise BadInput(
-            f"the server's certificate does not name {host}", hint=f"start it with `loom up --listen {host}`"
-        )
+    return f"{scheme}://{join_address(host, port)}"
 
 
 def _not_a_token(why: str) -> BadInput:

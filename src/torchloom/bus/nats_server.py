@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -73,40 +73,36 @@ def binary_version(binary: Path) -> tuple[int, int, int]:
     return major, minor, patch
 
 
-def config_text(folder: StateFolder, listen: Listen, trust: str) -> str:
-    """The whole configuration file. JSON strings are valid in it, so paths with spaces or quotes are safe."""
-    quoted = json.dumps
-    tls = ""
+def config_text(folder: StateFolder, listen: Listen, trust: dict[str, object]) -> bytes:
+    """The whole configuration file. JSON is valid in it, so paths with spaces or quotes are safe."""
+    config: dict[str, object] = {
+        "server_name": "torchloom",
+        "host": listen.host,
+        "port": listen.port or -1,
+        "ports_file_dir": str(folder.nats / "ports"),
+        "log_file": str(folder.logs / "nats.log"), "logfile_size_limit": 10 * 1024**2, "logfile_max_num": 3,
+        "max_connections": 65536,
+        "ping_interval": "2s", "ping_max": 2,  # a peer that vanished is noticed in about 5 s
+        "authorization": {"timeout": 20},  # checking the signatures of a whole fleet at once takes time
+        "jetstream": {
+            "store_dir": str(folder.nats), "max_memory_store": 64 * 1024**2, "max_file_store": MAX_FILE_STORE,
+            "sync_interval": "always",  # acknowledged means on disk
+        },
+    }  # fmt: skip
     if listen.cert and listen.key:
-        tls = f"tls {{ cert_file: {quoted(str(listen.cert))}, key_file: {quoted(str(listen.key))} }}\n"
-    return (
-        f"server_name: torchloom\n"
-        f"host: {quoted(listen.host)}\n"
-        f"port: {listen.port or -1}\n"
-        f"ports_file_dir: {quoted(str(folder.nats / 'ports'))}\n"
-        f"log_file: {quoted(str(folder.logs / 'nats.log'))}\nlogfile_size_limit: 10MB\nlogfile_max_num: 3\n"
-        f"max_connections: 65536\n"
-        f'ping_interval: "2s"\nping_max: 2\n'  # a peer that vanished is noticed in about 5 s
-        f"authorization {{ timeout: 20 }}\n"  # checking the signatures of a whole fleet at once takes time
-        f"{tls}"
-        f"jetstream {{\n"
-        f"  store_dir: {quoted(str(folder.nats))}\n"
-        f"  max_memory_store: 64MB\n  max_file_store: {MAX_FILE_STORE}\n"
-        f"  sync_interval: always\n"  # acknowledged means on disk
-        f"}}\n"
-        f"{trust}"
-    )
+        config["tls"] = {"cert_file": str(listen.cert), "key_file": str(listen.key)}
+    return json.dumps(config | trust, indent=2).encode()
 
 
+@dataclass(eq=False)
 class EmbeddedServer:
     """One nats-server process on a state folder."""
 
-    def __init__(self, folder: StateFolder, listen: Listen) -> None:
-        self.folder = folder
-        self.listen = listen
-        self.process: subprocess.Popen[bytes] | None = None
+    folder: StateFolder
+    listen: Listen
+    process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> Endpoint:
+    def start(self) -> subprocess.Popen[bytes]:
         """Start it and wait until it answers. Files left by a killed server do no harm."""
         binary = find_binary()
         version = binary_version(binary)
@@ -123,7 +119,7 @@ class EmbeddedServer:
         if self.listen.port:
             check_free(self.listen.host, self.listen.port, "loom up --port 0")
         config = self.folder.nats / "nats.conf"
-        write_private(config, config_text(self.folder, self.listen, authority.server_config()).encode())
+        write_private(config, config_text(self.folder, self.listen, authority.server_config()))
         log = self.folder.logs / "nats.log"
         log_size = log.stat().st_size if log.exists() else 0
         errors = self.folder.logs / "nats.stderr"
@@ -141,11 +137,11 @@ class EmbeddedServer:
             raise BadState(f"{error.message}{': ' + tail if tail else ''}", hint=error.hint) from None
         # Keep the chosen port: ranks look for the server where it was.
         port = split_url(url)[1]
-        self.listen = Listen(self.listen.host, port, self.listen.cert, self.listen.key)
-        secure = self.listen.cert is not None
-        endpoint = Endpoint(url=url, account=authority.account_key, tls=secure, listen=self.listen.host)
+        self.listen = replace(self.listen, port=port)
+        cert = str(self.listen.cert or "")
+        endpoint = Endpoint(url=url, account=authority.account_key, listen=self.listen.host, cert=cert)
         write_private(self.folder.endpoint, msgspec.json.encode(endpoint))
-        return endpoint
+        return self.process
 
     def _wait_ready(self, ports: Path) -> str:
         assert self.process
@@ -164,10 +160,9 @@ class EmbeddedServer:
         raise BadState(f"nats-server did not answer within {START_SECONDS:.0f} s")
 
     def stop(self) -> None:
-        if self.process is None:
-            return
-        stop_process(self.process, STOP_SECONDS)
-        self.process = None
+        if self.process is not None:
+            stop_process(self.process, STOP_SECONDS)
+            self.process = None
 
 
 def stop_process(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -202,4 +197,5 @@ def _tail(path: Path, offset: int) -> str:
     except OSError:
         return ""
     bad = [line for line in lines if "[FTL]" in line or "[ERR]" in line or "nats-server:" in line]
-    return (bad or lines[-1:] or [""])[-1].partition("] ")[2] or (bad or lines[-1:] or [""])[-1]
+    last = [*lines[-1:], *bad][-1] if lines else ""
+    return last.partition("] ")[2] or last

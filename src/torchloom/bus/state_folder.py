@@ -27,9 +27,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     account: str = ""
     """Public key of torchLoom's account: the server announces its connects and disconnects under this name."""
-    tls: bool = False
     listen: str = ""
-    """The address the server listens on; empty on a machine that joined another's control plane."""
+    """The address the server listens on, which may mean all; empty on a machine that joined another's control plane."""
+    cert: str = ""
+    """The certificate of the server, if it listens with TLS on this machine."""
 
 
 class StateFolder:

@@ -21,14 +21,8 @@ from torchloom.shared.addresses import EVERY_ADDRESS
 
 try:
     from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        load_pem_private_key,
-    )
     from cryptography.x509.oid import ExtendedKeyUsageOID
 except ImportError:
     raise BadInput(
@@ -49,9 +43,14 @@ def ensure_tls(folder: StateFolder, host: str) -> tuple[Path, Path]:
     authority, authority_key = _ensure_authority(folder)
     names = names_of(host)
     if not (key.exists() and _still_good(cert, authority, names)):
-        certificate, private = _issue(authority, authority_key, host, names)
-        write_private(key, private)
-        write_private(cert, certificate)
+        extensions: list[tuple[x509.ExtensionType, bool]] = [
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (_usage(signs=False), True),
+            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+            (x509.SubjectAlternativeName([_general_name(name) for name in names]), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
+        ]
+        _issue(cert, key, host, VALID, extensions, (authority, authority_key))
     return cert, key
 
 
@@ -78,7 +77,7 @@ def _ensure_authority(folder: StateFolder) -> tuple[x509.Certificate, Any]:
     path, key_path = folder.tls / "ca.pem", folder.tls / "ca.key"
     if path.exists() and key_path.exists():
         try:
-            authority, key = _load(path), load_pem_private_key(key_path.read_bytes(), None)
+            authority, key = _load(path), serialization.load_pem_private_key(key_path.read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:
             raise BadState(
                 f"the TLS authority in {folder.tls} cannot be used: {error}",
@@ -86,50 +85,40 @@ def _ensure_authority(folder: StateFolder) -> tuple[x509.Certificate, Any]:
             ) from error
         if authority.not_valid_after_utc - datetime.now(UTC) > RENEW:
             return authority, key
-    return _make_authority(path, key_path)
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    name = f"torchLoom of {socket.gethostname()}"
+    return _issue(path, key_path, name, _AUTHORITY_VALID, [(constraints, True), (_usage(signs=True), True)])
 
 
-def _make_authority(path: Path, key_path: Path) -> tuple[x509.Certificate, Any]:
+def _issue(
+    path: Path,
+    key_path: Path,
+    name: str,
+    valid: timedelta,
+    extensions: list[tuple[x509.ExtensionType, bool]],
+    issuer: tuple[x509.Certificate, Any] | None = None,
+) -> tuple[x509.Certificate, Any]:
+    """A new key and its certificate, signed by the issuer or else by itself, written to these files."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"torchLoom of {socket.gethostname()}"[:64])])
-    certificate = (
-        _builder(name, name, key.public_key(), _AUTHORITY_VALID)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    write_private(key_path, _key_bytes(key))
-    write_private(path, certificate.public_bytes(Encoding.PEM))
-    return certificate, key
-
-
-def _issue(authority: x509.Certificate, authority_key: Any, host: str, names: list[str]) -> tuple[bytes, bytes]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])])
-    certificate = (
-        _builder(subject, authority.subject, key.public_key(), VALID)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
-        .sign(authority_key, hashes.SHA256())
-    )
-    return certificate.public_bytes(Encoding.PEM), _key_bytes(key)
-
-
-def _builder(subject: x509.Name, issuer: x509.Name, public: Any, valid: timedelta) -> x509.CertificateBuilder:
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
     now = datetime.now(UTC)
-    return (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
+        .issuer_name(issuer[0].subject if issuer else subject)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # another machine's clock may be behind
         .not_valid_after(now + valid)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical=critical)
+    certificate = builder.sign(issuer[1] if issuer else key, hashes.SHA256())
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    write_private(key_path, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    write_private(path, certificate.public_bytes(pem))
+    return certificate, key
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
@@ -185,7 +174,3 @@ def _own_addresses() -> list[str]:
     families = {socket.AF_INET, socket.AF_INET6}
     addresses = [a.address for card in psutil.net_if_addrs().values() for a in card if a.family in families]
     return sorted(address for address in addresses if "%" not in address)  # no link-local addresses
-
-
-def _key_bytes(key: Any) -> bytes:
-    return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Literal, NamedTuple
 
-from torchloom.bus.join_token import listens
 from torchloom.bus.nats_server import MINIMUM, binary_version, find_binary
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.weaver_client import WeaverClient
@@ -177,7 +177,7 @@ def jetstream(present: bool, settings: Settings, folder: StateFolder) -> list[Fi
         remedy = "its configuration should have `sync_interval: always`, or be a cluster of three"
         return [Finding("jetstream", "ok", "present"), Finding("jetstream sync", "warn", found, remedy)]
     try:
-        always = "sync_interval: always" in config.read_text()
+        always = '"sync_interval": "always"' in config.read_text()
     except OSError as error:
         return [Finding("jetstream sync", "warn", f"cannot read {config}: {error.strerror}")]
     if not always:
@@ -217,12 +217,13 @@ def clock(theirs: float, before: float, after: float) -> Finding:
 
 def certificate(folder: StateFolder) -> list[Finding]:
     """Only where our own server uses one."""
-    cert = listens(folder)[1]
-    if cert is None:
-        return []
     try:
+        endpoint = folder.read_endpoint()
+        if endpoint is None or not endpoint.cert:
+            return []
         from torchloom.bus.tls import RENEW, expires
 
+        cert = Path(endpoint.cert)
         left = expires(cert) - datetime.now(UTC)
     except TorchLoomError as error:
         return [Finding("certificate", "warn", error.message, error.hint)]

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom.bus.connection import connect, find
-from torchloom.bus.log_reader import extent, read_log
+from torchloom.bus.streams import extent, read_log
 from torchloom.errors import Unreachable
 from torchloom.protocol.subjects import LOG, LOG_STREAM, Role
 from torchloom.settings import Settings

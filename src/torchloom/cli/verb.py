@@ -212,7 +212,7 @@ class Call:
     def ask(self, ask: Ask) -> int:
         """Send a request, again until --timeout if the verb has that option, and show the answer."""
         timeout = getattr(self.args, "timeout", 0.0)
-        return self.show_done(self.query(lambda weaver: weaver.ask_until(ask, timeout), "operator"))
+        return self.show_done(self.query(lambda weaver: weaver.ask(ask, timeout), "operator"))
 
     def request(self, work: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
         """What `work` returns, given a client that sends a request again until --timeout, and reports once that it

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from nats.aio.client import Client
 
-from torchloom.bus.node_client import ask_node
+from torchloom.bus.weaver_client import ask_node
 from torchloom.errors import Refused, Unreachable
 from torchloom.protocol.node import Place
 from torchloom.protocol.views import LinesView, QueryLines, RunView

@@ -159,7 +159,7 @@ class RunFollower:
         ask = Submit(request=secrets.token_hex(16), job=self.request.job, task=task, operator=self.request.operator)
         for attempt in range(100):  # until the weaver has a beat of our agent
             try:
-                await weaver.ask_until(ask, 10.0)
+                await weaver.ask(ask, 10.0)
             except Refused as error:
                 if error.code != "no_agent_on_node" or attempt == 99:
                     raise
@@ -192,7 +192,7 @@ class RunFollower:
             request=secrets.token_hex(16), job=self.request.job, why="interrupted", operator=self.request.operator
         )
         try:
-            await weaver.ask_until(ask, 2.0)
+            await weaver.ask(ask, 2.0)
         except TorchLoomError:  # nobody decides: then we do
             for attempt in self._attempts:
                 attempt.halt(self.request.task.grace)

@@ -26,16 +26,12 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def _write(path: Path, data: bytes, mode: int, sync: bool) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        with memoryview(data) as view:
-            written = 0
-            while written < len(data):
-                written += os.write(file, view[written:])
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, mode), "wb") as file:
+        file.write(data)
+        file.flush()
         if sync:
-            os.fsync(file)
-    finally:
-        os.close(file)
+            os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

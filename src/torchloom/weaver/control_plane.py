@@ -12,20 +12,22 @@ import fcntl
 import logging
 import math
 import os
+import queue
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from torchloom.bus.connection import connect, find
 from torchloom.bus.nats_server import EmbeddedServer, Listen, die_with_parent, stop_process
-from torchloom.bus.startup_report import StartupReport, read_report, send_report, start_reporting
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.weaver_client import ask_for_plane
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
@@ -47,6 +49,8 @@ LOOK_SECONDS = 3.0
 """Seconds between two questions to the weaver about its state."""
 ROOM_BYTES = 1024 * 1024
 LOG_BYTES = 10 * 1024 * 1024
+REPORT_DESCRIPTOR = "TORCHLOOM_REPORT_FD"
+"""The variable that holds the number of the pipe for the startup report, for one process only."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,11 @@ class Child:
     due: float = 0.0
     """When to restart it, if it is not running."""
 
+    def begin(self) -> subprocess.Popen[bytes]:
+        self.started = time.monotonic()
+        self.process = self.start()
+        return self.process
+
 
 class ControlPlane:
     def __init__(self, settings: Settings, folder: StateFolder, listen: Listen, say: Say) -> None:
@@ -164,43 +173,38 @@ class ControlPlane:
         self.server = None if settings.addr else EmbeddedServer(folder, listen)
         self.children = [Child("weaver", self._start_weaver)]
         if self.server is not None:
-            self.children.insert(0, Child("nats-server", self._start_server))
+            self.children.insert(0, Child("nats-server", self.server.start))
         self.stopping = False
+        self._signals = queue.SimpleQueue[int]()  # one that a signal handler may put into
         self._look_due = 0.0
-        self._trouble_since: float | None = None
+        self._log_trouble = ""
+        """Why the log could not be written when the weaver was last asked."""
         self._weaver_report: IO[bytes] | None = None
 
     def run(self) -> None:
         """Start both processes, then watch them. The caller holds the lock of the folder."""
-        wake, waker = os.pipe()
-        os.set_blocking(waker, False)
-        old_fd = signal.set_wakeup_fd(waker)
-        old = {n: signal.signal(n, self._on_signal) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, self._on_signal)
         try:
             self._begin()
             while not self.stopping:
-                if select.select([wake], [], [], 0.5)[0]:
-                    os.read(wake, 4096)
+                with contextlib.suppress(queue.Empty):
+                    self._signals.get(timeout=0.5)
                 self._restart_ended()
                 self._restart_stuck()
         finally:
             for child in reversed(self.children):
                 if child.process is not None:
                     stop_process(child.process, STOP_SECONDS)
-            for number, handler in old.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(old_fd)
-            os.close(wake)
-            os.close(waker)
         self.say("down")
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        if number != signal.SIGCHLD:
-            self.stopping = True
+        self.stopping = self.stopping or number != signal.SIGCHLD
+        self._signals.put(number)
 
     def _begin(self) -> None:
         for child in self.children:
-            self._start(child)
+            child.begin()
         address = find(self.settings, Role.VIEWER)
         plane = self._wait_for_weaver()
         alerts = ""
@@ -241,13 +245,11 @@ class ControlPlane:
                 self.say(f"{child.name} {how}; starting it again" + (f" in {pause:.1f} s" if pause else ""))
             if child.process is None and not self.stopping and now >= child.due:
                 try:
-                    self._start(child)
+                    self.say(f"{child.name} is running again (pid {child.begin().pid})")
                 except TorchLoomError as error:
                     child.failures += 1
                     child.due = now + _pause(child.failures)
                     self.say(f"{child.name} does not start: {error.message}")
-                else:
-                    self.say(f"{child.name} is running again (pid {child.process.pid if child.process else '?'})")
 
     def _restart_stuck(self) -> None:
         """Restart what runs but does not work: a weaver that decides nothing, and a server that writes nothing.
@@ -264,26 +266,14 @@ class ControlPlane:
             self.say(f"{plane.trouble}; the weaver is restarted")
             weaver.kill()
             return
-        if plane is None or "log" not in plane.troubles:
-            self._trouble_since = None
-        elif self._trouble_since is None:
-            self._trouble_since = now
-        elif self.server is None:
-            pass  # another party's server
-        elif shutil.disk_usage(self.folder.path).free > ROOM_BYTES and self.children[0].process is not None:
-            self.say(f"{plane.trouble}; there is room on the disk, so nats-server is restarted")
-            stop_process(self.children[0].process, STOP_SECONDS)
-            self._trouble_since = None
-
-    def _start(self, child: Child) -> None:
-        child.started = time.monotonic()
-        child.process = child.start()
-
-    def _start_server(self) -> subprocess.Popen[bytes]:
-        assert self.server is not None
-        self.server.start()
-        assert self.server.process is not None
-        return self.server.process
+        trouble = plane.trouble if plane is not None and "log" in plane.troubles else ""
+        server = self.children[0].process if self.server is not None else None  # not another party's server
+        lasting = trouble and self._log_trouble
+        if lasting and server is not None and shutil.disk_usage(self.folder.path).free > ROOM_BYTES:
+            self.say(f"{trouble}; there is room on the disk, so nats-server is restarted")
+            stop_process(server, STOP_SECONDS)
+            trouble = ""
+        self._log_trouble = trouble
 
     def _start_weaver(self) -> subprocess.Popen[bytes]:
         if self._weaver_report is not None:
@@ -349,3 +339,55 @@ def _open_log(path: Path) -> IO[bytes]:
 
 def _how_it_ended(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+# ── how a process in the background tells the process that started it that it is up, or why it is not ──
+
+
+class StartupReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Empty if the process ended without one."""
+
+    ready: str = ""
+    """For people: where it is reached."""
+    error: str = ""
+    hint: str = ""
+    exit_code: int = 0
+
+
+def start_reporting(
+    command: Sequence[str], output: IO[bytes], preexec_fn: Callable[[], None] | None = None
+) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Start a process with a session of its own; and the pipe that `read_report` reads."""
+    reading, writing = os.pipe()
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            pass_fds=(writing,), env=os.environ | {REPORT_DESCRIPTOR: str(writing)},
+            start_new_session=True, preexec_fn=preexec_fn,  # noqa: PLW1509  no threads here
+        )  # fmt: skip
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return process, os.fdopen(reading, "rb")
+
+
+def send_report(report: StartupReport) -> None:
+    """To the process that started this one, if that waits for a report; the first one only."""
+    descriptor = os.environ.pop(REPORT_DESCRIPTOR, "")
+    if descriptor.isdecimal():
+        with contextlib.suppress(OSError), os.fdopen(int(descriptor), "wb") as pipe:
+            pipe.write(msgspec.json.encode(report))
+
+
+def send_error(error: TorchLoomError) -> None:
+    send_report(StartupReport(error=error.message, hint=error.hint, exit_code=error.exit_code))
+
+
+def read_report(pipe: IO[bytes]) -> StartupReport:
+    """Waits until it is sent, or the process has ended."""
+    try:
+        return msgspec.json.decode(pipe.read(), type=StartupReport)
+    except msgspec.DecodeError:
+        return StartupReport()

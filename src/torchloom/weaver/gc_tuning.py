@@ -29,28 +29,25 @@ THRESHOLDS = (10_000, 2, 2)
 @contextlib.contextmanager
 def short_collections(long: float = LONG_SECONDS, thaw: float = THAW_SECONDS) -> Iterator[None]:
     """While this lasts, long collections go through each object once only, but for one in `thaw` seconds."""
-    collector, usual = _Collector(long, thaw), gc.get_threshold()
+    began = thawed = time.monotonic()
+
+    def on_collection(phase: str, info: dict[str, int]) -> None:
+        nonlocal began, thawed
+        generation, now = info["generation"], time.monotonic()
+        if phase == "start":
+            began = now
+            if generation == 2 and now - thawed > thaw:
+                thawed = now
+                gc.unfreeze()
+        elif generation > 0 and now - began > long:
+            gc.freeze()
+
+    usual = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
-    gc.callbacks.append(collector.on_collection)
+    gc.callbacks.append(on_collection)
     try:
         yield
     finally:
-        gc.callbacks.remove(collector.on_collection)
+        gc.callbacks.remove(on_collection)
         gc.set_threshold(*usual)
         gc.unfreeze()
-
-
-class _Collector:
-    def __init__(self, long: float, thaw: float) -> None:
-        self._long, self._thaw = long, thaw
-        self._began = self._thawed = time.monotonic()
-
-    def on_collection(self, phase: str, info: dict[str, int]) -> None:
-        generation, now = info["generation"], time.monotonic()
-        if phase == "start":
-            self._began = now
-            if generation == 2 and now - self._thawed > self._thaw:
-                self._thawed = now
-                gc.unfreeze()
-        elif generation > 0 and now - self._began > self._long:
-            gc.freeze()

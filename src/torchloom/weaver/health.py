@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import nats.errors
-import nats.js.errors
 
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.phrase import Prose, phrase
@@ -45,7 +44,7 @@ class Refusals:
 
 class Health:
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._refusals: dict[str, Refusals] = {}
         self.troubles: dict[Trouble, Prose] = {}
 
@@ -54,7 +53,7 @@ class Health:
         reason = why if len(self._refusals) < MOST_REASONS or str(why) in self._refusals else phrase("other_refusals")
         refusals = self._refusals.setdefault(str(reason), Refusals(reason))
         refusals.count += 1
-        now = self._clock()
+        now = self.clock()
         if now - refusals.logged > SAY_SECONDS:
             refusals.logged = now
             log.warning("refused (%d so far): %s", refusals.count, render(why))
@@ -85,5 +84,5 @@ async def quietly(work: Callable[[], Awaitable[None]]) -> None:
     """For periodic work: its failure is logged, and does not end the weaver."""
     try:
         await work()
-    except (nats.errors.Error, nats.js.errors.Error, TorchLoomError, OSError) as error:
+    except (nats.errors.Error, TorchLoomError, OSError) as error:
         log.warning("%s: %s", work.__name__.strip("_"), error or type(error).__name__)

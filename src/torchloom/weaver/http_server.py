@@ -20,24 +20,18 @@ LINGER_SECONDS = 1.0
 _CHUNK = 64 * 1024
 
 
-@dataclass(frozen=True)
-class Answer:
+@dataclass(eq=False)
+class Answer(Exception):
+    """The answer to a request. Raised, it needs no regard to the body."""
+
     status: int
     text: str
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Refusal(Exception):
-    """The request is refused, without regard to its body."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.text)
-        self.answer = answer
-
-
 Admit = Callable[[h11.Request], None]
-"""Checks the head of a request, and raises Refusal if the rest need not be read."""
-Respond = Callable[[h11.Request, bytes], Awaitable[Answer]]
+"""Checks the head of a request, and raises an Answer if the rest need not be read."""
+Respond = Callable[[bytes], Awaitable[Answer]]
 
 
 async def converse(
@@ -50,15 +44,15 @@ async def converse(
     line = h11.Connection(h11.SERVER)
     try:
         async with asyncio.timeout(slow_seconds):
-            request, body = await _request(line, reader, writer, admit)
-    except Refusal as refusal:
-        answer = refusal.answer
+            body = await _body(line, reader, writer, admit)
+    except Answer as early:
+        answer = early
     except TimeoutError:
         answer = Answer(408, f"the request did not arrive within {slow_seconds:g} s")
     except h11.RemoteProtocolError as error:
         answer = Answer(error.error_status_hint, f"this is not HTTP: {error}")
     else:
-        answer = await respond(request, body)
+        answer = await respond(body)
     async with asyncio.timeout(slow_seconds):
         await _send(line, writer, answer)
     if line.their_state is not h11.DONE:
@@ -68,11 +62,11 @@ async def converse(
                     pass
 
 
-async def _request(
+async def _body(
     line: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, admit: Admit
-) -> tuple[h11.Request, bytes]:
-    request: h11.Request | None = None
-    body = bytearray()
+) -> bytes:
+    """The body of a request whose head is admitted."""
+    body, size = bytearray(), 0
     while True:
         event = line.next_event()
         if event is h11.NEED_DATA:
@@ -81,17 +75,16 @@ async def _request(
             line.receive_data(await reader.read(_CHUNK))
         elif isinstance(event, h11.Request):
             admit(event)
-            if int(dict(event.headers).get(b"content-length", b"0")) > BODY_BYTES:
-                raise _too_large()
-            request = event
+            size = int(dict(event.headers).get(b"content-length", b"0"))
         elif isinstance(event, h11.Data):
             body += event.data
-            if len(body) > BODY_BYTES:
-                raise _too_large()
-        elif isinstance(event, h11.EndOfMessage) and request is not None:
-            return request, bytes(body)
+            size = max(size, len(body))
+        elif isinstance(event, h11.EndOfMessage):
+            return bytes(body)
         else:
             raise ConnectionResetError("the client went away")
+        if size > BODY_BYTES:
+            raise Answer(413, f"more than {BODY_BYTES:,} bytes; set max_alerts in Alertmanager's webhook")
 
 
 async def _send(line: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> None:
@@ -110,7 +103,3 @@ async def _send(line: h11.Connection, writer: asyncio.StreamWriter, answer: Answ
     await writer.drain()
     if writer.can_write_eof():
         writer.write_eof()
-
-
-def _too_large() -> Refusal:
-    return Refusal(Answer(413, f"more than {BODY_BYTES:,} bytes; set max_alerts in Alertmanager's webhook"))

@@ -15,14 +15,16 @@ import contextlib
 import hmac
 import logging
 import secrets
+import ssl
 from collections import Counter
+from pathlib import Path
 
 import h11
+import msgspec
 import nats.errors
-import nats.js.errors
 from nats.aio.client import Client
 
-from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.state_folder import StateFolder, write_private
 from torchloom.bus.tasks import TaskSet
 from torchloom.core.devices.alert_targets import AlertTargets, devices_blamed_by
 from torchloom.core.state.cluster import ClusterState
@@ -34,14 +36,15 @@ from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.subjects import FACT
 from torchloom.settings import Settings
-from torchloom.shared.addresses import join_address
+from torchloom.shared.addresses import is_loopback, join_address, split_url
 from torchloom.views.wording.phrases import render, render_all
 from torchloom.weaver.health import Health
-from torchloom.weaver.http_server import SLOW_SECONDS, Answer, Refusal, converse
-from torchloom.weaver.ingress_config import PATH, certificate, ensure_token, last_place, port_of, remember_place
+from torchloom.weaver.http_server import SLOW_SECONDS, Answer, converse
 
 log = logging.getLogger("torchloom.weaver")
 
+PATH = "/alertmanager"
+LEAST_TOKEN = 16
 MOST_FACTS = 10_000
 """Most facts of one post: an alert about a machine is one fact for each of its devices."""
 MOST_CONNECTIONS = 32
@@ -72,7 +75,6 @@ class Ingress:
         self._token = b""
         self._server: asyncio.Server | None = None
         self._tasks = TaskSet()
-        self._connections = 0
         self._turns: dict[str, tuple[bool, str]] = {}
         self.slow_seconds = SLOW_SECONDS
         self.url = ""
@@ -98,10 +100,9 @@ class Ingress:
         await self._tasks.end()
 
     async def _listen_later(self) -> None:
-        listening = False
-        while not listening:
+        await asyncio.sleep(AGAIN_SECONDS)
+        while not await self._listen():
             await asyncio.sleep(AGAIN_SECONDS)
-            listening = await self._listen()
 
     async def _listen(self) -> bool:
         host, before = self._settings.ingress_host, last_place(self._folder)
@@ -118,8 +119,8 @@ class Ingress:
         self.url = f"{'https' if self._certificate else 'http'}://{join_address(host, port)}{PATH}"
         self.trouble = ""
         if self.url != before:
-            with contextlib.suppress(BadState):  # then the next weaver takes another port
-                remember_place(self._folder, self.url)
+            with contextlib.suppress(BadState):  # the next weaver takes this address too, or else another port
+                write_private(self._folder.ingress, msgspec.json.encode(self.url))
         log.info("alerts are taken at %s", self.url)
         return True
 
@@ -135,34 +136,28 @@ class Ingress:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.keep(task)
-        self._connections += 1
-        try:
-            with contextlib.suppress(OSError, h11.ProtocolError):  # the client went away; a timeout is an OSError too
-                await converse(reader, writer, self._admit, self._respond, self.slow_seconds)
-        finally:
-            self._connections -= 1
-            writer.close()
+        with contextlib.closing(writer), contextlib.suppress(OSError, h11.ProtocolError):
+            # An error means that the client went away; a timeout is an OSError too.
+            await converse(reader, writer, self._admit, self._respond, self.slow_seconds)
 
     def _admit(self, request: h11.Request) -> None:
-        if self._connections > MOST_CONNECTIONS:
-            raise Refusal(Answer(503, "too many connections; try again"))
-        path = _path(request)
+        if len(self._tasks) > MOST_CONNECTIONS:
+            raise Answer(503, "too many connections; try again")
+        path = request.target.partition(b"?")[0].decode()
         method = METHODS.get(path)
         if method is None:
-            raise Refusal(Answer(404, f"not found; alerts go to {PATH}"))
+            raise Answer(404, f"not found; alerts go to {PATH}")
         if request.method.decode() != method:
-            raise Refusal(Answer(405, f"{path} takes {method}", (("Allow", method),)))
+            raise Answer(405, f"{path} takes {method}", (("Allow", method),))
         if path != PATH:
-            return
+            raise Answer(200, "ok")
         kind, _, token = dict(request.headers).get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._token):
             self._health.refuse(phrase("alert_without_token"))
             text = "the token is missing or wrong; `loom token ingress` prints it"
-            raise Refusal(Answer(401, text, (("WWW-Authenticate", "Bearer"),)))
+            raise Answer(401, text, (("WWW-Authenticate", "Bearer"),))
 
-    async def _respond(self, request: h11.Request, body: bytes) -> Answer:
-        if _path(request) != PATH:
-            return Answer(200, "ok")
+    async def _respond(self, body: bytes) -> Answer:
         try:
             alarms = alertmanager.read(body)
             facts, doubts = self._facts(alarms)
@@ -172,7 +167,7 @@ class Ingress:
         try:
             async with asyncio.timeout(STORE_SECONDS):
                 await self._store(facts)
-        except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
+        except (nats.errors.Error, OSError) as error:
             why = str(error) or type(error).__name__
             log.warning("alerts could not be stored: %s", why)
             return Answer(503, f"not stored ({why}); try again")
@@ -248,5 +243,67 @@ def _counted(doubts: list[Phrase]) -> list[Phrase]:
     return lines if more <= 0 else [*lines[:MOST_DOUBTS], phrase("and_more", count=more)]
 
 
-def _path(request: h11.Request) -> str:
-    return request.target.partition(b"?")[0].decode()
+# ── configuration: token, address, certificate ──
+
+
+def ensure_token(settings: Settings) -> str:
+    """The token that alerts must contain, created on first use."""
+    folder = StateFolder(settings.state_folder)
+    if not settings.ingress_token and not folder.ingress_token.exists():
+        folder.make()
+        write_private(folder.ingress_token, f"{secrets.token_urlsafe(32)}\n".encode())
+    return read_token(settings)
+
+
+def read_token(settings: Settings) -> str:
+    """The token, if it was created; else BadState."""
+    own = Path(settings.ingress_token).expanduser() if settings.ingress_token else None
+    path = own or StateFolder(settings.state_folder).ingress_token
+    try:
+        token = path.read_text().strip()
+    except FileNotFoundError:
+        hint = "mend TORCHLOOM_INGRESS_TOKEN" if own else "the weaver makes it: run this where `loom up` runs"
+        raise BadState(f"there is no file {path}", hint=hint) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadState(f"cannot read the token in {path}: {error}") from error
+    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
+        raise BadState(
+            f"{path} holds no token: it takes {LEAST_TOKEN} printable characters or more",
+            hint="write one there" if own else f"remove {path}; the next `loom up` creates another one",
+        )
+    return token
+
+
+def last_place(folder: StateFolder) -> str:
+    """Where the weaver of this folder last received alerts; empty if it never has."""
+    try:
+        return msgspec.json.decode(folder.ingress.read_bytes(), type=str)
+    except (OSError, msgspec.MsgspecError):
+        return ""
+
+
+def port_of(url: str) -> int:
+    try:
+        return split_url(url)[1]
+    except ValueError:
+        return 0
+
+
+def certificate(settings: Settings) -> ssl.SSLContext | None:
+    """The certificate to listen with, if any. Refuses to listen beyond this machine without one."""
+    cert, key = settings.ingress_cert, settings.ingress_key
+    if bool(cert) != bool(key):
+        raise BadInput("TORCHLOOM_INGRESS_CERT and TORCHLOOM_INGRESS_KEY belong together", hint="set both, or neither")
+    if cert:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(Path(cert).expanduser(), Path(key).expanduser())
+        except (OSError, ssl.SSLError) as error:
+            raise BadInput(f"the certificate {cert} and its key cannot be used: {error}") from error
+        return context
+    if not is_loopback(settings.ingress_host):
+        raise BadInput(
+            f"refusing to take alerts on {settings.ingress_host} without TLS: the token could be read on its way",
+            hint="set TORCHLOOM_INGRESS_CERT and TORCHLOOM_INGRESS_KEY, or leave TORCHLOOM_INGRESS_HOST on loopback",
+        )
+    return None

@@ -17,18 +17,19 @@ from nats.aio.client import Client
 from torchloom.bus.connection import Address, close_quietly, connect, find, find_system, is_denied
 from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.tasks import end_all
 from torchloom.bus.weaver_client import ask_for_plane
 from torchloom.errors import AlreadyUp, TorchLoomError, Unreachable
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
-from torchloom.weaver.connection_advisories import ConnectionAdvisories
 from torchloom.weaver.gc_tuning import short_collections
-from torchloom.weaver.health import Clock
+from torchloom.weaver.health import Clock, Health
 from torchloom.weaver.ingress import Ingress
-from torchloom.weaver.log_store import Store
+from torchloom.weaver.observers import ConnectionAdvisories
 from torchloom.weaver.service import Weaver
+from torchloom.weaver.storage import Store
 
 log = logging.getLogger("torchloom.weaver")
 
@@ -54,57 +55,51 @@ async def serve(settings: Settings, takeover: bool = False) -> None:
     async with contextlib.AsyncExitStack() as stack:
         weaver = await begin(settings, stack, takeover)
         service = asyncio.create_task(weaver.run())
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({service, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not service.done():
-            service.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await service
-            with contextlib.suppress(nats.errors.Error, TorchLoomError, OSError):
-                await asyncio.wait_for(weaver.write_snapshot(), 2)
-            log.info("stopped")
-        else:
-            stopping.cancel()
-            await service
+        service.add_done_callback(lambda _: stop.set())
+        await stop.wait()
+        if service.done():
+            service.result()  # it ends only by an error
+        await end_all([service])
+        with contextlib.suppress(nats.errors.Error, TorchLoomError, OSError):
+            await asyncio.wait_for(weaver.write_snapshot(), 2)
+        log.info("stopped")
 
 
 async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: bool) -> Weaver:
     """Connect, load the stored state, and take over."""
-    clock = Clock()
+    health = Health(Clock())
     stack.enter_context(short_collections())
     name = f"{socket.gethostname()}:{os.getpid()}"
-    holder: list[Weaver] = []
+    weaver: Weaver | None = None
 
     async def on_back() -> None:
-        for weaver in holder:
-            await weaver.on_back()
+        if weaver is not None:
+            weaver.on_back()
 
     async def on_error(error: Exception) -> None:
         if is_denied(error):
             log.error("%s", error)
         elif isinstance(error, nats.errors.SlowConsumerError):
-            for weaver in holder:
-                weaver.health.refuse(phrase("beats_dropped"))
+            health.refuse(phrase("beats_dropped"))
 
     async def open_link(address: Address, role: str) -> Client:
-        deadline = clock() + START_SECONDS
+        deadline = health.clock() + START_SECONDS
         while True:
             try:
                 client = await connect(
                     address, name=f"{role} {name}", keep_trying=True, on_back=on_back, on_error=on_error
                 )
-            except Unreachable:
-                if clock() > deadline:
-                    raise
-                await asyncio.sleep(0.1)
-            else:
                 stack.push_async_callback(close_quietly, client)
                 return client
+            except Unreachable:
+                if health.clock() > deadline:
+                    raise
+                await asyncio.sleep(0.1)
 
     client = await open_link(find(settings, Role.WEAVER), "weaver")
     if not takeover:
         await _refuse_second(client)
-    store = Store(client)
+    store = Store(client, health)
     await store.open()
     cluster = await store.load(settings)
     advisories = None
@@ -115,15 +110,13 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
             advisories = None
     if advisories is None:
         log.warning("no system account: deaths show only as silence. TORCHLOOM_SYSTEM_CREDS would tell them at once")
-    weaver = Weaver(client, store, cluster, advisories, name, clock)
+    ingress = Ingress(settings, client, cluster, health) if settings.ingress else None
+    weaver = Weaver(client, store, cluster, advisories, name, health, ingress)
     weaver.sender.mint = rank_minter(settings)
-    holder.append(weaver)
-    if settings.ingress:
-        weaver.ingress = Ingress(settings, client, cluster, weaver.health)
     await weaver.take_over()
-    if weaver.ingress is not None:
-        stack.push_async_callback(weaver.ingress.close)
-        await weaver.ingress.open()
+    if ingress is not None:
+        stack.push_async_callback(ingress.close)
+        await ingress.open()
     return weaver
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -21,25 +23,25 @@ from torchloom.bus.message_batches import Batch, MessageBatches
 from torchloom.bus.tasks import end_all
 from torchloom.core.decision import Decision
 from torchloom.core.engine import Engine
-from torchloom.core.events import LinkClosed, LinkOpened, RequestReceived, TookOver
+from torchloom.core.events import Event, LinkClosed, LinkOpened, RequestReceived, TookOver
 from torchloom.core.state.cluster import ClusterState
-from torchloom.protocol.codec import decode_ask, decode_beat, decode_lighthouse_beat, decode_node_beat, decode_reply
+from torchloom.protocol import codec, views
 from torchloom.protocol.ids import RankId, is_incarnation
-from torchloom.protocol.operator import No
+from torchloom.protocol.lighthouse import LighthouseBeat
+from torchloom.protocol.node import NodeBeat
+from torchloom.protocol.operator import Ask, No
 from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.rank import Reply
 from torchloom.protocol.records import Record
-from torchloom.protocol.subjects import ASK, BEAT, CLOCK, FACT, LOOK, NODE, QUORUM, REPLY, REPORT
-from torchloom.protocol.views import PlaneView, Trouble
+from torchloom.protocol.subjects import ASK, BEAT, CLOCK, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, Subject
+from torchloom.views.queries import checkpoints, curves, knobs, picture, runs
 from torchloom.views.wording.phrases import render
-from torchloom.weaver.connection_advisories import ConnectionAdvisories
-from torchloom.weaver.curve_store import CurveStore
-from torchloom.weaver.decision_sender import DecisionSender
-from torchloom.weaver.event_queue import EventQueue, Waiting
-from torchloom.weaver.health import Clock, Health, first_trouble, quietly
-from torchloom.weaver.inbox import Inbox, parse_rank
+from torchloom.weaver.event_queue import EventQueue, Inbox, parse_rank
+from torchloom.weaver.health import Health, first_trouble, quietly
 from torchloom.weaver.ingress import Ingress
-from torchloom.weaver.log_store import Store
-from torchloom.weaver.query_handler import QueryHandler
+from torchloom.weaver.observers import ConnectionAdvisories
+from torchloom.weaver.sender import Sender
+from torchloom.weaver.storage import CurveStore, Store
 from torchloom.weaver.ticker import Ticker
 
 log = logging.getLogger("torchloom.weaver")
@@ -52,33 +54,28 @@ STUCK_SECONDS = 15.0
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Weaver:
-    def __init__(
-        self,
-        client: Client,
-        store: Store,
-        cluster: ClusterState,
-        advisories: ConnectionAdvisories | None,
-        name: str,
-        clock: Clock,
-    ) -> None:
-        self.client = client
-        self.store = store
-        self.cluster = cluster
+    client: Client
+    store: Store
+    cluster: ClusterState
+    advisories: ConnectionAdvisories | None
+    name: str
+    health: Health
+    ingress: Ingress | None = None
+    """Where alerts are received, if they are."""
+
+    def __post_init__(self) -> None:
+        client, cluster, health = self.client, self.cluster, self.health
         self.engine = Engine(cluster)
-        self.advisories = advisories
-        self.name = name
-        self.clock = clock
+        self.clock = health.clock
         self.settings = cluster.settings
-        self.began = clock()
-        self.health = Health(clock)
-        self.queue = EventQueue(self.health)
-        self.curves = CurveStore(store, cluster.runtime, cluster.settings, clock)
-        self.inbox = Inbox(client, self.health, self.queue.put_from_inbox)
-        self.queries = QueryHandler(client, cluster, self.health, self.plane, clock)
-        self.sender = DecisionSender(client, store, self.queue, self.queries)
-        self.ticker = Ticker(self.engine, self.queue, client, advisories, clock)
-        self._enqueue = self.queue.offer
+        self.began = self.clock()
+        self.queue = EventQueue(health)
+        self.curves = CurveStore(client, cluster, self.clock)
+        self.inbox = Inbox(client, health, self.queue)
+        self.sender = Sender(client, self.queue, health, cluster)
+        self.ticker = Ticker(self.engine, self.queue, client, self.advisories, self.clock)
         self._subjects: dict[str, RankId | None] = {}
         self._beats = MessageBatches(client, self._hear_beats)
         self._held_since = self.began
@@ -90,15 +87,12 @@ class Weaver:
         """Requests that wait for a decision."""
         self._ahead = False
         """The cluster state contains decisions that the log does not contain yet."""
-        self.ingress: Ingress | None = None
-        """Where alerts are received, if they are."""
-        store.on_trouble = self._on_log_trouble
 
     # ── the loop ──
 
     async def take_over(self) -> None:
         """Become the weaver: from here on the log refuses the previous one."""
-        self.queue.put(TookOver(self.name))
+        await self.queue.put((TookOver(self.name), 0))
         await self._decide_batch()
         self.engine.restart(self.clock())
         log.info("term %d begins at log entry %d", self.cluster.term, self.store.seq)
@@ -126,24 +120,24 @@ class Weaver:
     async def _decide_batch(self) -> None:
         batch = await self.queue.take_batch()
         self._held_since = now = self.clock()
-        decisions: list[tuple[Waiting, Decision]] = []
+        decisions: list[tuple[Event, Decision]] = []
         records: list[Record] = []
         self._ahead = True
-        for waiting in batch:
-            decision = self.engine.handle(waiting.event, now)
+        for event, _ in batch:
+            decision = self.engine.handle(event, now)
             records += decision.stored
             if decision:
-                decisions.append((waiting, decision))
+                decisions.append((event, decision))
             await self._give_way()
-        records += self.engine.has_read(max(waiting.inbox_seq for waiting in batch), now)
+        records += self.engine.has_read(max(inbox_seq for _, inbox_seq in batch), now)
         if records:
             await self.store.append(self.cluster.term, now, records)
         self._ahead = False
-        for waiting in batch:
-            if isinstance(waiting.event, RequestReceived):
-                self._requests.discard(getattr(waiting.event.ask, "request", ""))
-        for waiting, decision in decisions:
-            await self.sender.send(decision, waiting.reply)
+        for event, _ in batch:
+            if isinstance(event, RequestReceived):
+                self._requests.discard(getattr(event.ask, "request", ""))
+        for event, decision in decisions:
+            await self.sender.send(decision, event.reply if isinstance(event, RequestReceived) else "")
             await self._give_way()
 
     async def _give_way(self) -> None:
@@ -155,24 +149,42 @@ class Weaver:
     # ── what arrives ──
 
     async def _listen(self) -> None:
-        handlers = (
-            (BEAT, self._beats.on_message), (REPLY, self._on_reply), (NODE, self._on_node),
-            (QUORUM, self._on_lighthouse), (ASK, self._on_ask),
-            (LOOK, self.queries.on_look), (CLOCK, self.queries.on_clock),
-            (REPORT, self.inbox.on_bell), (FACT, self.inbox.on_bell),
-        )  # fmt: skip
-        for subject, handler in handlers:
-            await self.client.subscribe(subject.pattern(), cb=handler)
+        await self.client.subscribe(BEAT.pattern(), cb=self._beats.on_message)
+        await self._subscribe(REPLY, "reply", codec.decode_reply, self._on_reply)
+        await self._subscribe(NODE, "node", codec.decode_node_beat, self._on_node)
+        await self._subscribe(QUORUM, "lighthouse", codec.decode_lighthouse_beat, self._on_lighthouse)
+        await self._subscribe(ASK, "ask", codec.decode_ask, self._on_ask)
+        await self._subscribe(LOOK, "look", codec.decode_look, self._on_look)
+        await self.client.subscribe(CLOCK.pattern(), cb=self._on_clock)
+        for subject in (REPORT, FACT):
+            await self.client.subscribe(subject.pattern(), cb=self.inbox.on_message)
         await self.client.flush()
         if self.advisories is not None:
             await self.advisories.listen(self.on_link)
 
+    async def _subscribe(
+        self, subject: Subject, what: str, decode: Callable[[bytes], T], handle: Callable[[T, Msg], Awaitable[None]]
+    ) -> None:
+        """Handle each message of a subject. An invalid one is counted as refused, and answered if its sender waits."""
+
+        async def on_message(message: Msg) -> None:
+            try:
+                content = decode(message.data)
+            except msgspec.MsgspecError as error:
+                self.health.refuse(phrase("not_accepted", what=what, why=str(error)))
+                no = No(why=phrase("not_understood", why=str(error)), hint=phrase("loom_newer"))
+                await self.sender.answer(message.reply, no)
+            else:
+                await handle(content, message)
+
+        await self.client.subscribe(subject.pattern(), cb=on_message)
+
     def _hear_beats(self, beats: Batch) -> None:
         """Of all that came in one go: there are ten thousand a second, and each must cost little."""
-        now, hear, subjects = self.clock(), self.engine.hear, self._subjects
+        now, decode, hear, subjects = self.clock(), codec.decode_beat, self.engine.hear, self._subjects
         for subject, data in beats:
             try:
-                beat = decode_beat(data)
+                beat = decode(data)
                 rank = subjects[subject]
             except KeyError:
                 rank = self._rank_of(subject)
@@ -183,7 +195,7 @@ class Weaver:
                 self.health.refuse(phrase("subject_of_no_rank", what="beat"))
             elif (event := hear(rank, beat, now)) is not None:
                 if is_incarnation(beat.incarnation):
-                    self._enqueue(Waiting(event))
+                    self.queue.offer(event)
                 else:
                     self.health.refuse(phrase("not_accepted", what="beat", why=NO_INCARNATION))
 
@@ -194,62 +206,62 @@ class Weaver:
         self._subjects[subject] = rank = parse_rank(subject)
         return rank
 
-    def _decode(self, what: str, decode: Callable[[bytes], T], message: Msg) -> T | None:
-        """The content of a message; None, and counted as refused, if it is invalid."""
-        try:
-            return decode(message.data)
-        except msgspec.MsgspecError as error:
-            self.health.refuse(phrase("not_accepted", what=what, why=str(error)))
-            return None
-
-    async def _on_reply(self, message: Msg) -> None:
-        reply = self._decode("reply", decode_reply, message)
-        if reply is None:
-            return
+    async def _on_reply(self, reply: Reply, message: Msg) -> None:
         rank = parse_rank(message.subject)
         if rank is None:
             self.health.refuse(phrase("subject_of_no_rank", what="reply"))
         elif (event := self.engine.hear_reply(rank, reply)) is not None:
-            self._enqueue(Waiting(event))
+            self.queue.offer(event)
 
-    async def _on_node(self, message: Msg) -> None:
-        beat = self._decode("node", decode_node_beat, message)
-        if beat is not None:
-            for event in self.engine.hear_node(message.subject.rpartition(".")[2], beat, self.clock()):
-                self._enqueue(Waiting(event))
+    async def _on_node(self, beat: NodeBeat, message: Msg) -> None:
+        for event in self.engine.hear_node(message.subject.rpartition(".")[2], beat, self.clock()):
+            self.queue.offer(event)
 
-    async def _on_lighthouse(self, message: Msg) -> None:
-        beat = self._decode("lighthouse", decode_lighthouse_beat, message)
-        job = message.subject.rpartition(".")[2]
-        if beat is not None and (event := self.engine.hear_lighthouse(job, beat, self.clock())) is not None:
-            self._enqueue(Waiting(event))
+    async def _on_lighthouse(self, beat: LighthouseBeat, message: Msg) -> None:
+        event = self.engine.hear_lighthouse(message.subject.rpartition(".")[2], beat, self.clock())
+        if event is not None:
+            self.queue.offer(event)
 
-    async def _on_ask(self, message: Msg) -> None:
-        try:
-            ask = decode_ask(message.data)
-        except msgspec.MsgspecError as error:
-            await self.queries.not_understood(message, "ask", error)
-            return
+    async def _on_ask(self, ask: Ask, message: Msg) -> None:
         request = getattr(ask, "request", "")
         if request in self._requests:
             return  # it waits for a decision; an answer now could be untrue
         if self.store.refusing:
             why = phrase("log_refuses", trouble=first_trouble(self.health.troubles))
-            await self.queries.answer(message.reply, No(why=why, hint=phrase("disk_may_be_full")))
-            return
-        if self._enqueue(Waiting(RequestReceived(ask, message.reply), reply=message.reply)) and request:
+            await self.sender.answer(message.reply, No(why=why, hint=phrase("disk_may_be_full")))
+        elif self.queue.offer(RequestReceived(ask, message.reply)) and request:
             self._requests.add(request)
+
+    async def _on_look(self, look: views.Look, message: Msg) -> None:
+        """Queries are answered from the cluster state at once, without the queue. Every answer fits one message."""
+        view: views.Answer
+        match look:
+            case views.QueryCluster():
+                view = picture(self.cluster, self.plane(), look)
+            case views.QueryCurves():
+                view = curves(self.cluster, look)
+            case views.QueryKnobs():
+                view = knobs(self.cluster, look)
+            case views.QueryCheckpoints():
+                view = checkpoints(self.cluster, look)
+            case views.QueryRuns():
+                view = runs(self.cluster, look, self.clock())
+        await self.sender.answer(message.reply, view)
+
+    async def _on_clock(self, message: Msg) -> None:
+        """The time of day on this machine. The clock of decisions does not jump with it."""
+        await self.sender.answer(message.reply, views.ClockView(now=time.time()))
 
     def on_link(self, event: LinkOpened | LinkClosed) -> None:
         """The server announced a connect or a disconnect."""
         self.engine.hear_link(event)
-        if not self._enqueue(Waiting(event)):
+        if not self.queue.offer(event):
             self.cluster.runtime.reunion = True
 
-    async def on_back(self) -> None:
+    def on_back(self) -> None:
         """A connection to the server is back after a break."""
         self.ticker.restart()
-        self.inbox.ring()
+        self.inbox.bell.set()
 
     # ── snapshots ──
 
@@ -269,25 +281,19 @@ class Weaver:
 
     # ── the state of the weaver itself ──
 
-    def _on_log_trouble(self, text: Prose) -> None:
-        if text:
-            self.health.complain("log", text)
-        else:
-            self.health.is_mended("log")
-
-    def _troubles(self) -> dict[Trouble, Prose]:
+    def _troubles(self) -> dict[views.Trouble, Prose]:
         """What is wrong. A weaver that waits for its log decides nothing either, but it is not stuck."""
         still = self.clock() - self._decided_at
         if self.health.troubles or still <= STUCK_SECONDS:
             return self.health.troubles
         return {"stuck": phrase("weaver_stuck", seconds=still)}
 
-    def plane(self) -> PlaneView:
+    def plane(self) -> views.PlaneView:
         url = self.client.connected_url
         version = self.client.connected_server_version
         where = url.netloc.rpartition("@")[2] if url else "(not connected)"
         troubles = self._troubles()
-        return PlaneView(
+        return views.PlaneView(
             weaver=self.name,
             term=self.cluster.term,
             began=self.began,

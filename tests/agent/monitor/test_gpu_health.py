@@ -25,7 +25,7 @@ from torchloom.agent.monitor.gpu_health import (
 from torchloom.agent.monitor.gpus import GpuEvent, GpuState
 from torchloom.agent.node import Node
 from torchloom.bus.connection import connect, find
-from torchloom.bus.log_reader import read_log
+from torchloom.bus.streams import read_log
 from torchloom.protocol.codec import decode_fact
 from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceWarned, Fact
 from torchloom.protocol.node import Reading

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.threadlet.played import RANK, PlayedWeaver, until_true
-from torchloom.bus.connection import connect, find_system
-from torchloom.bus.connection_names import parse_connection_name
+from torchloom.bus.connection import connect, find_system, parse_connection_name
 from torchloom.bus.nats_server import EmbeddedServer, Listen
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.tls import ensure_tls

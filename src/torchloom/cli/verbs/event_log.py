@@ -59,7 +59,7 @@ async def _follow(call: Call, teller: Teller) -> None:
 
 async def past(call: Call, client: Client, teller: Teller) -> int:
     """Show the last N events worth telling; the last sequence of the log."""
-    from torchloom.bus.log_reader import extent, read_log
+    from torchloom.bus.streams import extent, read_log
     from torchloom.protocol.subjects import LOG_STREAM
 
     whole = await extent(client, LOG_STREAM.name)

@@ -90,7 +90,7 @@ def submit(call: Call) -> int:
     ask = Submit(request=secrets.token_hex(16), job=name, task=task, operator=operator())
 
     async def work(weaver: WeaverClient) -> int:
-        call.show_done(await weaver.ask_until(ask, call.args.timeout))
+        call.show_done(await weaver.ask(ask, call.args.timeout))
         if call.args.wait:
             return await _follow(call, weaver, name, None)
         if not call.json:

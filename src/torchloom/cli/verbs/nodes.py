@@ -120,7 +120,7 @@ async def _ask_agents(call: Call, weaver: WeaverClient) -> Findings:
 
 
 async def _look(weaver: WeaverClient, node: str, folder: str) -> NodeChecksView:
-    from torchloom.bus.node_client import ask_node
+    from torchloom.bus.weaver_client import ask_node
 
     try:
         return await ask_node(weaver.client, node, QueryNodeChecks(folder=folder), NodeChecksView, LOOK_SECONDS)
@@ -134,7 +134,7 @@ async def _exchange(weaver: WeaverClient, one: NodeView, other: NodeView) -> Che
     import asyncio
     import random
 
-    from torchloom.bus.node_client import ask_node
+    from torchloom.bus.weaver_client import ask_node
 
     what = f"network to {one.node}"[:64]
     port = random.choice(PORTS)

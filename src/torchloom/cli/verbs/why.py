@@ -72,9 +72,8 @@ async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
     """Everything that is known of an incident, however old."""
     if not NAME.fullmatch(id):
         return None
-    view = await weaver.look(QueryCluster(limit=0, incident=id))
-    incidents = view.incidents if isinstance(view, ClusterView) else ()
-    return next((incident for incident in incidents if incident.id == id), None)
+    view = await weaver.look(QueryCluster(limit=0, incident=id), ClusterView)
+    return next((incident for incident in view.incidents if incident.id == id), None)
 
 
 def policy(call: Call) -> int:

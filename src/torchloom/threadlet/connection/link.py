@@ -20,8 +20,7 @@ from random import SystemRandom
 
 from nats.aio.client import Client
 
-from torchloom.bus.connection import Address, close_quietly, connect, find
-from torchloom.bus.connection_names import connection_name
+from torchloom.bus.connection import Address, close_quietly, connect, connection_name, find
 from torchloom.protocol.rank import ChangeSpec, Reply
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.bus.change_verdicts import write_verdict
+from torchloom.bus.streams import write_verdict
 from torchloom.bus.tasks import TaskSet
 from torchloom.protocol.codec import decode_command, decode_lighthouse_beat, encode
 from torchloom.protocol.rank import (

@@ -1,4 +1,4 @@
-"""Carries out a decision whose records are stored: commands, tasks, evictions, answers and verdicts are sent."""
+"""What the weaver sends: answers, and what a decision contains: commands, tasks, evictions, answers and verdicts."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import nats.errors
-import nats.js.errors
 from msgspec.structs import replace
 from nats.aio.client import Client
 
+from torchloom.bus.streams import write_verdict
 from torchloom.bus.tasks import TaskSet
 from torchloom.core.decision import Decision, WantedVerdict
 from torchloom.core.events import VerdictKnown
+from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol.codec import encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.node import Launch, NodeCommand
-from torchloom.protocol.operator import No
+from torchloom.protocol.operator import Done, No
+from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import RankLost
 from torchloom.protocol.subjects import COMMAND, EVICT, TASK
+from torchloom.protocol.views import Answer
+from torchloom.views.answers import rendered
 from torchloom.views.format.tables import clean, cut
 from torchloom.views.records import sentences
+from torchloom.views.wording.phrases import render
 from torchloom.weaver.event_queue import EventQueue
-from torchloom.weaver.log_store import Store
-from torchloom.weaver.process_exits import ProcessExitProbe
-from torchloom.weaver.query_handler import QueryHandler
+from torchloom.weaver.health import Health
+from torchloom.weaver.observers import ProcessExitProbe
 
 log = logging.getLogger("torchloom.weaver")
 
@@ -35,20 +39,29 @@ LOG_LINE = 500
 
 
 @dataclass(eq=False)
-class DecisionSender:
+class Sender:
     client: Client
-    store: Store
     queue: EventQueue
-    queries: QueryHandler
+    health: Health
+    cluster: ClusterState
     mint: Callable[[RankId], str] | None = None
     """Makes the credentials of one rank, if this control plane has the keys."""
 
     def __post_init__(self) -> None:
-        self._exits = ProcessExitProbe(self.queries.cluster, self._send)
+        self._exits = ProcessExitProbe(self.cluster, self._send)
         self._verdicts = TaskSet()
 
+    async def answer(self, reply: str, answer: Answer) -> None:
+        """Publish an answer, if someone waits for it on this subject."""
+        if isinstance(answer, No):
+            answer = rendered(answer)
+        elif isinstance(answer, Done):
+            answer = replace(answer, text=render(answer.text))
+        if reply:
+            await self._send(reply, fitting(answer, self.client.max_payload))
+
     async def send(self, decision: Decision, reply: str) -> None:
-        """Send everything that a decision contains, and its answer to the subject `reply`."""
+        """Send everything that a stored decision contains, and its answer to the subject `reply`."""
         for record in decision.stored:
             for sentence in sentences(record):
                 log.info("%s", cut(clean(sentence), LOG_LINE))  # evidence may be long, and comes from outside
@@ -61,21 +74,21 @@ class DecisionSender:
         for job, evict in decision.evictions:
             await self._send(EVICT.to(job=job), encode(evict))
         for subject, answer in decision.replies:
-            await self.queries.answer(subject, answer)
+            await self.answer(subject, answer)
         if reply and decision.answer is not None:
-            await self.queries.answer(reply, decision.answer)
+            await self.answer(reply, decision.answer)
         elif isinstance(decision.answer, No):
-            self.queries.health.refuse(decision.answer.why)
+            self.health.refuse(decision.answer.why)
         for verdict in decision.verdicts:
             self._verdicts.start(self._write_verdict(verdict))
 
     async def _write_verdict(self, verdict: WantedVerdict) -> None:
         try:
-            commit = await self.store.write_verdict(verdict.job, verdict.key, verdict.commit)
-        except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
+            commit = await write_verdict(self.client, verdict.job, verdict.key, verdict.commit)
+        except (nats.errors.Error, OSError) as error:
             log.warning("%s: the verdict could not be written: %s", verdict.change, error or type(error).__name__)
             return  # the engine requests it again
-        self.queue.put(VerdictKnown(verdict.change, commit, verdict.abort))
+        await self.queue.put((VerdictKnown(verdict.change, commit, verdict.abort), 0))
 
     def _with_credentials(self, node: str, task: NodeCommand) -> NodeCommand:
         """Give each rank that is to be started credentials with which it can act only as itself."""
@@ -88,3 +101,15 @@ class DecisionSender:
     async def _send(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(nats.errors.Error):  # not connected: the receiver asks again
             await self.client.publish(subject, data)
+
+
+def fitting(answer: Answer, most: int) -> bytes:
+    """An answer as one message; the results of ranks are shortened if they are too long."""
+    data = encode(answer)
+    if len(data) > most and isinstance(answer, Done) and answer.results:
+        share = max(200, most // (4 * len(answer.results)))
+        results = tuple((rank, f"{text[:share]}\n(shortened)") for rank, text in answer.results)
+        data = encode(replace(answer, results=results))
+    if len(data) > most:
+        data = encode(rendered(No(why=phrase("answer_too_long", bytes=len(data)), hint=phrase("ask_for_less"))))
+    return data

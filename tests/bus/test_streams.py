@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 from nats.aio.client import Client
 
-from torchloom.bus import log_reader
+from torchloom.bus import streams
 from torchloom.bus.connection import connect, find
-from torchloom.bus.log_reader import extent, read_log
 from torchloom.bus.nats_server import EmbeddedServer
+from torchloom.bus.streams import extent, read_log
 from torchloom.errors import Unreachable
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
@@ -45,15 +46,15 @@ async def everything(client: Client, first: int = 1, **options: int) -> list[tup
 
 
 async def test_a_viewer_reads_more_than_one_batch_in_order(weaver: Client, viewer: Client) -> None:
-    count = log_reader.BATCH * 2 + 7
+    count = streams.BATCH * 2 + 7
     await fill(weaver, [b"%d" % i for i in range(1, count + 1)])
     assert await everything(viewer) == [(i, b"%d" % i) for i in range(1, count + 1)]
     assert await everything(viewer, count - 1) == [(count - 1, b"%d" % (count - 1)), (count, b"%d" % count)]
 
 
 async def test_a_batch_ending_with_the_stream_ends_the_reading(weaver: Client, viewer: Client) -> None:
-    await fill(weaver, [b"x"] * log_reader.BATCH)
-    assert len(await everything(viewer)) == log_reader.BATCH
+    await fill(weaver, [b"x"] * streams.BATCH)
+    assert len(await everything(viewer)) == streams.BATCH
 
 
 async def test_times_are_those_of_storing(weaver: Client, viewer: Client) -> None:
@@ -94,7 +95,7 @@ async def test_extent_says_first_and_last(weaver: Client, viewer: Client) -> Non
 async def test_messages_larger_than_a_batch_may_be_are_still_read(
     weaver: Client, viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_reader, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(streams, "BATCH_BYTES", 1000)
     big = [bytes([65 + i]) * 5000 for i in range(4)]
     await fill(weaver, big)
     assert [data for _, data in await everything(viewer)] == big
@@ -113,16 +114,17 @@ async def test_a_closed_connection_is_said(weaver: Client, viewer: Client) -> No
 
 
 async def test_reading_goes_on_over_a_killed_server(weaver: Client, viewer: Client, server: EmbeddedServer) -> None:
-    count = log_reader.BATCH + 20
+    count = streams.BATCH + 20
     await fill(weaver, [b"%d" % i for i in range(1, count + 1)])
     seen: list[int] = []
     async for seq, *_ in read_log(viewer, STREAM, 1, patience=10):
         seen.append(seq)
-        if seq == log_reader.BATCH:
+        if seq == streams.BATCH:
             assert server.process
             server.process.kill()
             server.process.wait()
             server.start()
+            await asyncio.sleep(0.01)  # all this has held up the loop, in which the client notices the break
     assert seen == list(range(1, count + 1))
 
 

@@ -10,16 +10,18 @@ from nats.aio.client import Client
 
 import torchloom
 from torchloom.bus.connection import connect, find
-from torchloom.bus.log_reader import read_log
+from torchloom.bus.streams import read_log
 from torchloom.core.state.cluster import FORMAT
 from torchloom.errors import BadState, Fenced
 from torchloom.protocol.codec import decode_entry, encode
 from torchloom.protocol.ids import ReplicaId
-from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import DeviceRegistered, Entry, Record, TermBegan
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
-from torchloom.weaver.log_store import ENTRY_BYTES, Store
+from torchloom.views.wording.phrases import render
+from torchloom.weaver.health import Clock, Health
+from torchloom.weaver.storage import ENTRY_BYTES, Store
 
 STREAM_OF = {"loom.log": "LOOM_LOG", "loom.snapshot": "LOOM_SNAPSHOT"}
 # As the last version of format 1 encoded them.
@@ -44,7 +46,7 @@ def seated(number: int, padding: str = "") -> Record:
 
 async def opened(settings: Settings) -> tuple[Client, Store]:
     client = await connect(find(settings, Role.WEAVER), name="test")
-    store = Store(client)
+    store = Store(client, Health(Clock()))
     await store.open()
     await store.load(settings)
     return client, store
@@ -78,21 +80,20 @@ async def test_an_entry_stored_but_not_acknowledged_is_neither_doubled_nor_a_fen
 
 
 async def test_a_lost_acknowledgement_is_trouble_only_until_the_entry_is_found(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, store = await opened(settings)
-    troubles: list[Prose] = []
-    store.on_trouble = troubles.append
-    publish = store._js.publish
+    request = client.request
 
-    async def publish_unheard(*args: object, **kwargs: object) -> object:
+    async def request_unheard(*args: object, **kwargs: object) -> object:
         monkeypatch.undo()
-        await publish(*args, **kwargs)  # type: ignore[arg-type]
+        await request(*args, **kwargs)  # type: ignore[arg-type]
         raise nats.errors.TimeoutError
 
-    monkeypatch.setattr(store._js, "publish", publish_unheard)
+    monkeypatch.setattr(client, "request", request_unheard)
     await store.append(1, 1.0, [seated(1)])
-    assert troubles == [phrase("log_unwritable", why="nats: timeout"), ""]
+    trouble = render(phrase("log_unwritable", why="nats: timeout"))
+    assert caplog.messages == [trouble, f"mended: {trouble}"]
     assert not store.refusing
     assert [entry.at for entry in await entries(client)] == [1.0]
     await client.close()
@@ -104,7 +105,7 @@ async def test_many_records_are_split_into_messages_that_fit(settings: Settings)
     found = await entries(client)
     assert len(found) > 5
     assert all(len(encode(entry)) < ENTRY_BYTES * 1.1 for entry in found)
-    cluster = await Store(client).load(settings)
+    cluster = await Store(client, Health(Clock())).load(settings)
     assert len(cluster.devices) == 2000
     await client.close()
 
@@ -115,7 +116,7 @@ async def test_a_damaged_snapshot_is_passed_over(settings: Settings) -> None:
     cluster = await store.load(settings)
     await store.write_snapshot(cluster.state())
     await client.jetstream().publish("loom.snapshot", b"not what it should be")
-    again = await Store(client).load(settings)
+    again = await Store(client, Health(Clock())).load(settings)
     assert again.state() == cluster.state()
     await client.close()
 
@@ -126,7 +127,7 @@ async def test_a_log_cut_beyond_the_snapshot_is_refused_and_left_alone(settings:
         await store.append(1, float(n), [seated(n)])
     await client.jetstream().purge_stream("LOOM_LOG", seq=4)
     with pytest.raises(BadState, match="3 entries are missing"):
-        await Store(client).load(settings)
+        await Store(client, Health(Clock())).load(settings)
     assert len(await entries(client)) == 2
     await client.close()
 
@@ -136,7 +137,7 @@ async def test_an_entry_that_cannot_be_read_is_refused_and_left_alone(settings: 
     strange = b'{"term":1,"at":1.0,"records":[{"is":"FromTheFuture"}],"format":%d}' % FORMAT
     await client.jetstream().publish("loom.log", strange)
     with pytest.raises(BadState, match="log entry 1 cannot be read"):
-        await Store(client).load(settings)
+        await Store(client, Health(Clock())).load(settings)
     await client.close()
 
 
@@ -157,7 +158,7 @@ async def test_what_another_version_wrote_is_refused_with_both_versions_and_the_
     client, _ = await opened(settings)
     await client.jetstream().publish(subject, data)
     with pytest.raises(BadState) as refusal:
-        await Store(client).load(settings)
+        await Store(client, Health(Clock())).load(settings)
     assert f"in format {format}: torchLoom {torchloom.__version__} reads format {FORMAT}" in refusal.value.message
     assert str(settings.state_folder / "nats") in refusal.value.hint
     assert "loom up --state FOLDER" in refusal.value.hint
@@ -185,6 +186,6 @@ async def test_a_replaced_weaver_cannot_overwrite_the_snapshot(settings: Setting
     await new.write_snapshot(cluster.state())
     await client.jetstream().purge_stream("LOOM_LOG")  # from here on only the snapshot knows
     await old.write_snapshot(stale)
-    assert (await Store(client).load(settings)).state() == cluster.state()
+    assert (await Store(client, Health(Clock())).load(settings)).state() == cluster.state()
     await client.close()
     await other.close()

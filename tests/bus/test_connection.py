@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.bus.connection_names import connection_name, parse_connection_name
+from torchloom.bus.connection import connection_name, parse_connection_name
 from torchloom.protocol.ids import MAX_RANK, RankId
 
 LIFE = "0" * 23 + "a"

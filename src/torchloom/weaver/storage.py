@@ -1,4 +1,4 @@
-"""What the weaver stores in JetStream: the log, the snapshots from which it starts, verdicts and curves.
+"""What the weaver stores in JetStream: the log, the snapshots from which it starts, and the curves of ranks.
 
 Every append names the sequence that it expects to follow. A second weaver that took over has appended its term, so the
 server refuses the next append of the first one (`Fenced`): two weavers never both act.
@@ -7,10 +7,12 @@ server refuses the next append of the first one (`Fenced`): two weavers never bo
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 import nats.errors
@@ -19,14 +21,14 @@ from nats.aio.client import Client
 from nats.js.api import StorageType, StreamConfig
 
 from torchloom import __version__
-from torchloom.bus import change_verdicts
-from torchloom.bus.change_verdicts import WRONG_LAST_SEQUENCE
-from torchloom.bus.log_reader import Stored, extent, read_log
 from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.streams import Stored, extent, read_log, store_expected
 from torchloom.core.state.cluster import FORMAT, ClusterState, State
+from torchloom.core.state.runtime import Curve
 from torchloom.errors import BadState, Fenced, Unreachable
 from torchloom.protocol.codec import decode_entry, decode_points, encode
-from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import Entry, Record
 from torchloom.protocol.subjects import (
     CURVES,
@@ -38,14 +40,16 @@ from torchloom.protocol.subjects import (
     STREAMS,
     Stream,
 )
-from torchloom.protocol.views import CurvePoints
+from torchloom.protocol.views import CurvePoints, Point
 from torchloom.settings import Settings
-from torchloom.views.wording.phrases import render
+from torchloom.weaver.health import Clock, Health, quietly
 
 log = logging.getLogger("torchloom.weaver")
 
 ENTRY_BYTES = 256 * 1024
 """Records of one append are split into messages of about this size."""
+CURVE_RANKS = 1000
+"""Most ranks in one message of curve points."""
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Seconds between attempts to append while the server or its disk refuses."""
 
@@ -67,11 +71,6 @@ class _SnapshotFormat(msgspec.Struct):
     state: _Format
 
 
-_decode_snapshot = msgspec.json.Decoder(Snapshot).decode
-_decode_snapshot_format = msgspec.json.Decoder(_SnapshotFormat).decode
-_decode_format = msgspec.json.Decoder(_Format).decode
-
-
 def _check_format(format: int, settings: Settings) -> None:
     if format == FORMAT:
         return
@@ -84,19 +83,17 @@ def _check_format(format: int, settings: Settings) -> None:
     )
 
 
+@dataclass(eq=False)
 class Store:
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._js = client.jetstream(timeout=2)
-        self.on_trouble: Callable[[Prose], None] = lambda trouble: log.warning("%s", render(trouble))
-        """Called with the reason why the log cannot be written; with an empty text when it works again."""
-        self.refusing = False
-        """The server does not take the entry being written: it says so, or says nothing over a link that stands. A link
-        that broke in the middle of a write is not that, and what is asked meanwhile only has to wait."""
-        self.seq = 0
-        """The last sequence of the log that this weaver knows."""
-        self.snapshot_seq = 0
-        self._snapshot_stream_seq = 0
+    client: Client
+    health: Health
+    refusing: bool = False
+    """The server does not take the entry being written: it says so, or says nothing over a link that stands. A link
+    that broke in the middle of a write is not that, and what is asked meanwhile only has to wait."""
+    seq: int = 0
+    """The last sequence of the log that this weaver knows."""
+    snapshot_seq: int = 0
+    _snapshot_stream_seq: int = 0
 
     # ── start ──
 
@@ -128,16 +125,17 @@ class Store:
             allow_direct=True,
             duplicate_window=120,
         )
+        js = self.client.jetstream(timeout=2)
         try:
-            await self._js.add_stream(config)
+            await js.add_stream(config)
         except nats.js.errors.BadRequestError:
-            await self._js.update_stream(config)
+            await js.update_stream(config)
 
     async def load(self, settings: Settings) -> ClusterState:
         """The stored cluster state: the newest snapshot that can be read, and every entry after it."""
         snapshot = await self._newest_snapshot(settings)
         cluster = ClusterState(settings, snapshot.state)
-        first, last = await extent(self._client, LOG_STREAM.name)
+        first, last = await extent(self.client, LOG_STREAM.name)
         if last > snapshot.seq and first > snapshot.seq + 1:
             raise BadState(
                 f"the log begins at {first} but the newest readable snapshot ends at {snapshot.seq}: "
@@ -145,7 +143,7 @@ class Store:
                 hint="restore the nats folder of the state folder from a backup; nothing was changed",
             )
         self.seq = self.snapshot_seq = snapshot.seq
-        async for stored in read_log(self._client, LOG_STREAM.name, snapshot.seq + 1):
+        async for stored in read_log(self.client, LOG_STREAM.name, snapshot.seq + 1):
             entry = _decode(stored, settings)
             cluster.fold(entry.records, entry.at)
             self.seq = stored.seq
@@ -165,12 +163,12 @@ class Store:
 
     async def _newest_snapshot(self, settings: Settings) -> Snapshot:
         newest = Snapshot(seq=0, state=State())
-        async for stored in read_log(self._client, SNAPSHOT_STREAM.name, 1):
+        async for stored in read_log(self.client, SNAPSHOT_STREAM.name, 1):
             self._snapshot_stream_seq = stored.seq
             try:
                 data = zlib.decompress(stored.data)
-                _check_format(_decode_snapshot_format(data).state.format, settings)
-                snapshot = _decode_snapshot(data)
+                _check_format(msgspec.json.decode(data, type=_SnapshotFormat).state.format, settings)
+                snapshot = msgspec.json.decode(data, type=Snapshot)
             except (zlib.error, msgspec.MsgspecError) as error:
                 log.warning("snapshot %d cannot be read and is passed over: %s", stored.seq, error)
                 continue
@@ -187,38 +185,29 @@ class Store:
 
     async def _append(self, data: bytes) -> None:
         headers = {"Nats-Expected-Last-Sequence": str(self.seq)}
-        attempt = 0
-        while True:
-            link = self._client.stats["reconnects"]
+        for pause in itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])):
+            link = self.client.stats["reconnects"]
             try:
-                ack = await self._js.publish(LOG.template, data, headers=headers, stream=LOG_STREAM.name)
-                self._has_appended(ack.seq, attempt)
+                seq = await store_expected(self.client, LOG_STREAM, LOG.template, data, headers)
+                if seq is None and not await self._is_ours(data):
+                    raise Fenced("a newer weaver has taken over; this one stops")
+                self.seq, self.refusing = seq or self.seq + 1, False
+                self.health.is_mended("log")
                 return
             except nats.js.errors.APIError as error:
-                if error.err_code == WRONG_LAST_SEQUENCE:
-                    if not await self._is_ours(data):
-                        raise Fenced("a newer weaver has taken over; this one stops") from error
-                    self._has_appended(self.seq + 1, attempt)
-                    return
                 self.refusing = True
                 trouble = str(error.description)
             except nats.errors.ConnectionClosedError as error:
                 raise Unreachable("the server no longer lets this weaver in") from error
-            except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
-                self.refusing = self._client.is_connected and link == self._client.stats["reconnects"]
+            except (nats.errors.Error, OSError) as error:
+                self.refusing = self.client.is_connected and link == self.client.stats["reconnects"]
                 trouble = str(error) or type(error).__name__
-            self.on_trouble(phrase("log_unwritable", why=trouble))
-            await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
-            attempt += 1
-
-    def _has_appended(self, seq: int, attempt: int) -> None:
-        self.seq, self.refusing = seq, False
-        if attempt:
-            self.on_trouble("")
+            self.health.complain("log", phrase("log_unwritable", why=trouble))
+            await asyncio.sleep(pause)
 
     async def _is_ours(self, data: bytes) -> bool:
         """Whether what follows our last entry is this one: stored by an attempt whose acknowledgement got lost."""
-        async for stored in read_log(self._client, LOG_STREAM.name, self.seq + 1, last=self.seq + 1):
+        async for stored in read_log(self.client, LOG_STREAM.name, self.seq + 1, last=self.seq + 1):
             return stored.data == data
         return False
 
@@ -226,41 +215,19 @@ class Store:
         """Store the fold of the log up to now. A weaver that was replaced is refused here too."""
         seq = self.seq
         data = await asyncio.to_thread(zlib.compress, encode(Snapshot(seq=seq, state=state)), 3)
-        if len(data) > self._client.max_payload:
+        if len(data) > self.client.max_payload:
             log.error(
                 "the state (%d bytes packed) is larger than the server's max_payload (%d): raise it, or the log's "
-                "limits will one day cut off what is not in a snapshot", len(data), self._client.max_payload,
+                "limits will one day cut off what is not in a snapshot", len(data), self.client.max_payload,
             )  # fmt: skip
             return
         headers = {"Nats-Expected-Last-Sequence": str(self._snapshot_stream_seq)}
-        try:
-            ack = await self._js.publish(SNAPSHOT.template, data, headers=headers, stream=SNAPSHOT_STREAM.name)
-        except nats.js.errors.APIError as error:
-            if error.err_code != WRONG_LAST_SEQUENCE:
-                raise
+        stream_seq = await store_expected(self.client, SNAPSHOT_STREAM, SNAPSHOT.template, data, headers)
+        if stream_seq is None:
             # Ours, stored but not acknowledged; or a newer weaver's, and then the next append says so.
-            self._snapshot_stream_seq = (await extent(self._client, SNAPSHOT_STREAM.name)).last
-            return
-        self._snapshot_stream_seq = ack.seq
-        self.snapshot_seq = seq
-
-    # ── verdicts ──
-
-    async def write_verdict(self, job: str, change: str, commit: bool) -> bool:
-        """Write a verdict on a change unless one stands; whether the one that stands is commit."""
-        return await change_verdicts.write_verdict(self._client, job, change, commit)
-
-    # ── curves ──
-
-    async def write_curves(self, points: CurvePoints) -> None:
-        await self._js.publish(CURVES.template, encode(points), stream=CURVES_STREAM.name)
-
-    async def read_curves(self) -> AsyncIterator[CurvePoints]:
-        async for stored in read_log(self._client, CURVES_STREAM.name, 1):
-            try:
-                yield decode_points(stored.data)
-            except msgspec.MsgspecError as error:
-                log.warning("curve points %d cannot be read and are passed over: %s", stored.seq, error)
+            self._snapshot_stream_seq = (await extent(self.client, SNAPSHOT_STREAM.name)).last
+        else:
+            self._snapshot_stream_seq, self.snapshot_seq = stream_seq, seq
 
 
 def _decode(stored: Stored, settings: Settings) -> Entry:
@@ -269,7 +236,7 @@ def _decode(stored: Stored, settings: Settings) -> Entry:
         entry = decode_entry(stored.data)
     except msgspec.MsgspecError as error:
         with suppress(msgspec.MsgspecError):
-            _check_format(_decode_format(stored.data).format, settings)
+            _check_format(msgspec.json.decode(stored.data, type=_Format).format, settings)
         raise BadState(
             f"log entry {stored.seq} cannot be read: {error}",
             hint="restore the nats folder of the state folder from a backup, or use a new --state; nothing was changed",
@@ -278,17 +245,67 @@ def _decode(stored: Stored, settings: Settings) -> Entry:
     return entry
 
 
-def _split(records: list[Record]) -> list[tuple[Record, ...]]:
+def _split(records: list[Record]) -> Iterator[tuple[Record, ...]]:
     """Parts that each fit a message. The mark of the inbox comes last, so a part that is missing is decided again."""
-    parts: list[tuple[Record, ...]] = []
     part: list[Record] = []
     size = 0
     for record in records:
         length = len(encode(record))
         if part and size + length > ENTRY_BYTES:
-            parts.append(tuple(part))
+            yield tuple(part)
             part, size = [], 0
         part.append(record)
         size += length
-    parts.append(tuple(part))
-    return parts
+    yield tuple(part)
+
+
+@dataclass(eq=False)
+class CurveStore:
+    """The downsampled history of every rank, in memory and in a stream."""
+
+    client: Client
+    cluster: ClusterState
+    clock: Clock
+
+    async def keep(self) -> None:
+        await quietly(self._recall_curves)
+        while True:
+            await asyncio.sleep(self.cluster.settings.curve_seconds)
+            await quietly(self._extend_curves)
+
+    async def _recall_curves(self) -> None:
+        async for stored in read_log(self.client, CURVES_STREAM.name, 1):
+            try:
+                points = decode_points(stored.data).points
+            except msgspec.MsgspecError as error:
+                log.warning("curve points %d cannot be read and are passed over: %s", stored.seq, error)
+                continue
+            for rank, point in points:
+                self._add_point(rank, point)
+
+    async def _extend_curves(self) -> None:
+        now = round(self.clock(), 3)
+        ranks, chunks = tuple(self.cluster.runtime.ranks), []
+        for start in range(0, len(ranks), CURVE_RANKS):
+            chunks.append(tuple(filter(None, (self._extend(rank, now) for rank in ranks[start : start + CURVE_RANKS]))))
+            await asyncio.sleep(0)  # beats wait
+        for chunk in filter(None, chunks):
+            data = encode(CurvePoints(points=chunk))
+            await self.client.jetstream(timeout=2).publish(CURVES.template, data, stream=CURVES_STREAM.name)
+
+    def _extend(self, rank: RankId, now: float) -> tuple[RankId, Point] | None:
+        """Add a point for the latest beat, if there was one since the last point."""
+        rank_runtime = self.cluster.runtime.ranks.get(rank)
+        if rank_runtime is None or rank_runtime.beat is None or rank_runtime.heard <= rank_runtime.charted:
+            return None
+        rank_runtime.charted = rank_runtime.heard
+        point = Point(now, rank_runtime.beat.step, rank_runtime.beat.loss, rank_runtime.beat.samples_per_second)
+        self._add_point(rank, point)
+        return rank, point
+
+    def _add_point(self, rank: RankId, point: Point) -> None:
+        rank_runtime = self.cluster.runtime.ranks.get(rank)
+        if rank_runtime is not None:
+            if rank_runtime.curve is None:
+                rank_runtime.curve = Curve(self.cluster.settings.curve_points)
+            rank_runtime.curve.add(point)
