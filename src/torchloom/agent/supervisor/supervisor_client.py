@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from torchloom.views.wording.phrases import render
 
 logger = logging.getLogger("torchloom.agent")
 LOG = "supervisor.log"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -180,15 +181,13 @@ class SupervisorClient:
         self._starts[begin.key] = answer
         try:
             self._send(begin)
-            return await answer
+            return await self._answer(answer)
         finally:
-            del self._starts[begin.key]
+            self._starts.pop(begin.key, None)
 
     async def look(self) -> State:
-        answer: asyncio.Future[State] = asyncio.get_running_loop().create_future()
-        self._looks.append(answer)
         self._send(protocol.Look())
-        return await answer
+        return await self._next_state()
 
     async def settled(self) -> State:
         """When preloading is over: whether ranks can be warm."""
@@ -207,15 +206,24 @@ class SupervisorClient:
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _open(self) -> SupervisorClient:
-        first: asyncio.Future[State] = asyncio.get_running_loop().create_future()
-        self._looks.append(first)
         asyncio.get_running_loop().add_reader(self.connection.stream, self._receive)
         try:
-            await first
+            await self._next_state()
         except BaseException:
             self._leave()
             raise
         return self
+
+    async def _next_state(self) -> State:
+        look: asyncio.Future[State] = asyncio.get_running_loop().create_future()
+        self._looks.append(look)
+        return await self._answer(look)
+
+    async def _answer(self, answer: asyncio.Future[T]) -> T:
+        await asyncio.wait((answer, self._over), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise SupervisorGone(self.folder, self._over.result())
+        return answer.result()
 
     def _send(self, *messages: protocol.FromAgent) -> None:
         """Send these, after what waits already."""
@@ -246,15 +254,14 @@ class SupervisorClient:
             case State(kept=kept):
                 earlier = () if self.state.pid else kept
                 self.state = message
-                for look in self._looks:
-                    _settle(look, message)
-                self._looks.clear()
+                while self._looks:
+                    self._looks.pop().set_result(message)
                 for record in earlier:
                     if record.ended is not None:
                         self._handle(record.ended)
             case Begun(key=key) | NotBegun(key=key):
-                if key in self._starts:
-                    _settle(self._starts[key], message)
+                if start := self._starts.pop(key, None):
+                    start.set_result(message)
             case Ended():
                 if self.owner is not None:
                     self.owner.rank_ended(message)
@@ -278,17 +285,5 @@ class SupervisorClient:
         loop.remove_reader(stream)
         loop.remove_writer(stream)
         stream.close()
-        everyone: list[asyncio.Future[Any]] = [*self._starts.values(), *self._looks]
-        for waiting in everyone:
-            _settle(waiting, SupervisorGone(self.folder, gone))
         if self.owner is not None and self.state.pid:  # a failure to start is an exception, not news
             self.owner.supervisor_gone(self, gone)
-
-
-def _settle(waiting: asyncio.Future[Any], answer: object) -> None:
-    if waiting.done():  # it is not awaited any more
-        return
-    if isinstance(answer, SupervisorGone):
-        waiting.set_exception(answer)
-    else:
-        waiting.set_result(answer)
