@@ -56,8 +56,8 @@ class Attempt:
 
     def status(self) -> AttemptStatus:
         ranks = sorted(self.ranks.items())
-        seen = [self.probes[rank].tell(status) if rank in self.probes else status for rank, status in ranks]
-        return replace(self.prepared, ranks=tuple(seen))
+        statuses = [self.probes[rank].complete(status) if rank in self.probes else status for rank, status in ranks]
+        return replace(self.prepared, ranks=tuple(statuses))
 
     @property
     def over(self) -> bool:
@@ -85,7 +85,7 @@ class Attempt:
         self.logs.mkdir(parents=True, exist_ok=True)
         begins = {place.rank: self._order(self.launch, place, base, paths) for place in self.places}
         # All at once: the supervisor forks the next one while the previous one still starts.
-        await asyncio.gather(*(self._begin(rank, begin) for rank, begin in begins.items()))
+        await asyncio.gather(*(self._begin(link, rank, begin) for rank, begin in begins.items()))
 
     def _order(self, launch: Launch, place: Place, base: dict[str, str], paths: RankPaths) -> Begin:
         own = dataclasses.replace(paths, error_file=str(self.error_file(place.rank)))
@@ -103,10 +103,9 @@ class Attempt:
             warm=launch.task.standby,
         )
 
-    async def _begin(self, rank: int, begin: Begin) -> None:
-        assert self.link is not None
+    async def _begin(self, link: SupervisorClient, rank: int, begin: Begin) -> None:
         try:
-            answer = await self.link.begin(begin)
+            answer = await link.begin(begin)
         except SupervisorGone as error:
             self._end(rank, evidence=error.why)
             return

@@ -30,21 +30,21 @@ def stamp(at: float) -> str:
 
 def launches(job_folder: Path) -> list[tuple[Launch, bool]]:
     """How each attempt that was started here was started, newest first, and whether the weaver knows it to be over."""
-    found: list[tuple[Launch, bool]] = []
+    started: list[tuple[Launch, bool]] = []
     for name in (LAUNCH, OVER):
         for path in job_folder.glob(f"attempt-*/{name}"):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                found.append((_decode(path.read_bytes()), name == OVER))
-    return sorted(found, key=lambda pair: pair[0].attempt, reverse=True)
+                started.append((_decode(path.read_bytes()), name == OVER))
+    return sorted(started, key=lambda pair: pair[0].attempt, reverse=True)
 
 
 def find(folder: Path, look: QueryLines, node: str) -> Path:
     """The file that is asked for, or why there is none."""
-    known = [launch for launch, _ in launches(folder / look.job)]
-    if not known:
+    started = [launch for launch, _ in launches(folder / look.job)]
+    if not started:
         raise TorchLoomError(f"nothing of {look.job} was started on {node}")
-    run = known[0].submitted if look.submitted is None else look.submitted
-    of_run = [launch for launch in known if launch.submitted == run]
+    run = started[0].submitted if look.submitted is None else look.submitted
+    of_run = [launch for launch in started if launch.submitted == run]
     if not of_run:
         raise TorchLoomError(f"{look.job} is not started yet on {node}; what was there is another run")
     wanted = [launch for launch in of_run if look.ordinal in {None, launch.ordinal}]

@@ -50,8 +50,8 @@ def address_towards(url: str) -> str:
     """The address of this machine that the server at this URL sees: under it, others on that network reach it too."""
     there = urlsplit(url)
     try:
-        found = socket.getaddrinfo(there.hostname, there.port or 4222, type=socket.SOCK_DGRAM)
-        for family, kind, protocol, _, address in found:
+        routes = socket.getaddrinfo(there.hostname, there.port or 4222, type=socket.SOCK_DGRAM)
+        for family, kind, protocol, _, address in routes:
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(address)  # nothing is sent
                 return str(probe.getsockname()[0])

@@ -205,9 +205,9 @@ async def test_facts_wait_until_the_server_can_keep_them_and_are_told_in_order_o
             await until(lambda: len(health.readings()) == 2)
             driver.xid(B, 31)
             driver.xid(A, 79)
-            await until(lambda: len(health._untold) == 4)  # there is no stream yet
+            await until(lambda: len(health._unsent) == 4)  # there is no stream yet
             up.start_weaver()
-            await until(lambda: not health._untold)
+            await until(lambda: not health._unsent)
             found = await told_to_the_weaver(up)
             about = [fact for fact in found if isinstance(fact, (DeviceFailed, DeviceWarned))]
             assert sorted(((fact.device, report(fact)) for fact in about), key=str) == [

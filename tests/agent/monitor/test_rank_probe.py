@@ -106,7 +106,7 @@ def test_the_step_of_a_rank_is_seen_without_its_help_and_still_when_it_is_dead()
         rank.sight.end()
         assert rank.sight.step == 12
         status = RankStatus(rank=0, incarnation="0" * 24, state="ended")
-        assert rank.sight.tell(status).step == 12
+        assert rank.sight.complete(status).step == 12
 
 
 def test_a_rank_that_makes_no_step_stands_still_and_a_step_ends_that() -> None:

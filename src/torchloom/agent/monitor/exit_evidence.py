@@ -5,6 +5,7 @@ Nothing here fails: evidence that is missing or damaged is no evidence.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -85,11 +86,9 @@ def oom_kills(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup
         else:
             continue
         for file in where:  # in a container its own cgroup may be mounted as the root
-            try:
+            with contextlib.suppress(OSError, ValueError, KeyError):
                 fields = dict(line.split(" ", 1) for line in file.read_text().splitlines())
                 return int(fields["oom_kill"])
-            except (OSError, ValueError, KeyError):
-                continue
     return 0
 
 

@@ -39,7 +39,7 @@ from torchloom.settings import Settings
 
 LOOK_SECONDS = 0.5
 ACK_SECONDS = 2.0
-MOST_UNTOLD = 1000
+MOST_UNSENT = 1000
 """Facts that are kept while the server is away; past it the oldest is dropped."""
 COOLER = 5.0
 """Degrees below the limit at which a hot device is no longer hot."""
@@ -126,9 +126,9 @@ def judge(
 ) -> tuple[dict[str, DeviceHistory], tuple[HealthFact, ...]]:
     """What is known of each device now, and what is new. `hot` is a temperature in degrees Celsius."""
     after, facts = dict(before), list[HealthFact]()
-    seen = {state.device: state for state in states}
-    for device in dict.fromkeys([*seen, *(event.device for event in events)]):
-        state = seen.get(device) or GpuState(device)
+    by_device = {state.device: state for state in states}
+    for device in dict.fromkeys([*by_device, *(event.device for event in events)]):
+        state = by_device.get(device) or GpuState(device)
         history = before.get(device)
         if history is None:
             history = DeviceHistory()
@@ -213,7 +213,7 @@ class GpuHealth:
     hot: float = Settings.device_temperature_celsius
     _bell: asyncio.Event = field(default_factory=asyncio.Event)
     _histories: dict[str, DeviceHistory] = field(default_factory=dict)
-    _untold: deque[tuple[int, HealthFact]] = field(default_factory=lambda: deque(maxlen=MOST_UNTOLD))
+    _unsent: deque[tuple[int, HealthFact]] = field(default_factory=lambda: deque(maxlen=MOST_UNSENT))
     _count: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
@@ -222,7 +222,7 @@ class GpuHealth:
 
     def readings(self) -> tuple[Reading, ...]:
         """The fresh ones, for a beat."""
-        return tuple(seen.reading for seen in self.gpus.look() if seen.reading is not None)
+        return tuple(state.reading for state in self.gpus.look() if state.reading is not None)
 
     async def watch(self) -> None:
         """Until cancelled."""
@@ -238,8 +238,8 @@ class GpuHealth:
                 states, events = self.gpus.look(), self.gpus.events()
                 source = f"agent {self.node.name}"
                 self._histories, facts = judge(self._histories, states, events, self.hot, time.monotonic(), source)
-                self._untold.extend((next(self._count), fact) for fact in facts)
-                await self._tell()
+                self._unsent.extend((next(self._count), fact) for fact in facts)
+                await self._publish()
         finally:
             self.gpus.close()
 
@@ -248,14 +248,14 @@ class GpuHealth:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has left
             self._loop.call_soon_threadsafe(self._bell.set)
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         """Publish waiting facts in order. What the server does not store now is published again later."""
         subject = FACT.to(source=self.node.name)
-        while self._untold:
-            number, fact = self._untold[0]
+        while self._unsent:
+            number, fact = self._unsent[0]
             headers = {"Nats-Msg-Id": f"{self.incarnation}-health-{number}"}
             try:
                 await self.client.jetstream().publish(subject, encode(fact), timeout=ACK_SECONDS, headers=headers)
             except (nats.errors.Error, OSError):
                 return
-            self._untold.popleft()
+            self._unsent.popleft()

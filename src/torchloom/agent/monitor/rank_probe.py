@@ -100,7 +100,7 @@ class RankProbe:
             self.step = self.page.marks[STEP]
             self.page = None  # not closed: someone may be looking at it
 
-    def tell(self, status: RankStatus) -> RankStatus:
+    def complete(self, status: RankStatus) -> RankStatus:
         """What is known of a rank, with what was seen of it."""
         if status.state == "ended":
             return replace(status, step=self.step)

@@ -165,25 +165,25 @@ def computing(devices: tuple[str, ...]) -> tuple[list[Check], float | None, str]
     on = ""
     for device in devices or ("",):
         env = {"CUDA_VISIBLE_DEVICES": device} if device else {}
-        found = trials.run(("compute",), trials.COMPUTE_SECONDS, env)
-        check, seconds = computed(device, found)
+        result = trials.run(("compute",), trials.COMPUTE_SECONDS, env)
+        check, seconds = computed(device, result)
         checks.append(check)
         if seconds is not None and (slowest is None or seconds > slowest):
-            slowest, on = seconds, str(found["on"])[:100]
+            slowest, on = seconds, str(result["on"])[:100]
     return checks, slowest, on
 
 
-def computed(device: str, found: dict[str, object]) -> tuple[Check, float | None]:
+def computed(device: str, result: dict[str, object]) -> tuple[Check, float | None]:
     what = f"computing on {device}"[:64] if device else "computing"
     remedy = phrase("see_device_log" if device else "see_machine_log")
-    trouble = found.get("trouble")
+    trouble = result.get("trouble")
     if isinstance(trouble, Phrase):
         return Check(what=what, found=trouble, fit=False, remedy=remedy), None
-    seconds = found.get("seconds")
-    if not found.get("on") or not isinstance(seconds, float):
+    seconds = result.get("seconds")
+    if not result.get("on") or not isinstance(seconds, float):
         return Check(what=what, found=phrase("no_torch_or_numpy")), None
-    if device and not found.get("cuda"):
+    if device and not result.get("cuda"):
         return Check(what=what, found=phrase("torch_without_device")), None
-    if not found.get("right"):
+    if not result.get("right"):
         return Check(what=what, found=phrase("computed_wrong"), fit=False, remedy=remedy), None
-    return Check(what=what, found=phrase("computed", ms=seconds * 1000, on=str(found["on"]))), seconds
+    return Check(what=what, found=phrase("computed", ms=seconds * 1000, on=str(result["on"]))), seconds

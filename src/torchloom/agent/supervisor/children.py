@@ -89,7 +89,7 @@ class ChildProcesses:
         if key in self.records and key not in self._running:
             del self.records[key]
             with contextlib.suppress(OSError):
-                _path(key).unlink()
+                Path(f"{key}.json").unlink()
 
     def reap(self) -> None:
         """Take note of those that have ended."""
@@ -151,12 +151,8 @@ class ChildProcesses:
 
     def _keep(self, record: RankRecord) -> None:
         self.records[record.begun.key] = record
-        path = _path(record.begun.key)
+        path = Path(f"{record.begun.key}.json")
         try:
             replace_file(path, encode(record), sync=False)
         except OSError as error:  # a full disk must not kill the supervisor, and all ranks with it
             print(f"cannot write {path.name}: {error.strerror}", file=sys.stderr, flush=True)
-
-
-def _path(key: str) -> Path:
-    return Path(f"{key}.json")

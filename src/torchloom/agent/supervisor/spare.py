@@ -15,15 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchloom.agent.supervisor.protocol import Ended
-from torchloom.agent.supervisor.supervisor_client import (
-    Gone,
-    SupervisorClient,
-    SupervisorGone,
-    SupervisorOptions,
-    SupervisorOwner,
-)
+from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorOptions, SupervisorOwner
 from torchloom.bus.tasks import end_all
-from torchloom.errors import TorchLoomError, Unreachable
+from torchloom.errors import TorchLoomError
 from torchloom.protocol.phrase import phrase
 from torchloom.views.wording.phrases import render
 
@@ -82,7 +76,7 @@ class Spare:
             link = await SupervisorClient.start(folder, self._how, self)
             state = await link.settled()
         except (TorchLoomError, OSError) as error:
-            self._say(render(phrase("no_spare", why=getattr(error, "message", "") or str(error))))
+            self._say(render(phrase("no_spare", why=str(error))))
             return
         if state.why_cold:
             self._say(render(phrase("no_spare", why=state.why_cold)))
@@ -96,6 +90,6 @@ class Spare:
 async def remove_left(base: Path) -> None:
     """Those of an agent that was killed: nobody knows of them any more."""
     for folder in base.glob(f"{FOLDER}-*"):
-        with contextlib.suppress(Unreachable, SupervisorGone):
+        with contextlib.suppress(TorchLoomError):  # it is dead already
             await (await SupervisorClient.find(folder, None)).dismiss()
         shutil.rmtree(folder, ignore_errors=True)

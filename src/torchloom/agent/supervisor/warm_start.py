@@ -152,7 +152,9 @@ def prepare(begin: Begin, target: Target, birth: ParentEnvironment) -> None:
     os.environ.update(begin.env)
     sys.argv = ["-m" if target.module else target.name, *target.arguments]
     sys.orig_argv = list(begin.argv)
-    sys.path = [*([] if sys.flags.safe_path else [_first_path(target)]), *birth.path]
+    here = os.getcwd()  # noqa: PTH109
+    first = here if target.module else os.path.dirname(os.path.realpath(target.name))  # noqa: PTH120
+    sys.path = [*([] if sys.flags.safe_path else [first]), *birth.path]
     importlib.invalidate_caches()
     atexit.register(gc.unfreeze)  # or what the script hangs into a preloaded module would never be finalised
     sys.stdout.reconfigure(line_buffering=False)  # type: ignore[union-attr]  # as for any file
@@ -180,11 +182,6 @@ def run(target: Target) -> None:
     except BaseException as error:
         _hide_ourselves(error)
         raise
-
-
-def _first_path(target: Target) -> str:
-    here = os.getcwd()  # noqa: PTH109
-    return here if target.module else os.path.dirname(os.path.realpath(target.name))  # noqa: PTH120
 
 
 def _compiled(script: str, scope: dict[str, Any]) -> CodeType:
