@@ -93,9 +93,8 @@ class Engine:
 
     def hear_link(self, event: events.LinkOpened | events.LinkClosed) -> None:
         """The server announced a connect or a disconnect, which is handled next."""
-        runtime = self.cluster.runtime
-        change = runtime.link_opened if isinstance(event, events.LinkOpened) else runtime.link_closed
-        change((event.rank, event.incarnation), event.link)
+        life = (event.rank, event.incarnation)
+        self.cluster.runtime.link_changed(life, event.link, opened=isinstance(event, events.LinkOpened))
 
     def hear_roll(self, present: dict[Life, set[str]]) -> events.RollCalled:
         """Take in which ranks are connected, as listed by the server."""

@@ -7,13 +7,7 @@ from typing import Any
 
 import msgspec
 
-from torchloom.protocol.facts import Fact
-from torchloom.protocol.lighthouse import Evict, LighthouseBeat
-from torchloom.protocol.node import NodeBeat, NodeCommand
-from torchloom.protocol.operator import Ask
-from torchloom.protocol.rank import Beat, Command, Reply, Report
-from torchloom.protocol.records import Entry
-from torchloom.protocol.views import Answer, CurvePoints, Look, NodeLook, QueryLines
+from torchloom.protocol import facts, lighthouse, node, operator, rank, records, views
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -31,19 +25,19 @@ def _decoder(kind: Any) -> Callable[[bytes], Any]:
 
 encode = msgspec.json.Encoder().encode
 
-decode_report: Callable[[bytes], Report] = _decoder(Report)
-decode_beat: Callable[[bytes], Beat] = _decoder(Beat)
-decode_reply: Callable[[bytes], Reply] = _decoder(Reply)
-decode_fact: Callable[[bytes], Fact] = _decoder(Fact)
-decode_ask: Callable[[bytes], Ask] = _decoder(Ask)
-decode_look: Callable[[bytes], Look] = _decoder(Look)
-decode_look_lines: Callable[[bytes], QueryLines] = _decoder(QueryLines)
-decode_node_look: Callable[[bytes], NodeLook] = _decoder(NodeLook)
-decode_command: Callable[[bytes], Command] = _decoder(Command)
-decode_entry: Callable[[bytes], Entry] = _decoder(Entry)
-decode_node_beat: Callable[[bytes], NodeBeat] = _decoder(NodeBeat)
-decode_node_command: Callable[[bytes], NodeCommand] = _decoder(NodeCommand)
-decode_evict: Callable[[bytes], Evict] = _decoder(Evict)
-decode_lighthouse_beat: Callable[[bytes], LighthouseBeat] = _decoder(LighthouseBeat)
-decode_points: Callable[[bytes], CurvePoints] = _decoder(CurvePoints)
-decode_answer: Any = _decoder(Answer)
+decode_report: Callable[[bytes], rank.Report] = _decoder(rank.Report)
+decode_beat: Callable[[bytes], rank.Beat] = _decoder(rank.Beat)
+decode_reply: Callable[[bytes], rank.Reply] = _decoder(rank.Reply)
+decode_fact: Callable[[bytes], facts.Fact] = _decoder(facts.Fact)
+decode_ask: Callable[[bytes], operator.Ask] = _decoder(operator.Ask)
+decode_look: Callable[[bytes], views.Look] = _decoder(views.Look)
+decode_look_lines: Callable[[bytes], views.QueryLines] = _decoder(views.QueryLines)
+decode_node_look: Callable[[bytes], views.NodeLook] = _decoder(views.NodeLook)
+decode_command: Callable[[bytes], rank.Command] = _decoder(rank.Command)
+decode_entry: Callable[[bytes], records.Entry] = _decoder(records.Entry)
+decode_node_beat: Callable[[bytes], node.NodeBeat] = _decoder(node.NodeBeat)
+decode_node_command: Callable[[bytes], node.NodeCommand] = _decoder(node.NodeCommand)
+decode_evict: Callable[[bytes], lighthouse.Evict] = _decoder(lighthouse.Evict)
+decode_lighthouse_beat: Callable[[bytes], lighthouse.LighthouseBeat] = _decoder(lighthouse.LighthouseBeat)
+decode_points: Callable[[bytes], views.CurvePoints] = _decoder(views.CurvePoints)
+decode_answer: Any = _decoder(views.Answer)

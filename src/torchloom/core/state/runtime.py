@@ -172,9 +172,8 @@ class RuntimeState:
         rank_runtime.findings += findings
         if rank_runtime.due or rank_runtime.astray or rank_runtime.mended:
             rank_runtime.compare(beat)
-        return (
-            rank_runtime.astray != 2 and not rank_runtime.mended and not rank_runtime.missing and not findings
-        )  # 1 may be under way
+        # A change that only one beat lacks may be under way.
+        return not (findings or rank_runtime.missing or rank_runtime.mended or rank_runtime.astray == 2)
 
     def last_beat(self, rank: RankId, incarnation: str) -> Beat | None:
         """The last beat of this incarnation, if one was heard since the weaver started."""
@@ -249,17 +248,13 @@ class RuntimeState:
                 del self.nodes[node]
                 self.examined.pop(node, None)
 
-    def link_opened(self, life: Life, link: str) -> None:
-        self.links.setdefault(life, set()).add(link)
-        if self.meanwhile is not None:
-            self.meanwhile.append((life, link, True))
-
-    def link_closed(self, life: Life, link: str) -> None:
-        if len(self.links) > 2 * len(self.ranks) + 1000:  # a hello of these incarnations is not expected any more
+    def link_changed(self, life: Life, link: str, *, opened: bool) -> None:
+        if not opened and len(self.links) > 2 * len(self.ranks) + 1000:  # no hello of these is expected any more
             self.links = {life: links for life, links in self.links.items() if links}
-        self.links.setdefault(life, set()).discard(link)
+        links = self.links.setdefault(life, set())
+        (links.add if opened else links.discard)(link)
         if self.meanwhile is not None:
-            self.meanwhile.append((life, link, False))
+            self.meanwhile.append((life, link, opened))
 
     def linked(self, life: Life) -> bool:
         return bool(self.links.get(life))
@@ -276,7 +271,7 @@ class RuntimeState:
         news, self.meanwhile = self.meanwhile or [], None
         self.links = {life: set(links) for life, links in present.items()}
         for life, link, opened in news:
-            (self.link_opened if opened else self.link_closed)(life, link)
+            self.link_changed(life, link, opened=opened)
         self.reunion = False
 
     # ── what follows from records ──
