@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Hashable
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -23,25 +24,19 @@ MOST = 1024 * 1024
 WHICH = ("out", "err")
 
 
+@dataclass
 class Output:
     """The printing of all ranks, told apart by rank; stdout to stdout, stderr to stderr. Only whole lines are shown,
     what is left of others when it is over. With `alone` there is one rank, and nothing in front."""
 
-    def __init__(
-        self,
-        colour: bool,
-        *,
-        alone: bool = False,
-        before: Callable[[], None] = lambda: None,
-        out: TextIO | None = None,
-        err: TextIO | None = None,
-    ) -> None:
-        """`before` is called whenever something is about to be printed."""
-        self._colour = colour
-        self._alone = alone
-        self._before = before
-        self._streams = {"out": out or sys.stdout, "err": err or sys.stderr}
-        self._rests: dict[tuple[Hashable, int, str, str], bytes] = {}
+    colour: bool
+    _: KW_ONLY
+    alone: bool = False
+    before: Callable[[], None] = lambda: None
+    """Called whenever something is about to be printed."""
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+    _rests: dict[tuple[Hashable, int, str, str], bytes] = field(default_factory=dict)
 
     def feed(self, source: Hashable, rank: int, which: str, data: bytes, replica: str = "") -> None:
         """Print what a rank has printed; `source` tells its attempts apart."""
@@ -57,17 +52,17 @@ class Output:
 
     def _print(self, rank: int, which: str, lines: list[bytes], replica: str) -> None:
         if lines:
-            self._before()
-            stream, prefix = self._streams[which], self._prefix(rank, replica)
+            self.before()
+            stream, prefix = self.out if which == "out" else self.err, self._prefix(rank, replica)
             texts = (line.decode(errors="replace").rstrip("\r") for line in lines)
             stream.write("".join(f"{prefix}{text}\n" for text in texts))
             stream.flush()
 
     def _prefix(self, rank: int, replica: str) -> str:
-        if self._alone:
+        if self.alone:
             return ""
         name = f"{replica}/{rank}" if replica else str(rank)
-        if not self._colour:
+        if not self.colour:
             return f"[{name}] "
         shade = int(replica) if replica.isdecimal() else rank
         return f"\033[{COLOURS[shade % len(COLOURS)]}m[{name}]\033[0m "
