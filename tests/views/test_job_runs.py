@@ -9,7 +9,7 @@ from torchloom.protocol.job import Task
 from torchloom.protocol.node import Place
 from torchloom.protocol.run_records import AttemptNote
 from torchloom.protocol.views import Goodput, RunView
-from torchloom.views.job_runs import exit_code, summary, told
+from torchloom.views.job_runs import describe_run, exit_code, summarize_run
 
 LIFE = "0" * 24
 PLACES = tuple(Place(rank=rank, local=rank, node=f"n{rank}", incarnation=LIFE) for rank in range(2))
@@ -33,7 +33,7 @@ def a_run(phase: str, **known: object) -> RunView:
     ],
 )  # fmt: skip
 def test_what_a_run_does_now(run: RunView, words: str) -> None:
-    assert told(run) == words
+    assert describe_run(run) == words
 
 
 def a_note(number: int, **known: object) -> AttemptNote:
@@ -44,15 +44,15 @@ def test_the_end_says_how_far_it_came_what_was_lost_and_why() -> None:
     killed = a_note(1, stopping=199.0, reason="rank 1 failed: killed by SIGKILL")
     run = a_run("done", step=1200, notes=(killed, a_note(2, ended=230.0)))
     lost = "1 restart (rank 1 failed: killed by SIGKILL), 2.0 s from its first sign until all ranks ran again"
-    assert summary(run, 0.0) == f"mnist is done, step 1,200, 130.0 s, {lost}"
+    assert summarize_run(run, 0.0) == f"mnist is done, step 1,200, 130.0 s, {lost}"
 
 
 def test_after_a_restart_the_end_says_how_much_of_the_time_was_productive() -> None:
     spent = Goodput(elapsed=130.0, productive=117.0)
     killed = a_note(1, stopping=199.0, reason="rank 1 failed")
     run = a_run("done", notes=(killed, a_note(2, ended=230.0)), goodput=spent)
-    assert summary(run, 0.0).endswith(", 90 % of the time productive")
-    assert "productive" not in summary(a_run("done", notes=(a_note(1),), goodput=spent), 0.0)
+    assert summarize_run(run, 0.0).endswith(", 90 % of the time productive")
+    assert "productive" not in summarize_run(a_run("done", notes=(a_note(1),), goodput=spent), 0.0)
 
 
 def test_what_was_lost_counts_from_the_first_sign_as_loom_why_counts_it() -> None:
@@ -60,22 +60,22 @@ def test_what_was_lost_counts_from_the_first_sign_as_loom_why_counts_it() -> Non
     run = a_run("done", notes=(killed, a_note(2, ended=230.0)))
     sign = incident("i2", opened=192.5, lost_seconds=8.5)
     earlier = incident("i1", opened=50.0, lost_seconds=1.0)
-    assert "8.5 s from its first sign until all ranks ran again" in summary(run, 0.0, [sign, earlier])
+    assert "8.5 s from its first sign until all ranks ran again" in summarize_run(run, 0.0, [sign, earlier])
 
 
 def test_the_same_cause_is_told_once() -> None:
     same = [a_note(n, stopping=100.0 * n + 99, reason="rank 0 failed: boom") for n in (1, 2, 3)]
     run = a_run("failed", reason="rank 0 failed: boom", notes=(*same, a_note(4, ended=450.0)))
     words = "mnist is failed: rank 0 failed: boom, 350.0 s, 3 restarts for the same cause, 6.0 s from first signs until"
-    assert summary(run, 0.0).startswith(words)
+    assert summarize_run(run, 0.0).startswith(words)
     done = a_run("done", notes=(*same, a_note(4, ended=450.0)))
-    assert "3 restarts (rank 0 failed: boom), 6.0 s" in summary(done, 0.0)
+    assert "3 restarts (rank 0 failed: boom), 6.0 s" in summarize_run(done, 0.0)
 
 
 def test_of_many_restarts_the_last_reasons_are_told() -> None:
     notes = [a_note(n, stopping=100.0 * n + 99, reason=f"reason {n}") for n in range(1, 6)]
     run = a_run("done", notes=(*notes, a_note(6, ended=700.0)))
-    assert "5 restarts (2 more before; reason 3; reason 4; reason 5), 10.0 s" in summary(run, 0.0)
+    assert "5 restarts (2 more before; reason 3; reason 4; reason 5), 10.0 s" in summarize_run(run, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_the_exit_code_is_that_of_the_job(phase: str, code: int, wanted: int) ->
 
 def test_a_run_that_was_never_placed_has_an_exit_code_and_a_summary_too() -> None:
     run = a_run("cancelled", reason="cancelled")
-    assert (exit_code(run), summary(run, 0.0)) == (130, "mnist is cancelled: cancelled, 0.0 s")
+    assert (exit_code(run), summarize_run(run, 0.0)) == (130, "mnist is cancelled: cancelled, 0.0 s")

@@ -8,7 +8,7 @@ from tests.views.test_job_runs import a_note
 from torchloom.protocol.job import Task, Torchft
 from torchloom.protocol.run_records import AttemptNote
 from torchloom.protocol.views import RunView
-from torchloom.views.job_runs import INTERRUPTED, all_told, are_over, group_code, label, replicas
+from torchloom.views.job_runs import INTERRUPTED, are_over, group_code, label, replicas, summarize_job
 
 
 def a_replica(part: object, phase: str = "running", min_replicas: int = 1, **more: object) -> RunView:
@@ -57,8 +57,8 @@ def test_one_that_was_asked_for_by_its_name_is_told_like_a_job() -> None:
     run = a_replica(0, "done", min_replicas=2)
     light = a_replica("lighthouse", "done")
     assert (group_code([run]), group_code([light])) == (0, 0)
-    assert all_told("mnist:0", [run], 0.0).startswith("mnist:0 is done")
-    assert all_told("mnist:lighthouse", [light], 0.0).startswith("mnist:lighthouse is done")
+    assert summarize_job("mnist:0", [run], 0.0).startswith("mnist:0 is done")
+    assert summarize_job("mnist:lighthouse", [light], 0.0).startswith("mnist:lighthouse is done")
 
 
 def test_the_end_of_all_of_it_is_one_line() -> None:
@@ -66,8 +66,8 @@ def test_the_end_of_all_of_it_is_one_line() -> None:
     bad = a_replica(1, "failed", notes=(a_note(1),), reason="rank 0 failed: exit code 1")
     light = a_replica("lighthouse", "done", notes=(a_note(1), a_note(2), a_note(3)))
     took = max(run.notes[-1].ended or 100.0 for run in (well, bad))
-    assert all_told("mnist", [light, well, bad], 100.0) == (
+    assert summarize_job("mnist", [light, well, bad], 100.0) == (
         f"mnist: of 2 replicas 1 done, 1 failed, step 1,500, {took:.1f} s, 1 restart, while the others continued"
         " (1: rank 0 failed: exit code 1)"
     )
-    assert all_told("mnist", [alone()], 0.0).startswith("mnist is done")
+    assert summarize_job("mnist", [alone()], 0.0).startswith("mnist is done")

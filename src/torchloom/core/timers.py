@@ -44,7 +44,7 @@ def _end_job(cluster: ClusterState, job: Job, ranks: list[Rank]) -> Decision:
     elif any(rank.left == "interrupted" for rank in ranks):
         sign, why = JobSign.ALL_LEFT_INTERRUPTED, life_over("interrupted")
     else:
-        sign, why = JobSign.ALL_LEFT, phrase("ranks_finished" if count > 1 else "its_rank_finished", count=count)
+        sign, why = JobSign.ALL_LEFT, phrase("ranks_finished", count=count)
     ended = JobEnded(job=job.name, outcome=JOB_NEXT[(job.phase, sign)].value, reason=why)
     troubles = [i for i in cluster.incidents.open_of(job.name) if i.kind]
     return Decision((*(close_incident(i.id, phrase("its_job_ended")) for i in troubles), ended))

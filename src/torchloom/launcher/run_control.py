@@ -25,7 +25,7 @@ from torchloom.protocol.operator import Cancel, Submit
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import IncidentView, RankView, RunView
 from torchloom.settings import Settings
-from torchloom.views.job_runs import INTERRUPTED, all_told, are_over, group_code, label, replicas
+from torchloom.views.job_runs import INTERRUPTED, are_over, group_code, label, replicas, summarize_job
 
 POLL_SECONDS = 0.05
 CALM_SECONDS = 0.2
@@ -95,7 +95,7 @@ class RunFollower:
             self.reader.output.finish()
         if not are_over(runs):
             return INTERRUPTED
-        self.say(all_told(self.request.job, runs, time.time(), incidents))
+        self.say(summarize_job(self.request.job, runs, time.time(), incidents))
         return group_code(runs)
 
     async def _until_over(self, weaver: WeaverClient) -> Sequence[RunView]:

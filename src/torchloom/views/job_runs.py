@@ -26,7 +26,7 @@ _CAUSES = {
 _LEAST_SECONDS = 0.05
 
 
-def told(run: RunView) -> str:
+def describe_run(run: RunView) -> str:
     """What it does now: `mnist is running: attempt 2 on n1, n2, from step 1,500`."""
     if run.waiting:
         return f"{run.job} waits for {run.waiting}"
@@ -42,12 +42,12 @@ def told(run: RunView) -> str:
     return text
 
 
-def summary(run: RunView, now: float, incidents: Sequence[IncidentView] = ()) -> str:
+def summarize_run(run: RunView, now: float, incidents: Sequence[IncidentView] = ()) -> str:
     """What happened: how it ended, how far it came, how long it took, how often it was started again and what for.
 
     Its incidents tell when the first sign of each trouble was; without them that is when ranks were ended.
     """
-    parts = [told(run)]
+    parts = [describe_run(run)]
     if run.step:
         parts.append(f"step {run.step:,}")
     took = (run.notes[-1].ended or now) - run.submitted if run.notes else 0.0
@@ -115,9 +115,9 @@ def group_code(runs: Sequence[RunView]) -> int:
     return exit_code(bad[0]) if bad else INTERRUPTED
 
 
-def all_told(job: str, runs: Sequence[RunView], now: float, incidents: Sequence[IncidentView] = ()) -> str:
+def summarize_job(job: str, runs: Sequence[RunView], now: float, incidents: Sequence[IncidentView] = ()) -> str:
     if len(runs) == 1:
-        return summary(runs[0], now, incidents)
+        return summarize_run(runs[0], now, incidents)
     there = replicas(runs)
     ends = {phase: sum(run.phase == phase for run in there) for phase in ("done", "failed", "cancelled")}
     counts = ", ".join(f"{count} {phase}" for phase, count in ends.items() if count)

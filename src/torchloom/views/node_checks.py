@@ -13,7 +13,7 @@ FIT, DOUBTED, NOT_FIT = "ok", "look", "not fit"
 """In doubt is what is fit and has a remedy nevertheless."""
 
 
-def fitness(found: Mapping[str, tuple[Check, ...]], screen: Screen) -> list[str]:
+def fitness(checks_by_node: Mapping[str, tuple[Check, ...]], screen: Screen) -> list[str]:
     """What was found on each node; below it, what to do about what is not good."""
     columns: list[Column[tuple[str, Check]]] = [
         Column("NODE", lambda pair: pair[0]),
@@ -21,10 +21,10 @@ def fitness(found: Mapping[str, tuple[Check, ...]], screen: Screen) -> list[str]
         Column("STATE", lambda pair: _state(pair[1])),
         Column("FOUND", lambda pair: render(pair[1].found), shrinks=True),
     ]
-    every = [(node, check) for node, checks in found.items() for check in checks]
+    every = [(node, check) for node, checks in checks_by_node.items() for check in checks]
     lines = table(columns, every, screen)
     if all(check.fit for _, check in every):
-        lines += ["", "fit" if len(found) == 1 else f"all {len(found)} nodes are fit"]
+        lines += ["", "fit" if len(checks_by_node) == 1 else f"all {len(checks_by_node)} nodes are fit"]
     wrong = [(node, check) for node, check in every if not check.fit or check.remedy]
     lines += [""] if wrong else []
     for node, check in wrong:
@@ -39,16 +39,9 @@ def _state(check: Check) -> Cell:
     return Cell(DOUBTED, "yellow") if check.remedy else Cell(FIT, "green")
 
 
-def document(found: Mapping[str, tuple[Check, ...]]) -> dict[str, Any]:
-    nodes = [
-        {
-            "node": node,
-            "fit": all(check.fit for check in checks),
-            "checks": [
-                {"what": check.what, "fit": check.fit, "found": render(check.found), "remedy": render(check.remedy)}
-                for check in checks
-            ],
-        }
-        for node, checks in found.items()
-    ]
+def document(checks_by_node: Mapping[str, tuple[Check, ...]]) -> dict[str, Any]:
+    nodes = []
+    for node, checks in checks_by_node.items():
+        texts = [{"what": c.what, "fit": c.fit, "found": render(c.found), "remedy": render(c.remedy)} for c in checks]
+        nodes.append({"node": node, "fit": all(check.fit for check in checks), "checks": texts})
     return {"fit": all(node["fit"] for node in nodes), "nodes": nodes}

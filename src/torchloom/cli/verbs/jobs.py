@@ -17,7 +17,7 @@ from torchloom.protocol.job import Task
 from torchloom.protocol.operator import Cancel, Submit
 from torchloom.protocol.views import RunView
 from torchloom.shared.suggestions import unknown
-from torchloom.views.job_runs import all_told, are_over, group_code, replicas, told
+from torchloom.views.job_runs import are_over, describe_run, group_code, replicas, summarize_job
 
 if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
@@ -94,7 +94,7 @@ def submit(call: Call) -> int:
         if call.args.wait:
             return await _follow(call, weaver, name, None)
         if not call.json:
-            call.print(told(run) for run in (await weaver.runs(name)).runs if run.waiting)
+            call.print(describe_run(run) for run in (await weaver.runs(name)).runs if run.waiting)
         return 0
 
     return call.query(work, "operator", patience=5.0)
@@ -114,9 +114,9 @@ async def _follow(call: Call, weaver: WeaverClient, job: str, timeout: float | N
         runs = await runs_of(weaver, job)
         if are_over(runs):
             incidents = (await weaver.cluster(job, most=0)).incidents
-            call.note(f"loom: {all_told(job, runs, time.time(), incidents)}")
+            call.note(f"loom: {summarize_job(job, runs, time.time(), incidents)}")
             return group_code(runs)
-        if (text := "; ".join(told(run) for run in replicas(runs))) != last_text:
+        if (text := "; ".join(describe_run(run) for run in replicas(runs))) != last_text:
             call.note(f"loom: {text}")
             last_text = text
         if end is not None and time.monotonic() > end:
@@ -139,7 +139,7 @@ def cancel(call: Call) -> int:
 
     async def question(weaver: WeaverClient) -> str:
         runs = await runs_of(weaver, call.args.job)
-        return f"this will end {call.args.job}. {'; '.join(told(run) for run in replicas(runs))}"
+        return f"this will end {call.args.job}. {'; '.join(describe_run(run) for run in replicas(runs))}"
 
     if not call.confirm(lambda: call.query(question, patience=5.0)):
         return 0

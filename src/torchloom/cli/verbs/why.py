@@ -10,7 +10,7 @@ from torchloom.cli.verbs.status import concerns, own_runs, whole
 from torchloom.protocol.ids import NAME
 from torchloom.protocol.views import ClusterView, IncidentView, QueryCluster, RunView
 from torchloom.shared.suggestions import unknown
-from torchloom.views.job_runs import together, told
+from torchloom.views.job_runs import describe_run, together
 
 if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
@@ -39,7 +39,7 @@ def why(call: Call) -> int:
         call.print_json({"job": job, "incident": first, "others": story[1:], "goodput": spent, "marks": marks})
     elif job:
         others = next((f"{j.job} is {j.phase}" for j in view.jobs if j.job == job), "")
-        doing = "; ".join(map(told, runs)) or others
+        doing = "; ".join(map(describe_run, runs)) or others
         call.print(view_why.job(job, story, doing, spent, now, call.screen, marks))
     else:
         call.print(view_why.incident(story[0], now, call.screen))
