@@ -40,11 +40,9 @@ class CheckpointIntervalDetector:
         if self.overdue or len(self._at) < LEAST:
             return None
         waited = now - self._at[-1]
-        if waited <= FLOOR_SECONDS:
-            return None
         intervals = sorted(after - before for before, after in itertools.pairwise(self._at))
         usual, longest = intervals[len(intervals) // 2], intervals[-1]
-        if waited <= max(settings.overdue_factor * usual, 1.5 * longest):
+        if waited <= max(FLOOR_SECONDS, settings.overdue_factor * usual, 1.5 * longest):
             return None
         self.overdue = True
         what = phrase("checkpoint_late", waited=waited, usual=usual)

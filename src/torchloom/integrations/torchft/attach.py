@@ -104,11 +104,6 @@ def _watch_group(
     arguments = inspect.signature(original)
     member.hear = lambda beat: aborter.mark_broken(beat.broken)
 
-    def regrouped(quorum: int, size: int) -> None:
-        member.quorum, member.participants = quorum, size
-        incarnation = boundary.participant.incarnation
-        tell(Regrouped(incarnation=incarnation, quorum=quorum, step=manager.current_step(), participants=size))
-
     def configure(*args: Any, **kwargs: Any) -> Any:
         try:
             values = arguments.bind(*args, **kwargs).arguments
@@ -117,8 +112,10 @@ def _watch_group(
             warn_once("configure", f"torchft {version()} does not give the number of a quorum: {error!r}")
             return original(*args, **kwargs)
         aborter.configuring()
+        member.quorum, member.participants = quorum, size
         with suppress(Exception):  # then it is not reported
-            regrouped(quorum, size)
+            incarnation = boundary.participant.incarnation
+            tell(Regrouped(incarnation=incarnation, quorum=quorum, step=manager.current_step(), participants=size))
         if aborter.is_broken(quorum):  # it would wait for its peers until a timeout; torchft then discards the step
             raise ConnectionError(f"quorum {quorum} has lost a member")
         original(*args, **kwargs)
