@@ -73,7 +73,8 @@ def request_change(cluster: ClusterState, ask: SetKnobs | Revert | Steer, reply:
         return earlier
     change_request = _to_change_request(cluster, ask)
     wanted = change_request.ask
-    lives = _find_target(cluster, wanted.job, wanted.replica, wanted.rank)
+    target = wanted.job, wanted.replica, wanted.rank
+    lives = _find_target(cluster, *target)
     if isinstance(ask, SetKnobs):
         _check_values(cluster, ask)
     elif isinstance(ask, Steer):
@@ -81,10 +82,8 @@ def request_change(cluster: ClusterState, ask: SetKnobs | Revert | Steer, reply:
         if ask.verb == "checkpoint" and ask.job not in cluster.ledger.checkpointers:
             raise Refused(phrase("no_checkpointer", job=ask.job), phrase("register_checkpointer"))
     if wanted.dry_run:
-        last = cluster.ledger.value_of
-        before = {name: last(wanted.job, wanted.replica, wanted.rank, name) for name in wanted.values}
         values = [
-            phrase("value_to_set", name=name, before=str(before[name]), after=str(value))
+            phrase("value_to_set", name=name, before=str(cluster.ledger.value_of(*target, name)), after=str(value))
             for name, value in wanted.values.items()
         ]
         return Decision(answer=Done(text=phrase("would_set", values=values, count=len(lives))))

@@ -141,12 +141,8 @@ def _hung_before(cluster: ClusterState, run: Run) -> bool:
 
 def _can_resume(cluster: ClusterState, run: Run) -> bool:
     """Whether there is, or should be, a checkpoint to resume from: without one a restart loses everything."""
-    return bool(
-        can_heal(cluster, run)
-        or run.task.checkpoint_dir
-        or run.resume
-        or cluster.checkpoints.of(run.replica_id.job).saved
-    )
+    saved = cluster.checkpoints.of(run.replica_id.job).saved
+    return bool(can_heal(cluster, run) or run.task.checkpoint_dir or run.resume or saved)
 
 
 def _opened(

@@ -175,13 +175,12 @@ def _drain(cluster: ClusterState, run: Run, response: ResponseBegan) -> Decision
     """Its devices get no ranks until someone says that they are well again."""
     devices = dict.fromkeys(at.device for at in run.places if at.rank in response.ranks)
     working = [device for device in devices if device in cluster.devices and not cluster.devices[device].failed]
-    replicas = cluster.drmap.replicas_on
-    return Decision(
-        tuple(
-            DeviceMarkedFailed(device=device, cause=response.reason, source="policy", replicas=replicas(device))
-            for device in working
-        )
-    )
+    replicas_on = cluster.drmap.replicas_on
+    marks = [
+        DeviceMarkedFailed(device=device, cause=response.reason, source="policy", replicas=replicas_on(device))
+        for device in working
+    ]
+    return Decision(tuple(marks))
 
 
 def _end(cluster: ClusterState, run: Run, response: ResponseBegan, what: Response, now: float) -> Decision:

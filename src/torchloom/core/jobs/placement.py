@@ -71,12 +71,8 @@ def explain_wait(cluster: ClusterState, run: Run, now: float) -> Prose:
     nodes = sorted(cluster.runtime.nodes)
     shown = [phrase("of_node", node=name, text=_room(cluster, run, name, now)) for name in nodes[:NODES_SHOWN]]
     there = phrase("nodes_there", nodes=shown, more=max(0, len(nodes) - NODES_SHOWN) or None)
-    return phrase(
-        "waits_for_nodes",
-        count=_span(task.min_nodes, task.nodes),
-        ranks=ranks,
-        there=there if shown else phrase("no_agent_there"),
-    )
+    there = there if shown else phrase("no_agent_there")
+    return phrase("waits_for_nodes", count=_span(task.min_nodes, task.nodes), ranks=ranks, there=there)
 
 
 def _span(least: int | None, most: int) -> Phrase | int:

@@ -26,25 +26,23 @@ def record_saved(cluster: ClusterState, rank: Rank, report: Saved) -> Decision:
 
 def record_failed(cluster: ClusterState, rank: Rank, report: SaveFailed) -> Decision:
     job = rank.id.job
-    records: list[Record] = [CheckpointFailed.from_fields(report, rank=rank.id)]
+    failed = CheckpointFailed.from_fields(report, rank=rank.id)
     evidence = (report.why, phrase("at_step_in", step=report.step, folder=report.folder))
     incident = cluster.incidents.find_open(job, _about(job))
-    if incident is None:
-        records.append(
-            IncidentOpened(
-                id=provisional("checkpoint", job),
-                what=phrase("checkpoint_failed", job=job),
-                about=_about(job),
-                job=job,
-                evidence=evidence,
-                errors=(report.error,),
-                decision=phrase("next_interval_saves"),
-                reason=phrase("last_good_stays"),
-            )
-        )
-    elif report.error not in incident.errors:
-        records.append(IncidentAmended(id=incident.id, evidence=evidence, errors=(report.error,)))
-    return Decision(tuple(records))
+    if incident is not None:
+        amended = IncidentAmended(id=incident.id, evidence=evidence, errors=(report.error,))
+        return Decision((failed,) if report.error in incident.errors else (failed, amended))
+    opened = IncidentOpened(
+        id=provisional("checkpoint", job),
+        what=phrase("checkpoint_failed", job=job),
+        about=_about(job),
+        job=job,
+        evidence=evidence,
+        errors=(report.error,),
+        decision=phrase("next_interval_saves"),
+        reason=phrase("last_good_stays"),
+    )
+    return Decision((failed, opened))
 
 
 def record_resumed(cluster: ClusterState, rank: Rank, report: Resumed) -> Decision:
