@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from torchloom.checkpoints import threadlet_bridge
@@ -28,8 +27,7 @@ from torchloom.protocol.rank import Value
 from torchloom.settings import Settings
 from torchloom.shared.incarnation import first_incarnation
 from torchloom.threadlet import process_hooks
-from torchloom.threadlet.changes.knob import INTERVAL, Knob, log_level_knob, make_knob
-from torchloom.threadlet.changes.optimizer_knobs import optimizer_knobs
+from torchloom.threadlet.changes.knob import INTERVAL, Knob, log_level_knob, make_knob, optimizer_knobs
 from torchloom.threadlet.changes.step_boundary import StepBoundary
 from torchloom.threadlet.connection.link import Link
 from torchloom.threadlet.connection.rank_state import RankState
@@ -110,7 +108,7 @@ class Threadlet:
         """Steps finished so far."""
         return 0 if self._meter is None else self._meter.step_number
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Mark work other than training: `with loom.phase("eval"):`. Its time is not counted as part of a step.
 
         Phases may be nested. Use "data" around your own loader: it counts as waiting for the next batch. Call it on the
@@ -299,7 +297,8 @@ def attach(
     threadlet = _start_threadlet(names, settings, device_ids)
     if threadlet._link is not None:
         _announce(names)
-        threadlet._link.await_welcome()
+        # Briefly, so that the first step has the current knob values; not at all if there is no server.
+        threadlet._link.state.started.wait(settings.welcome_seconds)
     return threadlet
 
 

@@ -21,17 +21,15 @@ from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-_making = threading.Lock()
-_forking = threading.local()
+_making = threading.RLock()  # only the thread that has acquired it can release it
 
 
 def before_fork() -> None:
-    _forking.held = _making.acquire(timeout=1)
+    _making.acquire(timeout=1)
 
 
 def after_fork() -> None:
-    if getattr(_forking, "held", False):
-        _forking.held = False
+    with contextlib.suppress(RuntimeError):  # it was not acquired in time
         _making.release()
 
 

@@ -62,10 +62,6 @@ class Link(Port):
         self._thread.start()
         self.state.boundary.port = self
 
-    def await_welcome(self) -> None:
-        """Wait briefly for the current knob values, so that the first step has them; not if there is no server."""
-        self.state.started.wait(self._settings.welcome_seconds)
-
     def reply(self, reply: Reply) -> None:
         self._run_soon(lambda session: session.tasks.start(session.reply(reply)))
 

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
-VARIABLE = "TORCHLOOM_SKIP"
 T = TypeVar("T")
 _STEPS = re.compile(r"(\d{1,18})-(\d{1,18})")
 _END = object()
@@ -39,7 +38,7 @@ class SkippedBatches:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SkippedBatches | None:
         """As the launcher of this process has set it."""
-        steps = _STEPS.fullmatch(environ.get(VARIABLE, ""))
+        steps = _STEPS.fullmatch(environ.get("TORCHLOOM_SKIP", ""))
         if steps is None or not 1 <= int(steps[1]) <= int(steps[2]):
             return None
         return cls(int(steps[1]), int(steps[2]), resumed_step(environ))

@@ -48,7 +48,9 @@ class LivenessPageWriter:
         self._page: Page | None = None
         self._stacks: stacks.Stacks | None = None
         with contextlib.suppress(Exception):  # no memfd here, no descriptor left, no memory
-            self._page = page = _take_page()
+            self._page = page = _left.pop() if _left else Page()
+            while _left:  # a process with one rank has one page
+                _left.pop().close()
             page.reset()
             meter.marks = page.marks
             self._show_phase()
@@ -135,14 +137,6 @@ class LivenessPageWriter:
             _left.append(page)
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collecting)
-
-
-def _take_page() -> Page:
-    """The page of an earlier incarnation in this process, or a new one. A process with one rank has one page."""
-    page = _left.pop() if _left else Page()
-    while _left:
-        _left.pop().close()
-    return page
 
 
 def count_collectives() -> int | None:

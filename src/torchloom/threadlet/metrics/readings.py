@@ -40,7 +40,9 @@ def judge(values: Mapping[str, Any]) -> list[Reading]:
 def reading(value: Any) -> tuple[float | None, str]:
     """The value as a number, or None and the reason."""
     try:
-        if _is_foreign_tensor(value):
+        tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+        if tensor is not None and isinstance(value, tensor) and type(value) is not tensor:
+            # Reading a subclass of Tensor, such as a DTensor, may run a collective, which must not happen here.
             return None, f"a {type(value).__name__} may need its peers to be read; pass a plain number"
         item = getattr(value, "item", None)
         number = value if item is None else item()  # of tensors and arrays with one element
@@ -49,13 +51,6 @@ def reading(value: Any) -> tuple[float | None, str]:
         return float(number), ""
     except Exception as error:  # noqa: BLE001  anything may have been passed to step()
         return None, f"{type(error).__name__} on reading a {type(value).__name__}"
-
-
-def _is_foreign_tensor(value: Any) -> bool:
-    """Whether it is a subclass of torch.Tensor: reading a DTensor runs a collective, which must not happen here."""
-    torch = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", None)
-    return tensor is not None and isinstance(value, tensor) and type(value) is not tensor
 
 
 class Reader:
