@@ -134,12 +134,12 @@ class Link(Port):
 
     def _tick(self) -> None:
         """Tick on the liveness page, with or without a connection, as long as the loop runs."""
-        self.state.liveness.tick()
         self._loop.call_later(TICK_SECONDS, self._tick)
+        self.state.liveness.tick()
 
     async def _connect_loop(self) -> None:
         """Connect, run a session, and connect again."""
-        self._tick()
+        self._loop.call_soon(self._tick)
         state, names = self.state, self.state.names
         if state.devices is None:  # on another thread, because a driver may be slow to answer
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")

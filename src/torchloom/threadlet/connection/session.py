@@ -193,7 +193,8 @@ class Session:
             try:
                 await asyncio.wait_for(self._greeted.wait(), pause * _chance.uniform(0.8, 1.2))
             except TimeoutError:
-                pause = min(2 * pause, LONGEST_PAUSE)
+                if self._stored["hello"]:  # otherwise it is still being sent
+                    pause = min(2 * pause, LONGEST_PAUSE)
                 self._introduce_again()
 
     async def _say_goodbye(self) -> None:
