@@ -24,6 +24,15 @@ def test_torchrun_s_spellings_are_understood() -> None:
     assert args.words == ["train.py", "--max_restarts", "1"]
 
 
+@pytest.mark.parametrize(
+    "words", [["-m", "pkg.train"], ["-m=pkg.train"], ["--job", "a", "--standalone", "-m", "pkg.train"]]
+)
+def test_what_follows_a_module_is_for_the_module(words: list[str]) -> None:
+    args = parse(["run", *words, "-m", "x", "--job"]).args
+    assert (args.module, args.words) == ("pkg.train", ["-m", "x", "--job"])
+    assert parse(["run", "--job", "b", "--", "train.py", "--", "-x"]).args.words == ["train.py", "--", "-x"]
+
+
 @pytest.mark.parametrize("option", ["--rdzv_endpoint", "--rdzv-endpoint"])
 def test_what_torchrun_has_and_we_have_not_is_said_with_what_to_do(option: str) -> None:
     with pytest.raises(BadInput, match=f"no option {option}") as error:

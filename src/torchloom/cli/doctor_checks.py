@@ -45,12 +45,12 @@ def python() -> Finding:
 
 
 def torch() -> Finding:
-    found = installed("torch")
-    if found is None:
+    version = installed("torch")
+    if version is None:
         return Finding("torch", "ok", "not installed: only training needs it", "pip install 'torchloom[torch]'")
-    if _release(found) < (2, 4):
-        return Finding("torch", "warn", f"{found} is older than what is tested", "pip install 'torch>=2.4'")
-    return Finding("torch", "ok", found)
+    if _release(version) < (2, 4):
+        return Finding("torch", "warn", f"{version} is older than what is tested", "pip install 'torch>=2.4'")
+    return Finding("torch", "ok", version)
 
 
 def nats_server() -> Finding:
@@ -67,18 +67,20 @@ def nats_server() -> Finding:
 
 
 def nats_py() -> Finding:
-    found = installed("nats-py")
-    if found is None or _release(found) < (2, 14):
-        return Finding("nats-py", "fail", found or "not installed", "pip install 'nats-py[nkeys]>=2.14'")
-    return Finding("nats-py", "ok", found)
+    version = installed("nats-py")
+    if version is None or _release(version) < (2, 14):
+        return Finding("nats-py", "fail", version or "not installed", "pip install 'nats-py[nkeys]>=2.14'")
+    return Finding("nats-py", "ok", version)
 
 
 def state_folder(folder: StateFolder) -> Iterator[Finding]:
     path = folder.path
+    remedy = "`loom up` makes it; --state chooses another"
+    if not path.exists():
+        yield Finding("state folder", "ok", f"{path} does not exist yet", remedy)
+        return
     if not path.is_dir():
-        found = "does not exist yet" if not path.exists() else "is not a folder"
-        level: Literal["ok", "fail"] = "ok" if not path.exists() else "fail"
-        yield Finding("state folder", level, f"{path} {found}", "`loom up` makes it; --state chooses another")
+        yield Finding("state folder", "fail", f"{path} is not a folder", remedy)
         return
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
@@ -173,9 +175,9 @@ def jetstream(present: bool, settings: Settings, folder: StateFolder) -> list[Fi
         return [Finding("jetstream", "fail", "the server has none", remedy)]
     config = folder.nats / "nats.conf"
     if settings.addr or not config.exists():
-        found = "whether this server syncs every write cannot be seen from here"
+        unclear = "whether this server syncs every write cannot be seen from here"
         remedy = "its configuration should have `sync_interval: always`, or be a cluster of three"
-        return [Finding("jetstream", "ok", "present"), Finding("jetstream sync", "warn", found, remedy)]
+        return [Finding("jetstream", "ok", "present"), Finding("jetstream sync", "warn", unclear, remedy)]
     try:
         always = '"sync_interval": "always"' in config.read_text()
     except OSError as error:
@@ -210,8 +212,8 @@ def clock(theirs: float, before: float, after: float) -> Finding:
     """Their time was read between two of ours: only what lies outside of these is an offset."""
     offset = max(theirs - after, before - theirs, 0.0)
     if offset > _CLOCK:
-        found = f"the weaver's clock differs from ours by {duration(offset)}"
-        return Finding("clock", "warn", found, "run an NTP client (chrony, systemd-timesyncd) on both machines")
+        difference = f"the weaver's clock differs from ours by {duration(offset)}"
+        return Finding("clock", "warn", difference, "run an NTP client (chrony, systemd-timesyncd) on both machines")
     return Finding("clock", "ok", "agrees with the weaver's")
 
 

@@ -34,23 +34,25 @@ VARIABLES = {
 
 def examine(environ: Mapping[str, str]) -> list[Finding]:
     """Nothing, where torchft is not installed."""
-    found = installed("torchft")
-    return [] if found is None else [Finding("torchft", "ok", found), grpcio(), *waits(Torchft(replicas=2), environ)]
+    version = installed("torchft")
+    if version is None:
+        return []
+    return [Finding("torchft", "ok", version), grpcio(), *waits(Torchft(replicas=2), environ)]
 
 
 def grpcio() -> Finding:
-    found = installed("grpcio")
-    if found is None:
+    version = installed("grpcio")
+    if version is None:
         remedy = "pip install 'torchloom[lighthouse]', or --lighthouse stock"
         return Finding("grpcio", "warn", "not installed: torchLoom's lighthouse needs it", remedy)
-    return Finding("grpcio", "ok", found)
+    return Finding("grpcio", "ok", version)
 
 
 def waits(ft: Torchft, environ: Mapping[str, str]) -> Iterator[Finding]:
     """How long everyone waits in a job of replicas, the shortest first, and what breaks that order."""
     rungs = {rung.name: rung for rung in _rungs(ft, environ)}
     for rung in sorted(rungs.values(), key=lambda rung: rung.seconds):
-        told = f"{rung.seconds:g} s: {rung.what}"
+        text = f"{rung.seconds:g} s: {rung.what}"
         before = max((rungs[name] for name in rung.longer_than), key=lambda other: other.seconds, default=None)
         if math.isnan(rung.seconds):
             remedy = f"unset {rung.name}, or make it a number of seconds"
@@ -58,9 +60,9 @@ def waits(ft: Torchft, environ: Mapping[str, str]) -> Iterator[Finding]:
         elif before is not None and rung.seconds <= before.seconds:
             why = f"{rung.name} is not longer than {before.name} ({before.seconds:g} s: {before.what})"
             remedy = f"unset {rung.name}, or make it more than {before.seconds:g}"
-            yield Finding("torchft waits", "warn", f"{told}; {why}", remedy)
+            yield Finding("torchft waits", "warn", f"{text}; {why}", remedy)
         else:
-            yield Finding("torchft waits", "ok", f"{told} ({rung.name})" if rung.name in VARIABLES else told)
+            yield Finding("torchft waits", "ok", f"{text} ({rung.name})" if rung.name in VARIABLES else text)
 
 
 def _rungs(ft: Torchft, environ: Mapping[str, str]) -> Iterator[Wait]:

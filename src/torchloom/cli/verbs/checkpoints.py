@@ -172,8 +172,8 @@ def _reader() -> Callable[[Path], bool]:
     good: dict[Path, Signature] = {}
 
     def trusts(path: Path) -> bool:
-        seen = signature(path)
-        if good.get(path) == seen:
+        current = signature(path)
+        if good.get(path) == current:
             return True
         try:
             with Progress() as progress:
@@ -181,7 +181,7 @@ def _reader() -> Callable[[Path], bool]:
                 verify(path)
         except Damaged:
             return False
-        good[path] = seen
+        good[path] = current
         return True
 
     return trusts

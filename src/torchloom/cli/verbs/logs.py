@@ -106,14 +106,15 @@ def _show_files(call: Call, folders: dict[str, Path]) -> int:
 def _attempt(call: Call, folder: Path, reader: FileReader) -> Path:
     """The folder of the attempt that is asked for, the last one if none is named."""
     args = call.args
-    folders = [path for path in folder.glob("attempt-*") if path.name.rpartition("-")[2].isdecimal()]
-    attempts = sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]))
-    wanted = [path for path in attempts if args.attempt in {None, int(path.name.rpartition("-")[2])}]
-    if not wanted:
+    numbers = (path.name.removeprefix("attempt-") for path in folder.glob("attempt-*"))
+    attempts = sorted(int(number) for number in numbers if number.isdecimal())
+    ordinal = attempts[-1] if args.attempt is None and attempts else args.attempt
+    if ordinal not in attempts:
         raise Refused(f"{args.job} had no attempt {args.attempt}", hint=f"there are {len(attempts)}")
-    if not reader.ranks(wanted[-1]):
+    attempt = folder / f"attempt-{ordinal}"
+    if not reader.ranks(attempt):
         raise Refused(f"{args.job} has no rank {args.rank}")
-    return wanted[-1]
+    return attempt
 
 
 def _newest(runs: Path, name: str) -> dict[str, Path]:

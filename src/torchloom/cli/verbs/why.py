@@ -59,13 +59,12 @@ async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list
         if incident is None:
             raise unknown("job or incident", name, [*jobs, *(incident.id for incident in view.incidents)])
         return view, "", [incident], []
-    mine_runs = (await weaver.runs(name)).runs
-    seen = await weaver.cluster(whole(name, mine_runs), most=0)
-    own = [i for i in seen.incidents if concerns(i, name, mine_runs)]
-    incidents = newest_first(own)
+    job_runs = (await weaver.runs(name)).runs
+    job_view = await weaver.cluster(whole(name, job_runs), most=0)
+    incidents = newest_first(i for i in job_view.incidents if concerns(i, name, job_runs))
     if incidents:
         incidents[0] = await _whole(weaver, incidents[0].id) or incidents[0]
-    return seen, name, incidents, own_runs(view, mine_runs)
+    return job_view, name, incidents, own_runs(view, job_runs)
 
 
 async def _whole(weaver: WeaverClient, id: str) -> IncidentView | None:
