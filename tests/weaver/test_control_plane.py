@@ -69,7 +69,8 @@ class Home:
     def child(self, parent: int, name: str) -> psutil.Process:
         for process in psutil.Process(parent).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now
-                if name in " ".join(process.cmdline()):
+                program, *_, last = process.cmdline()  # a name in a path between them means nothing
+                if name in {Path(program).name, last}:
                     return process
         raise AssertionError(f"there is no {name}")
 

@@ -60,7 +60,8 @@ def names_of(host: str) -> list[str]:
     names += ["localhost", "127.0.0.1", "::1", socket.gethostname()]
     with contextlib.suppress(OSError):
         names.append(socket.getfqdn())
-    return list(dict.fromkeys(name for name in names if _general_name_fits(name)))
+    # Host names are free text on some machines, and a certificate can contain ASCII only.
+    return list(dict.fromkeys(name for name in names if name and name.isascii()))
 
 
 def expires(cert: Path) -> datetime:
@@ -157,15 +158,6 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _general_name_fits(name: str) -> bool:
-    """Whether a certificate can contain a name at all (host names are free text on some machines)."""
-    try:
-        _general_name(name)
-    except ValueError:
-        return False
-    return bool(name)
 
 
 def _own_addresses() -> list[str]:

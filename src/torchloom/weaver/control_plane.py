@@ -170,10 +170,9 @@ class ControlPlane:
         self.settings = settings
         self.folder = folder
         self.say = say
-        self.server = None if settings.addr else EmbeddedServer(folder, listen)
-        self.children = [Child("weaver", self._start_weaver)]
-        if self.server is not None:
-            self.children.insert(0, Child("nats-server", self.server.start))
+        self.weaver = Child("weaver", self._start_weaver)
+        self.server = None if settings.addr else Child("nats-server", EmbeddedServer(folder, listen).start)
+        self.children = [self.weaver] if self.server is None else [self.server, self.weaver]
         self.stopping = False
         self._signals = queue.SimpleQueue[int]()  # one that a signal handler may put into
         self._look_due = 0.0
@@ -216,13 +215,13 @@ class ControlPlane:
 
     def _wait_for_weaver(self) -> PlaneView | None:
         deadline = time.monotonic() + READY_SECONDS
-        weaver = self.children[-1]
         while time.monotonic() < deadline and not self.stopping:
-            if weaver.process is not None and weaver.process.poll() is not None:
+            process = self.weaver.process
+            if process is not None and process.poll() is not None:
                 assert self._weaver_report is not None
                 report = read_report(self._weaver_report)
                 raise BadState(
-                    f"the weaver ended at once: {report.error or _how_it_ended(weaver.process.returncode)}",
+                    f"the weaver ended at once: {report.error or _how_it_ended(process.returncode)}",
                     hint=report.hint or f"details are in {self.folder.logs / 'weaver.log'}",
                 )
             plane = asyncio.run(look_at_weaver(self.settings))
@@ -261,13 +260,12 @@ class ControlPlane:
             return
         self._look_due = now + LOOK_SECONDS
         plane = asyncio.run(look_at_weaver(self.settings))
-        weaver = self.children[-1].process
-        if plane is not None and "stuck" in plane.troubles and weaver is not None:
+        if plane is not None and "stuck" in plane.troubles and self.weaver.process is not None:
             self.say(f"{plane.trouble}; the weaver is restarted")
-            weaver.kill()
+            self.weaver.process.kill()
             return
         trouble = plane.trouble if plane is not None and "log" in plane.troubles else ""
-        server = self.children[0].process if self.server is not None else None  # not another party's server
+        server = self.server.process if self.server is not None else None  # not another party's server
         lasting = trouble and self._log_trouble
         if lasting and server is not None and shutil.disk_usage(self.folder.path).free > ROOM_BYTES:
             self.say(f"{trouble}; there is room on the disk, so nats-server is restarted")

@@ -123,8 +123,7 @@ async def begin(settings: Settings, stack: contextlib.AsyncExitStack, takeover: 
 def rank_minter(settings: Settings) -> Callable[[RankId], str] | None:
     """The function that makes credentials for one rank, if this machine has the keys of the server."""
     folder = StateFolder(settings.state_folder)
-    address = find(settings, Role.WEAVER)
-    if not address.account or not folder.authority.exists():
+    if not find(settings, Role.WEAVER).account or not folder.authority.exists():
         return None
     authority = ensure_authority(folder)
     return lambda rank: authority.mint(Role.THREADLET, rank).decode()
