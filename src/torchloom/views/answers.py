@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -11,9 +10,9 @@ from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done, No
 from torchloom.protocol.phrase import Phrase
 from torchloom.views.format.tables import Screen, clean
-from torchloom.views.wording.phrases import render
+from torchloom.views.wording.phrases import names, render
 
-_NAMED = 4
+NAMED = 4
 """Ranks named in a heading before the rest is only counted."""
 
 
@@ -25,9 +24,9 @@ def answer(done: Done, screen: Screen) -> list[str]:
     for text, ranks in by_text(done).items():
         text_lines = text.splitlines()
         if len(text_lines) <= 1:
-            lines.append(f"  {clean(names(ranks))}: {clean(text)}")
+            lines.append(f"  {clean(names(ranks, NAMED))}: {clean(text)}")
         else:
-            lines += ["", screen.paint(f"── {clean(names(ranks))}", "bold"), *map(clean, text_lines)]
+            lines += ["", screen.paint(f"── {clean(names(ranks, NAMED))}", "bold"), *map(clean, text_lines)]
     return lines
 
 
@@ -43,8 +42,3 @@ def by_text(done: Done) -> dict[str, list[RankId]]:
     for rank, text in done.results:
         grouped.setdefault(text.strip("\n"), []).append(rank)
     return grouped
-
-
-def names(ranks: Sequence[RankId]) -> str:
-    shown = ", ".join(map(str, ranks[:_NAMED]))
-    return shown if len(ranks) <= _NAMED else f"{shown} and {len(ranks) - _NAMED:,} more"

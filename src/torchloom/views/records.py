@@ -20,12 +20,12 @@ from torchloom.protocol import records as log
 from torchloom.protocol import run_records as runs
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import Entry, Record, named_jobs
-from torchloom.views.answers import names
+from torchloom.views.answers import NAMED
 from torchloom.views.format.json_document import plain
 from torchloom.views.format.numbers import stamp
 from torchloom.views.format.tables import Screen, clean
 from torchloom.views.listings import moved, name_of
-from torchloom.views.wording.phrases import fill, render, render_all
+from torchloom.views.wording.phrases import fill, names, render, render_all
 
 
 class Row(NamedTuple):
@@ -59,7 +59,7 @@ def _verdict(record: log.ChangeDecided) -> str:
 
 
 def _order(record: log.OrderGiven) -> str:
-    ranks = names([rank for rank, _ in record.lives])
+    ranks = names((rank for rank, _ in record.lives), NAMED)
     return fill("Order {id} given by {operator:or|someone}: {verb} {ranks}", asdict(record) | {"ranks": ranks})
 
 
