@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from msgspec.structs import replace
 
@@ -87,7 +87,7 @@ def submit(call: Call) -> int:
     task = with_rules(task, call.args)
     if call.args.job:
         name = check_name("job", call.args.job)
-    ask = Submit(request=secrets.token_hex(16), job=name, task=task, operator=operator())
+    ask = Submit(request=uuid4().hex, job=name, task=task, operator=operator())
 
     async def work(weaver: WeaverClient) -> int:
         call.show_done(await weaver.ask(ask, call.args.timeout))
@@ -143,4 +143,4 @@ def cancel(call: Call) -> int:
 
     if not call.confirm(lambda: call.query(question, patience=5.0)):
         return 0
-    return call.ask(Cancel(request=secrets.token_hex(16), job=call.args.job, operator=operator()))
+    return call.ask(Cancel(request=uuid4().hex, job=call.args.job, operator=operator()))
