@@ -47,6 +47,14 @@ async def test_of_an_attempt_whose_beginning_was_not_told_nothing_is_shown(tmp_p
     assert out.getvalue() == "[0/0] second try\n"
 
 
+async def test_files_of_ranks_that_the_job_does_not_have_are_left_alone(tmp_path: Path) -> None:
+    out = io.StringIO()
+    run = printed(tmp_path, 1, "mine\n")
+    (tmp_path / "0" / "attempt-1" / "rank-5.out").write_text("of an older, larger run\n")
+    await FileReader(Output(False, out=out)).show_attempts(run, 1)
+    assert out.getvalue() == "[0/0] mine\n"
+
+
 async def test_what_is_left_of_an_attempt_is_shown_before_the_next(tmp_path: Path) -> None:
     out = io.StringIO()
     reader = FileReader(Output(False, out=out))

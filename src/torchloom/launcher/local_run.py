@@ -87,8 +87,7 @@ async def _answers(settings: Settings) -> bool:
 
 @contextlib.asynccontextmanager
 async def agent_of(settings: Settings, node: Node, request: LaunchRequest, hot: float) -> AsyncIterator[Agent]:
-    address = find(settings, Role.AGENT)
-    client = await connect(address, name=f"agent {node.name}", keep_trying=True)
+    client = await connect(find(settings, Role.AGENT), name=f"agent {node.name}", keep_trying=True)
     paths = RankPaths(addr=settings.addr, state=str(settings.state_folder))
     with scratch("torchloom-agent-") as folder:
         agent = Agent(client, node, folder, tied=True, paths=paths, say=request.say, hot=hot)

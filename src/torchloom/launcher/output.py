@@ -101,11 +101,13 @@ class FileReader(OutputReader):
 
     async def show(self, run: RunView, ordinal: int | None = None) -> bool:
         folder = Path(run.task.log_dir) / f"attempt-{ordinal or run.attempt}"
-        return await asyncio.to_thread(self.show_folder, folder, label(run))  # a held terminal must not hold an agent
+        ranks = run.task.per_node * run.task.nodes  # in a folder that was used before there may be files of others
+        # In a thread: a terminal that is held must not hold an agent.
+        return await asyncio.to_thread(self.show_folder, folder, label(run), ranks)
 
-    def show_folder(self, folder: Path, replica: str = "") -> bool:
+    def show_folder(self, folder: Path, replica: str = "", below: int = sys.maxsize) -> bool:
         new = False
-        for rank in self.ranks(folder):
+        for rank in (rank for rank in self.ranks(folder) if rank < below):
             for which in WHICH:
                 path = folder / f"rank-{rank}.{which}"
                 with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
