@@ -90,7 +90,7 @@ class Threadlet:
         elif meter is not None and (number := meter.step(loss, samples, step, metrics)) >= self._participant.due_step:
             self._boundary.on_step(number)
 
-    def count_earlier(self, steps: int) -> None:
+    def _count_earlier(self, steps: int) -> None:
         """Add steps that a script which has not attached made before this threadlet existed."""
         if self._meter is not None:
             self._meter.resume_at(self._meter.step_number + steps)

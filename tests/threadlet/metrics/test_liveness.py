@@ -62,7 +62,7 @@ def test_a_script_that_has_not_attached_shows_the_steps_that_are_counted() -> No
     page = view(os.getpid())
     assert page is not None
     assert (page.marks[STARTED], page.phase) == (0, "start")
-    steps.count_earlier(3)
+    steps._count_earlier(3)
     assert (page.marks[STEP], page.marks[STARTED], page.phase) == (103, 1, "")
     steps.step()
     assert page.marks[STEP] == 104

@@ -39,7 +39,7 @@ class Tally:
     def step(self) -> None:
         self._steps += 1
 
-    def count_earlier(self, steps: int) -> None:
+    def _count_earlier(self, steps: int) -> None:
         self._steps += steps
 
 

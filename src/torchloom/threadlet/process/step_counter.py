@@ -29,7 +29,7 @@ SETTLE_SECONDS = 2.0
 
 class StepSink(Protocol):
     def step(self) -> None: ...
-    def count_earlier(self, steps: int) -> None:
+    def _count_earlier(self, steps: int) -> None:
         """Add steps that were made before it existed."""
 
 
@@ -80,7 +80,7 @@ class Counter:
             assert self.join is not None
             steps = self.join()
             with self._lock:
-                steps.count_earlier(self._before)
+                steps._count_earlier(self._before)
                 self._steps = steps
         except Exception:  # noqa: BLE001  uncounted, then
             self.over = True
