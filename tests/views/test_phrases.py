@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from torchloom.protocol.job import Response
 from torchloom.protocol.operator import No
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.records import Abort
-from torchloom.views.wording.phrases import render
+from torchloom.views.wording.phrases import fill, render
 from torchloom.views.wording.templates import RESPONSES, SHORT, TEMPLATE_PARTS, TEMPLATES
 
 SOURCE = Path(torchloom.__file__).parent
@@ -46,7 +47,9 @@ def _codes(node: ast.expr) -> Iterator[str]:
 
 
 def needed(template: str) -> set[str]:
-    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+    """Also within the texts to choose from."""
+    fields = [(name, spec or "") for _, name, spec, _ in string.Formatter().parse(template) if name]
+    return {name for name, _ in fields}.union(*(needed(spec) for _, spec in fields))
 
 
 def test_every_phrase_has_its_words_and_what_they_need() -> None:
@@ -144,6 +147,25 @@ def test_lines_lists_of_numbers_and_times() -> None:
     )
     told = [render(phrase("steps_as_before", seconds=seconds)) for seconds in (0.0008, 2.1, 2100.0)]
     assert told == ["steps take 0.8 ms again", "steps take 2.1 s again", "steps take 35 min again"]
+
+
+def test_a_value_never_changes_the_rest_of_a_sentence() -> None:
+    assert render(phrase("agents_are_on", nodes=["a|b", "{c}", "}"])) == "agents are on: a|b, {c}, }"
+    assert render(phrase("waits_for_nodes", count="2|3", ranks="{ranks}", there="|")) == (
+        "a node with room for {ranks} (|)"
+    )
+    assert render(phrase("not_prepared", error="{error}|", hint="|{hint}")) == "{error}| → |{hint}"
+    assert fill("{ok:if|yes {name}|no {name}}!", {"ok": True, "name": "a|b"}) == "yes a|b!"
+    assert fill("{ok:if|yes {name}|no {name}}!", {"ok": False, "name": "a|b"}) == "no a|b!"
+
+
+@pytest.mark.parametrize("code", [*TEMPLATES, *(f"short.{code}" for code in SHORT)])
+def test_every_sentence_can_be_made_of_whatever_another_version_sends(code: str) -> None:
+    odd = ("", None, True, -1, 10**400, math.nan, "|{}}", (), ("a|",), ((0, 1), 7), ((1, 2, 3),), Phrase(code="no"))
+    for value in odd:
+        arguments = needed(SHORT[code.removeprefix("short.")] if code.startswith("short.") else TEMPLATES[code])
+        assert isinstance(render(Phrase(code=code, args=dict.fromkeys(arguments, value))), str)
+    assert isinstance(render(Phrase(code=code)), str)
 
 
 def test_a_number_that_is_not_there_is_left_out() -> None:

@@ -14,10 +14,11 @@ A template is a format string over the phrase's arguments, with these specificat
     {left:time}      seconds in few words: `0.8 ms`, `2.1 s`, `35 min`
     {size:bytes}     a size: `640 B`, `1.2 GB`
     {why:? (|)}      nothing if it is empty, else in the text after `?`, at the bar or after it
-    {n:one|is|are}   the first text for a single one (a number, a name, a rank), else the second
     {who:or|nobody}  this text if it is empty
-    {ok:if|yes|no}   the first text if it is true or not empty, else the second; they may contain fields
+    {n:one|is|are}   the first text for a single one (a number, a name, a rank), else the second
+    {ok:if|yes|no}   the first text if it is true or not empty, else the second
 
+The texts of the last two may contain fields, but none with a bar.
 What was passed over, by name and reason, is listed as `step-9 (torn), step-8 (no manifest)`.
 """
 
@@ -43,14 +44,28 @@ def render(prose: Prose) -> str:
     if isinstance(prose, str):
         return prose
     try:
-        return _FORMATTER.vformat(_TEMPLATES[prose.code], (), prose.args)
-    except (LookupError, ValueError, TypeError):  # of another version: better an odd text than none
+        return fill(_TEMPLATES[prose.code], prose.args)
+    except (LookupError, ValueError, TypeError, OverflowError):  # of another version: better an odd text than none
         return str(prose)
 
 
 def fill(template: str, fields: Mapping[str, Any]) -> str:
-    """A template filled in with the fields of a record."""
-    return _FORMATTER.vformat(template, (), fields)
+    """A template filled in with the fields of a record. One of two texts is chosen before its fields are filled in, so
+    that no value, whatever it contains, changes the rest of the sentence."""
+    parts = []
+    for text, name, format_spec, conversion in _FORMATTER.parse(template):
+        parts.append(text)
+        if name is None:
+            continue
+        value, _ = _FORMATTER.get_field(name, (), fields)
+        choice, _, texts = (format_spec or "").partition("|")
+        if choice in {"if", "one"}:
+            first, _, second = texts.partition("|")
+            takes_first = _is_one(value) if choice == "one" else value
+            parts.append(fill(first if takes_first else second, fields))
+        else:
+            parts.append(_FORMATTER.format_field(_FORMATTER.convert_field(value, conversion), format_spec or ""))
+    return "".join(parts)
 
 
 def shorten(prose: Prose) -> Prose:
@@ -86,7 +101,9 @@ def name_ranks(spans: Sequence[tuple[int, int] | int]) -> str:
 
 
 def _is_one(value: object) -> bool:
-    """Whether it is the number 1, a single item, or a span of a single rank."""
+    """Whether it is the number 1, a name, a single item, or a span of a single rank."""
+    if isinstance(value, str):
+        return True
     if not isinstance(value, Sequence):
         return value == 1
     return len(value) == 1 and (not isinstance(value[0], tuple) or value[0][0] == value[0][1])
@@ -104,14 +121,8 @@ class _Formatter(string.Formatter):
         return kwargs.get(str(key), "")  # an older version may have left it out
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        if format_spec.startswith("if|"):
-            yes, _, no = format_spec[3:].partition("|")
-            return yes if value else no
         if format_spec.startswith("or|"):
             return self.format_field(value, "") or format_spec[3:]
-        if format_spec.startswith("one|"):
-            one, _, several = format_spec[4:].partition("|")
-            return one if _is_one(value) else several
         if isinstance(value, Phrase):
             value = render(value)
         if isinstance(value, Mapping):
