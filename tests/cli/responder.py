@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -50,6 +51,8 @@ class Responder:
         """So many asks to come are heard, but not answered: as if the weaver were killed over them."""
         self.asked: list[Ask] = []
         self.looked: list[Look] = []
+        self.before_look: Callable[[Look], None] = lambda look: None
+        """Called before a look is answered."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._client: Client
@@ -107,6 +110,7 @@ class Responder:
     async def _look(self, message: Msg) -> None:
         look = decode_look(message.data)
         self.looked.append(look)
+        self.before_look(look)
         if isinstance(look, QueryKnobs):
             known = any(job.job == look.job for job in self.view.jobs)
             await message.respond(encode(self.knobs if known else KnobsView()))

@@ -18,7 +18,7 @@ from torchloom.protocol.job import Rule, Task, Torchft
 from torchloom.protocol.node import Place
 from torchloom.protocol.rank import Beat
 from torchloom.protocol.records import About
-from torchloom.protocol.views import Goodput, RunsView, RunView
+from torchloom.protocol.views import Goodput, Look, QueryRuns, RunsView, RunView
 
 RULE = Rule(on="straggler", do=("evict",))
 
@@ -212,6 +212,28 @@ def test_an_attempt_that_only_one_of_them_had_is_shown_of_that_one(
     replicas.runs = RunsView(runs=(a_part("0", log_dir=str(stamped / "replica-0")), again))
     assert at("logs", "ft", "--attempt", "2").out == "[1/0] once more\n"
     assert at("logs", "ft", "--attempt", "3").err.startswith("loom: ft had no attempt 3")
+
+
+def test_who_follows_sees_the_last_words_of_an_attempt_before_the_next(
+    replicas: Responder, at: Loom, stamped: Path
+) -> None:
+    folder = stamped / "replica-0"
+    printed(folder, "of an older attempt")
+    printed(folder, "first", 2)
+
+    def runs(attempt: int, phase: str) -> RunsView:
+        return RunsView(runs=(a_part("0", log_dir=str(folder), attempt=attempt, phase=phase),))
+
+    def restart(look: Look) -> None:
+        if isinstance(look, QueryRuns) and len(replicas.looked) > 1:
+            printed(folder, "first\nlast words", 2)
+            printed(folder, "once more", 3)
+            replicas.runs = runs(3, "done")
+
+    replicas.runs = runs(2, "running")
+    replicas.looked.clear()
+    replicas.before_look = restart
+    assert at("logs", "ft:0", "-f").out.splitlines() == ["[0/0] first", "[0/0] last words", "[0/0] once more"]
 
 
 def test_without_a_control_plane_the_files_of_the_last_run_are_shown(loom: Loom, tmp_path: Path) -> None:

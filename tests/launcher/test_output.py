@@ -31,7 +31,7 @@ async def test_lines_have_replica_and_rank_in_front(tmp_path: Path) -> None:
     assert out.getvalue() == "[0/0] hello from 0\n"
     for run in runs:
         await reader.show_attempts(run, 1)
-        assert not await reader.show(run)
+        assert not await reader.show(run, 1)
     output.finish()
     assert out.getvalue() == "[0/0] hello from 0\n[1/0] hello from 1\n[0/0] half\n[1/0] half\n"
     assert err.getvalue() == ""
@@ -53,6 +53,14 @@ async def test_files_of_ranks_that_the_job_does_not_have_are_left_alone(tmp_path
     (tmp_path / "0" / "attempt-1" / "rank-5.out").write_text("of an older, larger run\n")
     await FileReader(Output(False, out=out)).show_attempts(run, 1)
     assert out.getvalue() == "[0/0] mine\n"
+
+
+async def test_what_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
+    out = io.StringIO()
+    run = printed(tmp_path, 1, "out\n")
+    (tmp_path / "0" / "attempt-1" / "rank-0.err").mkdir()
+    await FileReader(Output(False, out=out)).show_attempts(run, 1)
+    assert out.getvalue() == "[0/0] out\n"
 
 
 async def test_what_is_left_of_an_attempt_is_shown_before_the_next(tmp_path: Path) -> None:

@@ -79,28 +79,31 @@ class OutputReader:
     def __init__(self, output: Output, rank: int | None = None) -> None:
         self.output = output
         self.rank = rank
-        self._newest: dict[str, int] = {}
-        """The newest attempt of each run of which something may have been shown."""
+        self.newest: dict[str, int] = {}
+        """The newest attempt of each run of which something may have been shown: the first to look at."""
         self._offsets: dict[Hashable, int] = {}
         """How many bytes of each file have been shown."""
 
-    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
-        """Print what is new of an attempt, the last one if none is named; whether there was anything."""
+    async def show(self, run: RunView, ordinal: int) -> bool:
+        """Print what is new of an attempt; whether there was anything."""
         raise NotImplementedError
 
-    async def show_attempts(self, run: RunView, last: int, *, over: bool = False) -> None:
-        """Print what is new up to an attempt: all there is of attempts that are over, else a part of it."""
-        for ordinal in range(self._newest.get(run.job, 1), last + 1):
-            while await self.show(run, ordinal) and (over or ordinal < last):
+    async def show_attempts(self, run: RunView, last: int, *, over: bool = False) -> bool:
+        """Print what is new up to an attempt: all there is of attempts that are over, else a part of it; whether there
+        was anything of the last one."""
+        new = False
+        for ordinal in range(self.newest.get(run.job, 1), last + 1):
+            while (new := await self.show(run, ordinal)) and (over or ordinal < last):
                 pass
-            self._newest[run.job] = ordinal
+            self.newest[run.job] = ordinal
+        return new
 
 
 class FileReader(OutputReader):
     """Of files on this machine."""
 
-    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
-        folder = Path(run.task.log_dir) / f"attempt-{ordinal or run.attempt}"
+    async def show(self, run: RunView, ordinal: int) -> bool:
+        folder = Path(run.task.log_dir) / f"attempt-{ordinal}"
         ranks = run.task.per_node * run.task.nodes  # in a folder that was used before there may be files of others
         # In a thread: a terminal that is held must not hold an agent.
         return await asyncio.to_thread(self.show_folder, folder, label(run), ranks)
@@ -109,14 +112,18 @@ class FileReader(OutputReader):
         new = False
         for rank in (rank for rank in self.ranks(folder) if rank < below):
             for which in WHICH:
-                path = folder / f"rank-{rank}.{which}"
-                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                    file.seek(self._offsets.get(path, 0))
-                    if data := file.read(MOST):
-                        self._offsets[path] = file.tell()
-                        self.output.feed(folder, rank, which, data, replica)
-                        new = True
+                if data := self._read(folder / f"rank-{rank}.{which}"):
+                    self.output.feed(folder, rank, which, data, replica)
+                    new = True
         return new
+
+    def _read(self, path: Path) -> bytes:
+        with contextlib.suppress(OSError), path.open("rb") as file:  # it may not be there yet
+            file.seek(self._offsets.get(path, 0))
+            data = file.read(MOST)
+            self._offsets[path] = file.tell()
+            return data
+        return b""
 
     def ranks(self, folder: Path) -> list[int]:
         numbers = [path.stem.rpartition("-")[2] for path in folder.glob("rank-*.out")]
@@ -133,11 +140,10 @@ class RemoteReader(OutputReader):
         super().__init__(output, rank)
         self.client = client
 
-    async def show(self, run: RunView, ordinal: int | None = None) -> bool:
+    async def show(self, run: RunView, ordinal: int) -> bool:
         self.trouble = ""
-        number = ordinal or run.attempt
         places = [place for place in run.places if self.rank in {None, place.rank}]
-        parts = await asyncio.gather(*(self._part(run, number, place, which) for place in places for which in WHICH))
+        parts = await asyncio.gather(*(self._part(run, ordinal, place, which) for place in places for which in WHICH))
         return any(parts)
 
     async def _part(self, run: RunView, ordinal: int, place: Place, which: str) -> bool:

@@ -58,9 +58,10 @@ async def _show(call: Call, weaver: WeaverClient) -> int:
     output = Output(call.screen.colour, alone=args.rank is not None and len(runs) == 1)
     here = all(_is_here(run) for run in runs if run.attempt) and any(run.attempt for run in runs)
     reader: OutputReader = FileReader(output, args.rank) if here else RemoteReader(weaver.client, output, args.rank)
+    reader.newest = {run.job: args.attempt or run.attempt or 1 for run in runs}
     while True:
         over = are_over(runs)
-        new = [await reader.show(run, args.attempt) for run in runs]
+        new = [await reader.show_attempts(run, args.attempt or run.attempt) for run in runs]
         if not any(new):
             if over or not args.follow:
                 break
