@@ -65,3 +65,10 @@ def test_an_emptied_map_keeps_no_keys() -> None:
     drmap.remove_rank(RankId("j", "a", 0))
     assert not drmap._by_device
     assert not drmap._by_rank
+
+
+def test_what_is_registered_on_several_nodes_is_always_listed_in_the_same_order() -> None:
+    """States are compared as they list it."""
+    nodes = [f"n{number}" for number in range(10)]
+    here = [Assignment(device="GPU-1", replica=ReplicaId("j", "a"), node=node) for node in nodes]
+    assert [a.node for a in DRMap(here).registered()] == nodes

@@ -99,5 +99,6 @@ class DRMap:
         return assignment in self._by_device.get(assignment.device, ())
 
 
-def _order(assignment: Assignment) -> tuple[str, ReplicaId, int]:
-    return assignment.device, assignment.replica, -1 if assignment.rank is None else assignment.rank
+def _order(assignment: Assignment) -> tuple[str, ReplicaId, int, str]:
+    """Of all that can differ: an operator may have registered a replica for a device on two nodes."""
+    return assignment.device, assignment.replica, -1 if assignment.rank is None else assignment.rank, assignment.node
