@@ -237,7 +237,7 @@ def _end_order(cluster: ClusterState, operation: PendingOperation, expired: bool
     if unanswered and not expired:
         return NOTHING
     done = [rank for rank, answer in operation.ordered.items() if answer.outcome == "applied"]
-    refused = [rank for rank in operation.ordered if rank not in done]
+    refused = [rank for rank, answer in operation.ordered.items() if answer.outcome != "applied"]
     parts = [phrase("order_applied", count=len(done))] if done else []
     if refused:
         message = operation.ordered[refused[0]].text[:200]
