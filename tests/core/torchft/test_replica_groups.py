@@ -182,6 +182,20 @@ def test_cancelling_the_job_ends_all_of_it() -> None:
     assert [r.outcome for r in records(site, JobEnded) if isinstance(r, JobEnded)] == ["stopped"]
 
 
+def test_replicas_are_cancelled_also_if_a_run_without_replicas_had_their_name() -> None:
+    site = Site(cores=16)
+    site.submit(1, per_node=1)
+    site.settle()
+    site.agents["n1"].end(0, code=0)
+    site.settle()
+    site.submit(2, torchft=Torchft(replicas=2), per_node=1)
+    site.settle(1.0)
+    assert phases(site) == {JOB: "done", "lighthouse": "running", "0": "running", "1": "running"}
+    site.tell(site.loom.happen(RequestReceived(Cancel(request=f"{7:032x}", job=JOB), "me")))
+    site.settle(3.0)
+    assert phases(site) == {JOB: "done", "lighthouse": "done", "0": "cancelled", "1": "cancelled"}
+
+
 def test_a_weaver_that_is_started_anew_goes_on_with_all_of_it() -> None:
     site = group()
     for number in (0, 1):

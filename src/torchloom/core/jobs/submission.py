@@ -54,10 +54,11 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
 
 
 def cancel(cluster: ClusterState, ask: Cancel, now: float) -> Decision:
-    run = cluster.runs.by_name.get(ask.job)
-    if run is not None and run.over:
-        return Decision(answer=Done(text=phrase("is_in_phase", name=ask.job, phase=str(run.phase))))
+    run = cluster.runs.active(ask.job)
     runs = [run] if run is not None else cluster.runs.of_job(ask.job)
+    if not runs and ask.job in cluster.runs.by_name:
+        phase = cluster.runs.by_name[ask.job].phase
+        return Decision(answer=Done(text=phrase("is_in_phase", name=ask.job, phase=str(phase))))
     if not runs:
         raise Refused(phrase("foreign_job", job=ask.job), phrase("stop_foreign_job", job=ask.job))
     # A lighthouse ends with its replicas.
