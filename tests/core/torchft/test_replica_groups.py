@@ -10,12 +10,13 @@ from tests.core.torchft.made import evicted, group, join, member, phases, record
 from torchloom.core.events import BeatReceived, ReportReceived, RequestReceived
 from torchloom.core.state.ranks import Presence
 from torchloom.core.torchft.replica_groups import split_job, timeouts
+from torchloom.protocol.codec import decode_entry, encode
 from torchloom.protocol.job import Task, Torchft
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.operator import Cancel, Done, No
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Beat, Goodbye, Hello, Joined
-from torchloom.protocol.records import JobEnded
+from torchloom.protocol.records import Entry, JobEnded
 
 # ── what a job is made of ──
 
@@ -46,6 +47,20 @@ def test_somebody_elses_lighthouse_is_not_started_and_named_to_the_replicas() ->
     site = group(lighthouse="http://there:29510")
     assert phases(site) == {"0": "running", "1": "running"}
     assert {launch.task.env["TORCHFT_LIGHTHOUSE"] for launch in site.agents["n1"].launches} == {"http://there:29510"}
+
+
+@pytest.mark.parametrize(("length", "lighthouse"), [(117, "loom"), (126, "http://there:29510")])
+def test_a_name_is_refused_that_leaves_no_room_for_the_names_of_its_replicas(length: int, lighthouse: str) -> None:
+    """The log could not be read any more: names are checked where it is read, too."""
+    ft = Torchft(replicas=2, lighthouse=lighthouse)
+    site = Site(cores=16)
+    assert isinstance(site.submit(1, job="a" * length, torchft=ft, per_node=1), Done)
+    names = [run.name for run in site.loom.cluster.runs.by_name.values()]
+    assert max(map(len, (*names, f"{'a' * length}_0"))) == 128
+    (stored,) = [entry for _, entry in site.loom.log if entry]
+    assert decode_entry(encode(Entry(term=1, at=0.0, records=stored))).records == stored
+    refused = site.submit(2, job="b" * (length + 1), torchft=ft, per_node=1)
+    assert refused == No(why=phrase("job_name_too_long"), hint=phrase("choose_shorter_name"))
 
 
 def test_every_timeout_is_longer_than_what_it_waits_for() -> None:

@@ -15,6 +15,7 @@ from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.ranks import PRESENT, JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import split_job
+from torchloom.protocol.ids import NAME
 from torchloom.protocol.job import Task
 from torchloom.protocol.operator import Annotate, Cancel, Done, Drain, JobAnnotated, NodeDrained, Submit
 from torchloom.protocol.phrase import Phrase, phrase
@@ -24,6 +25,8 @@ from torchloom.protocol.run_records import RunSubmitted
 
 def submit(cluster: ClusterState, ask: Submit) -> Decision:
     runs = split_job(ask.job, ask.task)
+    if not all(NAME.fullmatch(name) and NAME.fullmatch(task.replica) for name, task in runs):
+        raise Refused(phrase("job_name_too_long"), phrase("choose_shorter_name"))
     there = [run for name, _ in (*runs, (ask.job, None)) if (run := cluster.runs.by_name.get(name)) is not None]
     if any(run.request == ask.request for run in there):
         return Decision(answer=Done(text=phrase("submitted_before", job=ask.job)))

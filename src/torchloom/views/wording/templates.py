@@ -237,6 +237,8 @@ GENERAL_TEMPLATES: Mapping[str, str] = {
     "rename_or_cancel": "choose another name, or end it: `loom cancel {job}`",
     "foreign_job_runs": "{job} is running already, not started by torchLoom",
     "choose_other_name": "choose another name",
+    "job_name_too_long": "its replicas add to the name of the job, and would have names of more than 128 characters",
+    "choose_shorter_name": "choose a shorter name",
     "wait_or_rename": "its ranks are lost and will be given up soon: try again then, or choose another name",
     "correct_and_resubmit": "correct it and submit it again",
     "node_serves_one_job": "{node} serves one job alone",
