@@ -238,6 +238,23 @@ def test_a_pause_that_nobody_can_end_ends_by_itself(rank: Rank) -> None:
     assert not rank.boundary.participant.paused
 
 
+def test_a_link_that_is_lost_for_a_moment_does_not_end_a_pause(rank: Rank) -> None:
+    """However long the training has not looked: it saved a checkpoint, or its process was suspended."""
+    looks: list[float] = []
+
+    def is_up() -> bool:
+        looks.append(time.monotonic())
+        return len(looks) != 2
+
+    rank.port.is_up = is_up
+    pause = rank.promise(action="pause")
+    rank.tell("c1")
+    until(lambda: len(looks) >= 4)
+    assert looks[1] - looks[0] > SETTINGS.pause_orphan_seconds
+    assert rank.boundary.participant.paused
+    assert rank.meter.step_number == pause.step
+
+
 def test_stop_is_seen_after_its_step(rank: Rank) -> None:
     stop = rank.promise(action="stop")
     rank.tell("c1")

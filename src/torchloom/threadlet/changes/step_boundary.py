@@ -113,16 +113,18 @@ class StepBoundary:
 
     def _wait_while_paused(self, step: int) -> None:
         """Wait until the pause ends. One that nobody can end any more, because the link was lost, ends itself."""
-        linked = time.monotonic()
+        lost: float | None = None  # since when: not since it was last seen, which may be long ago after a suspension
         while self._must_wait(step):
             self._wake.wait(0.5)
             self._wake.clear()
             self._apply_due(step)
             now = time.monotonic()
             if self.port.up:
-                linked = now
-            elif now - linked > self._settings.pause_orphan_seconds:
-                logger.warning("torchLoom: paused without a link for %.0f s; training continues", now - linked)
+                lost = None
+            elif lost is None:
+                lost = now
+            elif now - lost > self._settings.pause_orphan_seconds:
+                logger.warning("torchLoom: paused without a link for %.0f s; training continues", now - lost)
                 self.set_paused(False)
 
     def _must_wait(self, step: int) -> bool:
