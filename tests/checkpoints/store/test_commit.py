@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,9 +13,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.checkpoints.victims import CALLS, counted, leftovers, run, save_three, save_twice, value_of, why_untraceable
 from torchloom.checkpoints import single_file
+from torchloom.checkpoints.pending_save import PendingSave
+from torchloom.checkpoints.single_file import SingleFileSave
+from torchloom.checkpoints.staging import StagingBuffers
 from torchloom.checkpoints.store import commit
 from torchloom.checkpoints.store.locks import WriterLock
 from torchloom.checkpoints.store.search import latest
@@ -132,6 +137,22 @@ def test_where_names_cannot_be_swapped_a_failing_rename_leaves_the_last_one_in_p
     assert (left, newest) == ([], 1.0)
     assert after == ["", [], 3.0]
     assert value_of(single_file.read(tmp_path / "runs" / "step-1" / single_file.FILE)["state"]) == 1.0
+
+
+def test_a_save_whose_draft_cannot_be_removed_says_why_it_failed(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+
+    class Doomed(PendingSave):
+        def grow(self, size: int) -> None:
+            if folder.is_dir():
+                folder.rename(tmp_path / "moved")
+                folder.touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    save = SingleFileSave(folder, 1, {"state": {"value": torch.zeros(1)}}, StagingBuffers())
+    with pytest.raises(OSError, match="No space left on device"):
+        save.write(Doomed(1, folder / "step-1", began=0.0))
 
 
 FULL = """

@@ -8,6 +8,7 @@ step-N               complete: the rename happens after everything in it is dura
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -102,11 +103,12 @@ def clean(folder: Path) -> list[str]:
 
 
 def remove(path: Path) -> None:
-    """Remove a hidden folder, or what stands in its place, as far as that is possible."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove a hidden folder, or what stands in its place, as far as that is possible. Never raises."""
+    with contextlib.suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _replace(draft: Path, final: Path, step: int) -> Path:
