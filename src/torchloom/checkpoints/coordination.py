@@ -38,8 +38,7 @@ class Coordinator:
 
     def broadcast_from_zero(self, work: Callable[[], Answer]) -> Answer:
         """Run `work` on the first rank; returns its result on all ranks, or raises its error."""
-        answer: Answer = self.scatter(None, lambda _: [work()] * self.size)
-        return answer
+        return work()
 
     def gather(self, mine: Any) -> list[Any]:
         """The values of all ranks, on every rank."""
@@ -65,6 +64,13 @@ class GlooCoordinator(Coordinator):
         self._count += 1
         return f"{zlib.crc32(f'{self._token} {self._count}'.encode()):08x}"
 
+    def broadcast_from_zero(self, work: Callable[[], Answer]) -> Answer:
+        # Not with scatter(): the description of a large checkpoint would be copied once for each rank.
+        outcome: list[Any] = [_attempt(work) if self.rank == 0 else None]
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
+        answer: Answer = _unpack(outcome[0])
+        return answer
+
     def gather(self, mine: Any) -> list[Any]:
         values = [None] * self.size
         dist.all_gather_object(values, mine, group=self.group)
@@ -75,18 +81,28 @@ class GlooCoordinator(Coordinator):
         dist.gather_object(mine, values, dst=0, group=self.group)
         shares: list[Any] = [None] * self.size
         if values is not None:
-            try:
-                shares = [(part, None) for part in share(values)]
-            except TorchLoomError as error:
-                shares = [(None, error)] * self.size
-            except Exception as error:  # noqa: BLE001  raised on every rank
-                shares = [(None, TorchLoomError(f"{type(error).__name__}: {error}"))] * self.size
+            parts, problem = _attempt(lambda: share(values))
+            shares = [(part, None) for part in parts] if problem is None else [(None, problem)] * self.size
         own: list[Any] = [None]
         dist.scatter_object_list(own, shares, src=0, group=self.group)
-        answer, problem = own[0]
-        if problem is not None:
-            raise problem
-        return answer
+        return _unpack(own[0])
+
+
+def _attempt(work: Callable[[], Any]) -> tuple[Any, TorchLoomError | None]:
+    """What it returns, or an error that can be raised on every rank."""
+    try:
+        return work(), None
+    except TorchLoomError as error:
+        return None, error
+    except Exception as error:  # noqa: BLE001  raised on every rank
+        return None, TorchLoomError(f"{type(error).__name__}: {error}")
+
+
+def _unpack(outcome: tuple[Any, TorchLoomError | None]) -> Any:
+    answer, problem = outcome
+    if problem is not None:
+        raise problem
+    return answer
 
 
 def is_distributed() -> bool:
