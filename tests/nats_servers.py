@@ -96,7 +96,9 @@ class Cleaner:
     def _listing(self) -> dict[Path, tuple[int, int]]:
         """The state folder and what is in it, but for the server's own files: modes, and when files were written."""
         root = self.server.folder.path
-        paths = [path for path in root.rglob("*") if path.relative_to(root).parts[0] not in PRIVATE]
+        # Not even looked into: the server may remove a folder of a deleted stream at that moment.
+        own = [path for path in root.iterdir() if path.name not in PRIVATE]
+        paths = [*own, *(path for folder in own if folder.is_dir() for path in folder.rglob("*"))]
         stats = {path: path.stat() for path in (root, *paths)}
         return {path: (s.st_mode, 0 if path.is_dir() else s.st_mtime_ns) for path, s in stats.items()}
 
