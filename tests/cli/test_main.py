@@ -134,6 +134,7 @@ def complete(line: str, **more: str) -> list[str]:
 def test_verbs_and_options_complete() -> None:
     assert complete("loom stat") == ["status"]
     assert complete("loom events --fo") == ["--follow"]
+    assert complete("loom --state 'my runs' events --fo") == ["--follow"]
     assert set(complete("loom completion ")) >= {"bash", "zsh", "fish"}
 
 

@@ -58,7 +58,8 @@ def complete() -> None:
 
     from torchloom.cli.parser import VERBS, build, typed_verb
 
-    words = os.environ["COMP_LINE"].split()[int(os.environ["_ARGCOMPLETE"]) :]
+    finished = argcomplete.split_line(os.environ["COMP_LINE"])[3]  # the words before the one that is being typed
+    words = finished[int(os.environ["_ARGCOMPLETE"]) :]
     # The second word of a verb is offered after its first.
     argcomplete.autocomplete(build(typed_verb(words)), exclude=[name for name in VERBS if " " in name])
 
