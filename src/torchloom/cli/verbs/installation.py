@@ -27,10 +27,10 @@ def doctor(call: Call) -> int:
     Exits with 1 if a check failed.
     """
     from torchloom.bus.state_folder import StateFolder
-    from torchloom.cli import doctor_checks, torchft_timeouts
+    from torchloom.cli import doctor_checks
 
     folder = StateFolder(call.settings.state_folder)
-    findings = doctor_checks.examine_machine(folder) + torchft_timeouts.examine(os.environ)
+    findings = doctor_checks.examine_machine(folder) + doctor_checks.examine_torchft(os.environ)
     findings += call.wait(doctor_checks.examine_plane(call.settings, folder))
     failed = any(finding.level == "fail" for finding in findings)
     if call.json:
@@ -60,12 +60,12 @@ def settings(call: Call) -> int:
         settings_shown.append({"variable": name, "value": value, "default": default, "meaning": meaning})
     columns: list[Column[dict[str, str]]] = [
         Column("VARIABLE", lambda row: row["variable"]),
-        Column(
-            "VALUE",
-            lambda row: Cell(row["value"] or "-", "bold" if row["value"] != row["default"] else ""),
-            shrinks=True,
-        ),
+        Column("VALUE", _value, shrinks=True),
         Column("DEFAULT", lambda row: row["default"]),
         Column("MEANING", lambda row: row["meaning"], shrinks=True),
     ]
     return call.show(settings_shown, lambda: table(columns, settings_shown, call.screen))
+
+
+def _value(row: dict[str, str]) -> Cell:
+    return Cell(row["value"] or "-", "bold" if row["value"] != row["default"] else "")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Loom
-from torchloom.cli.doctor_checks import Finding
-from torchloom.cli.torchft_timeouts import VARIABLES, examine, waits
+from torchloom.cli.doctor_checks import VARIABLES, Finding, examine_torchft, waits
 from torchloom.core.torchft.replica_groups import timeouts
 from torchloom.protocol.job import Torchft
 
@@ -67,4 +66,4 @@ def test_doctor_says_so(loom: Loom, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {"check": "torchft", "level": "ok", "found": metadata.version("torchft"), "remedy": ""} in checks
     told = [check for check in checks if check["check"] == "torchft waits" and check["level"] == "warn"]
     assert len(told) == 1
-    assert [finding.check for finding in examine({})][:2] == ["torchft", "grpcio"]
+    assert [finding.check for finding in examine_torchft({})][:2] == ["torchft", "grpcio"]
