@@ -18,7 +18,6 @@ from docs import jobs, packages, trouble
 from docs.markdown import code, fenced, table
 from torchloom.bus.credentials import Authority
 from torchloom.cli.parser import EXIT_CODES, build
-from torchloom.cli.verb import verbs_of
 from torchloom.core.state.ranks import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.subjects import STREAMS, SUBJECTS, Permissions, Role, Stream, permissions
@@ -257,7 +256,7 @@ def _allowed_row(name: str, allowed: Permissions) -> list[str]:
 
 def cli() -> list[str]:
     parser = build()
-    verbs = verbs_of(parser)
+    verbs = parser.verbs
     summaries = {name: (verb.description or "").partition("\n")[0] for name, verb in verbs.items()}
     codes = [line.strip().partition("  ") for line in EXIT_CODES.splitlines()[1:] if line.strip()]
     lines = [

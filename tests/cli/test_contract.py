@@ -8,7 +8,7 @@ from pathlib import Path
 import torchloom
 from torchloom import errors
 from torchloom.cli.parser import EXIT_CODES, build
-from torchloom.cli.verb import options_of, verbs_of
+from torchloom.cli.verb import options_of
 from torchloom.errors import Damaged, NoValidCheckpoint
 
 EVERYWHERE = {"-h", "--help", "--state", "--no-color"}
@@ -18,7 +18,7 @@ CONTRACT = Path(__file__).with_name("verbs.txt")
 def contract() -> str:
     """Every verb with its arguments and its options, but for those that all verbs have."""
     lines = []
-    for name, verb in sorted(verbs_of(build()).items()):
+    for name, verb in sorted(build().verbs.items()):
         arguments = [action.dest for action in verb._actions if not action.option_strings]
         lines.append(f"{name}: {' '.join([*arguments, *sorted(set(options_of(verb)) - EVERYWHERE)])}".rstrip())
     return "\n".join(lines) + "\n"
@@ -26,12 +26,12 @@ def contract() -> str:
 
 def test_verbs_and_options() -> None:
     assert contract() == CONTRACT.read_text(), "if this is intended, run `python -m tests.cli.test_contract`"
-    assert all(set(options_of(verb)) >= EVERYWHERE for verb in verbs_of(build()).values())
+    assert all(set(options_of(verb)) >= EVERYWHERE for verb in build().verbs.values())
     assert set(options_of(build())) == EVERYWHERE | {"--version"}
 
 
 def test_every_verb_has_a_summary_and_an_example() -> None:
-    for name, verb in verbs_of(build()).items():
+    for name, verb in build().verbs.items():
         text = verb.format_help()
         assert f"loom {name}" in text.partition("\n")[2], f"{name} shows no example"
         assert verb.description

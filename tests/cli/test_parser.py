@@ -11,7 +11,6 @@ import pytest
 from tests.cli.conftest import Loom
 from torchloom import __version__
 from torchloom.cli.parser import VERBS, build
-from torchloom.cli.verb import verbs_of
 from torchloom.cli.verbs.join import parse_lifetime
 from torchloom.cli.verbs.services import parse_listen
 from torchloom.errors import BadInput
@@ -100,7 +99,7 @@ def test_lifetimes() -> None:
 
 def test_every_verb_is_in_the_module_that_the_table_names() -> None:
     for name in VERBS:
-        assert callable(verbs_of(build(name.partition(" ")[0]))[name].get_default("run"))
+        assert callable(build(name.partition(" ")[0]).verbs[name].get_default("run"))
 
 
 @pytest.mark.parametrize(

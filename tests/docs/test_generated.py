@@ -12,7 +12,7 @@ import pytest
 from docs import generate, packages, trouble
 from torchloom.bus.nats_server import find_binary
 from torchloom.cli.parser import build
-from torchloom.cli.verb import options_of, verbs_of
+from torchloom.cli.verb import options_of
 from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.state.ranks import JobPhase, Presence
 from torchloom.job import job_file
@@ -33,7 +33,7 @@ def test_an_old_page_is_named_and_nothing_is_written(tmp_path: Path, monkeypatch
 
 def test_every_option_of_every_verb_is_on_the_page() -> None:
     page = generate.page("cli.md")
-    for name, verb in verbs_of(build()).items():
+    for name, verb in build().verbs.items():
         section = page.partition(f"\n## loom {name}\n")[2].partition("\n## ")[0]
         missing = [o for o in options_of(verb) if o not in section and o not in page.partition("## Exit codes")[0]]
         assert section

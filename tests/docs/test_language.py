@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from torchloom.cli.parser import build
-from torchloom.cli.verb import verbs_of
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "src" / "torchloom"
@@ -76,7 +75,7 @@ def in_python(text: str) -> str:
 def in_help() -> str:
     """What `loom --help` and `loom VERB --help` say."""
     parser = build()
-    texts = [text for verb in (parser, *verbs_of(parser).values()) for text in _texts(verb)]
+    texts = [text for verb in (parser, *parser.verbs.values()) for text in _texts(verb)]
     return re.sub(r"`[^`\n]*`", _blank, "\n".join(texts))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from torchloom.cli.parser import build
-from torchloom.cli.verb import verbs_of
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,7 +31,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @every_page
 def test_every_verb_that_is_named_exists_or_is_said_to_be_planned(page: Path) -> None:
-    verbs = verbs_of(build())
+    verbs = build().verbs
     for line, text in code_of(page.read_text("utf-8")):
         for verb in VERB.findall(text):
             assert verb in verbs or "planned" in line.lower(), f"{page.name}: `loom {verb}` in {line!r}"

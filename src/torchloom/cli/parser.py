@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from torchloom import __version__
-from torchloom.cli.verb import Call, Parser, options_of, verbs_of
+from torchloom.cli.verb import Call, Parser, options_of
 from torchloom.errors import BadInput
 from torchloom.shared.suggestions import did_you_mean, nearest
 
@@ -84,12 +84,12 @@ def build(verb: str | None = None) -> Parser:
     parser.add_argument("--version", action="version", version=f"loom {__version__}")
     parser.add_common(top=True)
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", parser_class=Parser)
-    verbs = {
+    parser.verbs = {
         name: subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         for name, (_, summary) in VERBS.items()
     }
     for module in dict.fromkeys(module for name, (module, _) in VERBS.items() if verb in {None, name}):
-        import_module(f"torchloom.cli.verbs.{module}").add(verbs)
+        import_module(f"torchloom.cli.verbs.{module}").add(parser.verbs)
     return parser
 
 
@@ -100,7 +100,7 @@ def parse(words: Sequence[str]) -> Call:
     if verb == "run":
         from torchloom.cli.verbs.run import split
 
-        words, rest = split(verbs_of(parser)["run"], words)
+        words, rest = split(parser.verbs["run"], words)
     args, unknown = parser.parse_known_args(words)
     if rest:
         args.words = rest
@@ -123,8 +123,8 @@ def typed_verb(words: Sequence[str]) -> str:
     return ""
 
 
-def _unknown(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: Sequence[str]) -> BadInput:
-    verbs = verbs_of(parser)
+def _unknown(parser: Parser, args: argparse.Namespace, unknown: Sequence[str]) -> BadInput:
+    verbs = parser.verbs
     verb = verbs.get(args.verb or "", parser)
     longer = {name.partition(" ")[2]: verbs[name] for name in verbs if name.startswith(f"{args.verb} ")}
     word = unknown[0]

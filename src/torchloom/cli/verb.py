@@ -31,6 +31,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **how: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how)
+        self.verbs: Verbs = {}
 
     def define(self, run: Callable[[Call], int], *examples: str, output: bool = True) -> Self:
         """Make a verb of it: the docstring of the function that it runs and the examples explain it, after the summary.
@@ -129,13 +130,6 @@ def seconds(text: str) -> float:
 
 def options_of(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
-
-
-def verbs_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
 
 
 class Call:

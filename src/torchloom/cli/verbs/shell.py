@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torchloom.cli.main import run
 from torchloom.cli.parser import VERBS, build
-from torchloom.cli.verb import Call, Verbs, options_of, print_error, verbs_of
+from torchloom.cli.verb import Call, Verbs, options_of, print_error
 from torchloom.errors import BadInput
 
 _PROMPT = "loom> "
@@ -127,7 +127,7 @@ def offered(before: str, text: str) -> list[str]:
     if not words or words == ["help"]:
         names = [*VERBS, "help", "exit"]
     else:
-        verbs = verbs_of(build(words[0]))
+        verbs = build(words[0]).verbs
         verb = verbs.get(" ".join(words[:2])) or verbs.get(words[0])
         names = options_of(verb) if verb else []
         names += [name.partition(" ")[2] for name in VERBS if words == name.split()[:-1]]
