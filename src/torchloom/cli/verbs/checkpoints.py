@@ -17,6 +17,8 @@ from torchloom.cli.verb import Call, Parser, Verbs
 from torchloom.errors import BadInput, BadState, Damaged, NoValidCheckpoint, Refused, Unreachable
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.views import CheckpointsView
+from torchloom.views.format.numbers import size
+from torchloom.views.format.tables import clean, cut
 
 if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
@@ -77,7 +79,7 @@ class Target(NamedTuple):
 
 def find(call: Call) -> Target:
     target: str = call.args.target
-    if os.sep in target or _is_folder(Path(target)):
+    if os.sep in target or os.path.isdir(target):  # noqa: PTH112  false where nobody lets us look
         return Target(Path(target), None)
 
     async def look(weaver: WeaverClient) -> CheckpointsView:
@@ -89,15 +91,8 @@ def find(call: Call) -> Target:
     except (Refused, Unreachable) as error:
         error.hint = "; ".join(filter(None, [error.hint, f"a folder is written ./{target}"]))
         raise
-    folder = Path(report.folder)
-    return Target(folder if report.folder and _is_folder(folder) else None, report)
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # nobody lets us look
-        return False
+    here = os.path.isdir(report.folder)  # noqa: PTH112
+    return Target(Path(report.folder) if here else None, report)
 
 
 def checkpoints(call: Call) -> int:
@@ -126,7 +121,6 @@ def checkpoints(call: Call) -> int:
 
 def _survey(call: Call, folder: Path) -> Inventory:
     from torchloom.checkpoints.store.inventory import take_inventory
-    from torchloom.views.format.numbers import size
 
     with Progress() as progress:
 
@@ -167,7 +161,6 @@ def _reader() -> Callable[[Path], bool]:
     """Whether a checkpoint is whole; what was read before the question is not read again after it."""
     from torchloom.checkpoints.store.inventory import weigh
     from torchloom.checkpoints.store.verification import Signature, signature, verify
-    from torchloom.views.format.numbers import size
 
     good: dict[Path, Signature] = {}
 
@@ -218,9 +211,6 @@ class Progress:
 
     def say(self, text: str, done: int) -> None:
         """What is being done, and how many bytes have been so far."""
-        from torchloom.views.format.numbers import size
-        from torchloom.views.format.tables import clean, cut
-
         now = time.monotonic()
         if not self._shown or now - self._last < _PAUSE:
             return

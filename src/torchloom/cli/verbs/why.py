@@ -10,6 +10,8 @@ from torchloom.cli.verbs.status import concerns, own_runs, whole
 from torchloom.protocol.ids import NAME
 from torchloom.protocol.views import ClusterView, IncidentView, QueryCluster, RunView
 from torchloom.shared.suggestions import unknown
+from torchloom.views import policy as view_policy
+from torchloom.views import why as view_why
 from torchloom.views.job_runs import describe_run, together
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ def why(call: Call) -> int:
     """Of a job: its newest incident (one that is open, if there is any), the others in a line each, and where its time
     went. Of an incident: that one. `loom incidents` lists them.
     """
-    from torchloom.views import why as view_why
-
     view, job, story, runs = call.query(lambda weaver: _look(weaver, call.args.name))
     now = view.plane.now
     marks = next((one.marks for one in view.jobs if one.job == job), ())
@@ -48,8 +48,6 @@ def why(call: Call) -> int:
 
 async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list[IncidentView], list[RunView]]:
     """The picture, the job if one is meant, its incidents with the one to show first, and its runs."""
-    from torchloom.views.why import newest_first
-
     view = await weaver.cluster(most=0)
     runs = (await weaver.runs()).runs
     started = {one for run in runs for one in (run.job, run.task.part_of or run.job)}
@@ -61,7 +59,7 @@ async def _look(weaver: WeaverClient, name: str) -> tuple[ClusterView, str, list
         return view, "", [incident], []
     job_runs = (await weaver.runs(name)).runs
     job_view = await weaver.cluster(whole(name, job_runs), most=0)
-    incidents = newest_first(i for i in job_view.incidents if concerns(i, name, job_runs))
+    incidents = view_why.newest_first(i for i in job_view.incidents if concerns(i, name, job_runs))
     if incidents:
         incidents[0] = await _whole(weaver, incidents[0].id) or incidents[0]
     return job_view, name, incidents, own_runs(view, job_runs)
@@ -83,7 +81,6 @@ def policy(call: Call) -> int:
     LIMIT   how often it is done within the job's window of restarts (limit=N); shown where a job has one
     OWN     yes: the job says so itself; otherwise it is the default
     """
-    from torchloom.views import policy as view_policy
 
     async def look(weaver: WeaverClient) -> RunView | None:
         runs = await runs_of(weaver, call.args.job)
