@@ -45,8 +45,6 @@ def examine_machine(folder: StateFolder) -> list[Finding]:
 
 def python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):  # noqa: UP036  the package may run where pip did not install it
-        return Finding("python", "fail", version, "torchLoom needs Python 3.11 or newer")
     return Finding("python", "ok", f"{version} ({sys.executable})")
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from torchloom.cli.verb import Call, Verbs
 from torchloom.cli.verbs.jobs import add_rules, with_rules
 from torchloom.errors import BadInput
+from torchloom.job.job_file import make_task, span
 from torchloom.job.option_fields import add_options, option_fields, read_options
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.job import JobSettings, Task, Torchft
@@ -116,7 +117,6 @@ def run(call: Call) -> int:
 
 def _task(call: Call) -> Task:
     from torchloom.agent.node import this_node
-    from torchloom.job.job_file import make_task, span
 
     args = call.args
     if args.module:
@@ -152,8 +152,6 @@ def _counts(text: str, gpus: int) -> tuple[int | None, int]:
     least, colon, most = text.partition(":")
     if not colon:
         return None, _count(text, gpus)
-    from torchloom.job.job_file import span
-
     count = _count(most, gpus)
     return span("--nproc-per-node", f"{least}:{count}")
 
