@@ -43,7 +43,7 @@ from torchloom.checkpoints.store.checksums import ChecksummedFile, describe
 from torchloom.checkpoints.store.manifest import FileEntry
 from torchloom.checkpoints.store.verification import signature
 from torchloom.errors import BadInput, BadState
-from torchloom.shared.files import write_durably
+from torchloom.shared.files import replace_file
 
 POLL_SECONDS = 0.01
 PATIENCE = 60.0
@@ -185,10 +185,6 @@ class _Files(FileSystem):  # type: ignore[misc]
             self.sinks.append(sink)
             yield sink
 
-    @property
-    def error(self) -> OSError | None:
-        return next((sink.error for sink in self.sinks if sink.error is not None), None)
-
 
 class ShardedSave:
     """One rank's side of a save."""
@@ -210,7 +206,7 @@ class ShardedSave:
         self._copier = copier
         self._own_copier = StagingBuffers()
         self.id = coordinator.next_id()
-        self._draft = commit.path_of(folder, step, self.id)
+        self._draft = commit.hidden(folder, "saving", step, self.id)
         self._planner = _Planner()
         self._metadata: Any = None
         try:
@@ -277,24 +273,16 @@ class ShardedSave:
         files = _Files(grown)
         writer = dcp.FileSystemWriter(self._draft, single_file_per_rank=True, sync_files=True, thread_count=1)
         writer.fs = files
-        try:
-            results = writer.write_data(self._plan, self._planner).wait() if self._plan.items else []
-        except Exception:
-            if files.error is not None:
-                raise files.error from None
-            raise
+        results = writer.write_data(self._plan, self._planner).wait() if self._plan.items else []
         entries = [sink.entry for sink in files.sinks]
         entries.append(single_file.write(self._draft / own_file(rank), self._own.tree, grown))
-        mark = self._draft / f".part-{rank}"
-        report = pickle.dumps((msgspec.json.encode(entries), results))
-        write_durably(mark.with_name(f"{mark.name}.new"), report)
-        mark.with_name(f"{mark.name}.new").rename(mark)
+        replace_file(self._draft / f".part-{rank}", pickle.dumps((msgspec.json.encode(entries), results)))
 
     def _give_up(self, error: BaseException) -> None:
         """Report a failure to the first rank; on the first rank, give up the checkpoint."""
         rank = self._coordinator.rank
         if rank == 0:
-            doomed = commit.hidden(self._folder, "deleting", self._step)
+            doomed = commit.hidden(self._folder, "deleting", self._step, commit.new_id())
             try:
                 self._draft.rename(doomed)  # before it is emptied, so that ranks that still write fail
             except OSError:

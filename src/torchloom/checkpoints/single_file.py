@@ -30,7 +30,7 @@ class SingleFileSave:
 
     def write(self, saving: PendingSave) -> None:
         id = commit.new_id()
-        draft = commit.path_of(self._folder, self._step, id)
+        draft = commit.hidden(self._folder, "saving", self._step, id)
         draft.mkdir()
         try:
             assert self._copied is not None
@@ -48,12 +48,7 @@ class SingleFileSave:
 def write(path: Path, tree: Any, grown: Callable[[int], None] = lambda _: None) -> FileEntry:
     """Write a tree with torch.save, and make it durable."""
     with ChecksummedFile(path, grown) as sink:
-        try:
-            torch.save(tree, sink)
-        except Exception:
-            if sink.error is not None:
-                raise sink.error from None  # torch reports it as an unexpected position in the file
-            raise
+        torch.save(tree, sink)
         return sink.finish()
 
 

@@ -43,7 +43,7 @@ class Folder(RuleBasedStateMachine):
         """A draft with its file written."""
         self.count += 1
         content = self.count.to_bytes(4, "big") * (SIZE // 4)
-        path = commit.path_of(self.folder, step, commit.new_id())
+        path = commit.hidden(self.folder, "saving", step, commit.new_id())
         path.mkdir()
         with ChecksummedFile(path / "state.pt", chunk=16) as sink:
             sink.write(content)
@@ -73,7 +73,7 @@ class Folder(RuleBasedStateMachine):
     @rule(data=st.data())
     def is_killed_while_deleting(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(sorted(self.whole)))
-        (self.folder / folder_name(step)).rename(commit.hidden(self.folder, "deleting", step))
+        (self.folder / folder_name(step)).rename(commit.hidden(self.folder, "deleting", step, commit.new_id()))
         del self.whole[step]
 
     @precondition(lambda self: self.whole)
@@ -130,8 +130,8 @@ class Folder(RuleBasedStateMachine):
                 latest(self.folder)
             assert set(caught.value.rejected) == rejected
             return
-        found, passed_over = latest(self.folder)
-        assert (found.step, set(passed_over)) == (newest, rejected)
+        found = latest(self.folder)
+        assert (found.step, set(found.rejected)) == (newest, rejected)
         assert (found.path / "state.pt").read_bytes() == self.whole[newest]
 
 

@@ -30,7 +30,7 @@ class ChecksummedFile:
     def __init__(self, path: Path, grown: Callable[[int], None] = lambda _: None, chunk: int = CHUNK) -> None:
         self.path = path
         self.error: OSError | None = None
-        """What stopped it; kept because some callers replace an error of write() by their own."""
+        """What stopped it; raised at the end too, because some callers replace an error of write() by their own."""
         self._grown = grown
         self._chunk = chunk
         self._size = 0
@@ -74,11 +74,7 @@ class ChecksummedFile:
 
     def finish(self) -> FileEntry:
         """Make it durable; returns its entry."""
-        try:
-            os.fsync(self._fd)
-        except OSError as error:
-            self.error = error
-            raise
+        os.fsync(self._fd)
         return self.entry
 
     @property
@@ -94,8 +90,10 @@ class ChecksummedFile:
     def __enter__(self) -> ChecksummedFile:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close()
+        if isinstance(error, Exception) and self.error is not None:
+            raise self.error from None  # torch reports it as an unexpected position in the file
 
 
 def describe(path: Path, chunk: int = CHUNK) -> FileEntry:

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from torchloom.checkpoints.store import manifest as manifests
 from torchloom.checkpoints.store.manifest import FOLDER, Manifest, folder_name
@@ -28,13 +28,8 @@ _EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
 
 
-def hidden(folder: Path, what: str, step: int) -> Path:
-    return folder / f".{what}-{folder_name(step)}-{new_id()}"
-
-
-def path_of(folder: Path, step: int, id: str) -> Path:
-    """The hidden folder to write into."""
-    return folder / f".saving-{folder_name(step)}-{id}"
+def hidden(folder: Path, what: Literal["saving", "old", "deleting"], step: int, id: str) -> Path:
+    return folder / f".{what}-{folder_name(step)}-{id}"
 
 
 def new_id() -> str:
@@ -64,7 +59,7 @@ def commit(draft: Path, manifest: Manifest) -> Path:
 
 def delete(checkpoint: Path, step: int) -> None:
     """Delete a checkpoint: it disappears from listings at once, then its files are removed."""
-    doomed = hidden(checkpoint.parent, "deleting", step)
+    doomed = hidden(checkpoint.parent, "deleting", step, new_id())
     checkpoint.rename(doomed)
     sync_folder(doomed.parent)
     remove(doomed)
@@ -115,7 +110,7 @@ def _replace(draft: Path, final: Path, step: int) -> Path:
     """Exchange the hidden folder with an existing checkpoint of that step; returns the new path of the old one."""
     if _swap(draft, final):
         return draft
-    old = hidden(final.parent, "old", step)
+    old = hidden(final.parent, "old", step, new_id())
     final.rename(old)
     try:
         draft.rename(final)
