@@ -94,9 +94,8 @@ class WriterLock:
 
 def _take(folder: Path, owner: Owner, patience: float) -> tuple[int, bool]:
     """The open file, and whether it is locked."""
-    path = folder / WRITER
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        file = _open_or_create(folder / WRITER)
     except OSError as error:
         raise BadState(
             f"cannot write into {folder}: {error.strerror}",
@@ -125,6 +124,10 @@ def _take(folder: Path, owner: Owner, patience: float) -> tuple[int, bool]:
         return file, True
 
 
+def _open_or_create(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 def _describe_owner(file: int) -> str:
     try:
         owner = msgspec.json.decode(os.pread(file, 4096, 0), type=Owner)
@@ -136,17 +139,10 @@ def _describe_owner(file: int) -> str:
 @contextlib.contextmanager
 def reading(checkpoint: Path) -> Iterator[None]:
     """Retention does not delete the checkpoint inside this block."""
-    try:
-        file = os.open(checkpoint / NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        yield  # a foreign checkpoint, or none: retention does not delete those
-        return
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_SH)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a foreign checkpoint, or none: retention does not delete those
+            fcntl.flock(stack.enter_context((checkpoint / NAME).open("rb")), fcntl.LOCK_SH)
         yield
-    finally:
-        os.close(file)
 
 
 def _open_for_lock(path: Path) -> int:
@@ -160,28 +156,20 @@ def _open_for_lock(path: Path) -> int:
 @contextlib.contextmanager
 def deleting(checkpoint: Path) -> Iterator[bool]:
     """Whether the checkpoint has no readers; if so, none can start inside this block."""
-    try:
-        file = _open_for_lock(checkpoint / NAME)
-    except OSError as error:
-        yield isinstance(error, FileNotFoundError)  # without a manifest there can be no readers
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        yield error.errno in WITHOUT
-    else:
-        yield True
-    finally:
-        os.close(file)
+    with contextlib.ExitStack() as stack:
+        free = True
+        try:
+            file = stack.enter_context(os.fdopen(_open_for_lock(checkpoint / NAME), "rb"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # without a manifest there can be no readers
+            free = isinstance(error, FileNotFoundError) or error.errno in WITHOUT
+        yield free
 
 
 @contextlib.contextmanager
 def pruning(folder: Path) -> Iterator[None]:
     """Only one process prunes at a time: two with different rules could each delete what the other keeps."""
-    file = os.open(folder / PRUNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
+    with os.fdopen(_open_or_create(folder / PRUNER), "rb") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(file)
