@@ -206,13 +206,13 @@ async def show_checkpoints(stage: Stage) -> None:
     stage.training["hi"].kill()
     stage.training["hi"].wait()
     folder = stage.kept("hi")
-    whole, _ = latest(folder)
+    whole = latest(folder)
     flip_a_bit(whole.path / "state.pt")
     loom("checkpoints", str(folder), "--verify")
 
     tell("torch.load would not notice. torchLoom skips the damaged checkpoint and resumes from the one before:")
     stage.train("hi")
-    resumed, _ = latest(folder)
+    resumed = latest(folder)
     await until("training to resume", lambda: stage.beating("hi", after=resumed.step))
     loom("events", "--job", "demo", "--last", "6")
     if resumed.step >= whole.step:

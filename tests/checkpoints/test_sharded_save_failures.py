@@ -36,7 +36,7 @@ def test_a_rank_that_cannot_write_fails_the_save_and_not_the_training(tmp_path: 
         ranks.all(Training.train, 1)
         assert ranks.all(Training.save) == ["", ""]
     assert visible(tmp_path) == ["step-2"]
-    assert latest(tmp_path)[0].step == 2
+    assert latest(tmp_path).step == 2
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to let a disk fail")

@@ -22,7 +22,7 @@ def prepare(order: Prepare, host: str) -> AttemptStatus:
     status = AttemptStatus(job=order.job, attempt=order.attempt)
     try:
         status = replace(status, port=free_port(host))
-        checkpoint, rejected = _choose(order)
+        checkpoint = _choose(order)
     except TorchLoomError as error:
         hint = HINT if isinstance(error, NoValidCheckpoint) else error.hint
         trouble = phrase("not_prepared", error=error.message[:2000], hint=hint)
@@ -31,11 +31,11 @@ def prepare(order: Prepare, host: str) -> AttemptStatus:
         return replace(status, port=0, trouble=(str(error) or type(error).__name__)[:2000])
     if checkpoint is None:
         return status
-    shown = {name[:255]: why[:2000] for name, why in list(rejected.items())[:100]}
+    shown = {name[:255]: why[:2000] for name, why in list(checkpoint.rejected.items())[:100]}
     return replace(status, resume=str(checkpoint.path), resume_step=checkpoint.step, rejected=shown)
 
 
-def _choose(order: Prepare) -> tuple[ValidCheckpoint | None, dict[str, str]]:
+def _choose(order: Prepare) -> ValidCheckpoint | None:
     """The newest checkpoint that is whole, or one from before the step of the incident, and why others are rejected.
 
     None: there was none yet, and the job starts from the beginning.
@@ -45,24 +45,23 @@ def _choose(order: Prepare) -> tuple[ValidCheckpoint | None, dict[str, str]]:
     if not name:
         if back is not None:
             raise BadState(NO_FOLDER, hint="name their folder: --checkpoint-dir")
-        return None, {}
+        return None
     folder, pattern = Path(task.cwd, name), task.checkpoint_pattern or None
     if not folder.is_dir():
         if folder.exists():
             raise BadState(f"{folder} is not a folder")
         if back is not None and back.saved:
             raise BadState(f"the folder {folder} with the job's checkpoints is gone")
-        return None, {}  # the first start: the script makes it
+        return None  # the first start: the script makes it
     if back is not None:
         of = f"{order.job} {order.submitted} {back.incident or order.attempt}"
-        done = roll_back(folder, of, back.before, back.back, pattern, job=order.job, saved=back.saved)
-        return done.found, done.rejected
+        return roll_back(folder, of, back.before, back.back, pattern, job=order.job, saved=back.saved).checkpoint
     try:
         return latest(folder, pattern)
     except NoValidCheckpoint as none:
         if none.rejected:
             raise
-        return None, {}
+        return None
 
 
 def free_port(host: str) -> int:

@@ -18,7 +18,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from threading import Lock, Thread, get_ident, main_thread
 from typing import Any, Literal
@@ -251,8 +250,7 @@ class Checkpoints:
 
     def latest(self) -> ValidCheckpoint:
         """The newest valid checkpoint, and why newer ones were rejected; NoValidCheckpoint if there is none."""
-        checkpoint, rejected = search.latest(self.folder, self.pattern)
-        return replace(checkpoint, rejected=rejected)
+        return search.latest(self.folder, self.pattern)
 
     def load(self, step: int | None = None, strict: bool = True) -> Loaded:
         """What was saved, as data: at `step`, else in the newest valid checkpoint. No code in it is run.

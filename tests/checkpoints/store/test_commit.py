@@ -32,8 +32,8 @@ CANNOT_SWAP = ("renameat2:error=EINVAL",)
 
 def found(folder: Path) -> tuple[int, float]:
     """The newest that is whole: its step, and which state it holds."""
-    newest, rejected = latest(folder)
-    assert rejected == {}
+    newest = latest(folder)
+    assert newest.rejected == {}
     return newest.step, value_of(single_file.read(newest.path / single_file.FILE)["state"])
 
 

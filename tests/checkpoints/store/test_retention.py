@@ -84,7 +84,7 @@ def test_the_last_good_one_stays_when_newer_ones_are_damaged(tmp_path: Path) -> 
         put(tmp_path, step, whole=whole)
     pruned = prune(tmp_path, Keep(last=2), NOW)
     assert (steps(tmp_path), pruned.spared) == ([2, 3, 4], {"step-2": "it is the last good one"})
-    assert latest(tmp_path)[0].step == 2
+    assert latest(tmp_path).step == 2
 
 
 def test_what_is_trusted_is_trusted_only_as_it_was_written(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_two_that_prune_at_once_leave_a_good_one(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert latest(tmp_path)[1] == {}
+    assert latest(tmp_path).rejected == {}
     assert leftovers(tmp_path) == []
 
 

@@ -38,8 +38,8 @@ def test_the_newest_is_the_one_with_the_greatest_step_not_the_latest_clock(tmp_p
     make(tmp_path, 1000)
     older = make(tmp_path, 900)
     os.utime(older, (2e9, 2e9))
-    found, rejected = latest(tmp_path)
-    assert (found.step, rejected) == (1000, {})
+    found = latest(tmp_path)
+    assert (found.step, found.rejected) == (1000, {})
 
 
 def test_a_damaged_one_is_named_and_passed_over_and_left_alone(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_a_damaged_one_is_named_and_passed_over_and_left_alone(tmp_path: Path) -
     data = bytearray((bad / "state.pt").read_bytes())
     data[4321] ^= 1
     (bad / "state.pt").write_bytes(data)
-    found, rejected = latest(tmp_path)
+    found = latest(tmp_path)
     assert found.step == 90
-    assert rejected == {"step-100": "state.pt differs in bytes 4000 to 5000"}
+    assert found.rejected == {"step-100": "state.pt differs in bytes 4000 to 5000"}
     assert (bad / "state.pt").read_bytes() == data
 
 
@@ -107,7 +107,7 @@ def test_ten_thousand_entries_are_no_trouble(tmp_path: Path) -> None:
         (tmp_path / f"notes-{n}.txt").touch()
     make(tmp_path, 3)
     assert [c.step for c in candidates(tmp_path)] == [3]
-    assert latest(tmp_path)[0].step == 3
+    assert latest(tmp_path).step == 3
 
 
 def test_a_missing_folder_and_an_empty_one_are_told_apart(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_missing_folder_and_an_empty_one_are_told_apart(tmp_path: Path) -> Non
 def test_a_plain_torch_file_is_found_by_its_number_and_checked_to_the_bit(tmp_path: Path) -> None:
     for step in (90, 100):
         torch.save({"w": torch.randn(5000), "step": step}, tmp_path / f"checkpoint_step_{step}.pt")
-    assert latest(tmp_path)[0].step == 100
+    assert latest(tmp_path).step == 100
     caught = 0
     whole = (tmp_path / "checkpoint_step_100.pt").read_bytes()
     chance = random.Random(1)
@@ -128,7 +128,7 @@ def test_a_plain_torch_file_is_found_by_its_number_and_checked_to_the_bit(tmp_pa
         broken = bytearray(whole)
         broken[whole.index(b"data/0") + 200 + chance.randrange(15_000)] ^= 1 << chance.randrange(8)
         (tmp_path / "checkpoint_step_100.pt").write_bytes(broken)
-        caught += latest(tmp_path)[0].step == 90
+        caught += latest(tmp_path).step == 90
     assert caught == 40
 
 
@@ -137,15 +137,15 @@ def test_a_truncated_torch_file_is_passed_over(tmp_path: Path) -> None:
     torch.save({"w": torch.randn(100)}, tmp_path / "checkpoint_step_2.pt")
     data = (tmp_path / "checkpoint_step_2.pt").read_bytes()
     (tmp_path / "checkpoint_step_2.pt").write_bytes(data[: len(data) // 2])
-    found, rejected = latest(tmp_path)
+    found = latest(tmp_path)
     assert found.step == 1
-    assert "not a whole torch.save file" in rejected["checkpoint_step_2.pt"]
+    assert "not a whole torch.save file" in found.rejected["checkpoint_step_2.pt"]
 
 
 def test_a_pattern_says_which_files_count(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "checkpoint_step_9.pt")
     torch.save({}, tmp_path / "other_100.pt")
-    assert latest(tmp_path, "checkpoint_step_{step}.pt")[0].step == 9
+    assert latest(tmp_path, "checkpoint_step_{step}.pt").step == 9
     with pytest.raises(BadState, match="where the step stands"):
         latest(tmp_path, "checkpoint.pt")
 
@@ -156,9 +156,9 @@ def test_a_dcp_folder_without_its_metadata_was_never_finished(tmp_path: Path) ->
     for step in (1, 2):
         dcp.save({"w": torch.ones(10)}, checkpoint_id=tmp_path / f"dcp-{step}", no_dist=True)
     (tmp_path / "dcp-2" / ".metadata").unlink()
-    found, rejected = latest(tmp_path)
+    found = latest(tmp_path)
     assert (found.step, found.kind) == (1, "dcp")
-    assert "never finished" in rejected["dcp-2"]
+    assert "never finished" in found.rejected["dcp-2"]
 
 
 def test_a_hugging_face_folder_that_misses_a_shard_is_passed_over(tmp_path: Path) -> None:
@@ -170,6 +170,6 @@ def test_a_hugging_face_folder_that_misses_a_shard_is_passed_over(tmp_path: Path
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         for shard in shards:
             (folder / shard).write_bytes(b"weights")
-    found, rejected = latest(tmp_path)
+    found = latest(tmp_path)
     assert (found.step, found.kind) == (100, "huggingface")
-    assert "b.safetensors is missing" in rejected["checkpoint-200"]
+    assert "b.safetensors is missing" in found.rejected["checkpoint-200"]

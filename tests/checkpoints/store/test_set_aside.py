@@ -50,7 +50,7 @@ def test_what_somebody_else_put_in_the_place_of_a_checkpoint_is_not_deleted(tmp_
     for step in (5, 6):
         assert checkpoints.save(step, {"x": step}) is not None
         checkpoints.wait()
-    assert latest(tmp_path)[0].step == 6
+    assert latest(tmp_path).step == 6
     assert [path.read_text() for path in tmp_path.glob("abandoned-step-5-*/*")] == ["precious"]
     assert [path.read_text() for path in tmp_path.glob("abandoned-step-6-*")] == ["x"]
 
@@ -60,7 +60,7 @@ def test_torch_files_beside_our_checkpoints_are_something_else(tmp_path: Path) -
         checkpoints.save(3, {"x": 1})
     torch.save({"a": 1}, tmp_path / "checkpoint_step_9.pt")
     torch.save({"a": 1}, tmp_path / "resnet50.pt")
-    assert latest(tmp_path)[0].step == 3
+    assert latest(tmp_path).step == 3
     (tmp_path / "alone").mkdir()
     torch.save({"a": 1}, tmp_path / "alone" / "resnet50.pt")
     with pytest.raises(TorchLoomError, match="no valid checkpoint"):

@@ -62,12 +62,12 @@ def test_cut_off_beside_any_border_of_a_checksum_it_is_told_by_its_length(tmp_pa
     cuts = {cut for border in range(0, size + 1, chunk) for cut in (border - 1, border, border + 1)}
     for cut in sorted(cut for cut in cuts if 0 <= cut < size):
         (tmp_path / "step-2" / "state.pt").write_bytes(whole[:cut])
-        found, rejected = latest(tmp_path)
-        assert (found.step, rejected) == (1, {"step-2": f"state.pt has {cut} bytes instead of {size}"})
+        found = latest(tmp_path)
+        assert (found.step, found.rejected) == (1, {"step-2": f"state.pt has {cut} bytes instead of {size}"})
     (tmp_path / "step-2" / "state.pt").write_bytes(whole + b"\0")
-    assert latest(tmp_path)[1] == {"step-2": f"state.pt has {size + 1} bytes instead of {size}"}
+    assert latest(tmp_path).rejected == {"step-2": f"state.pt has {size + 1} bytes instead of {size}"}
     (tmp_path / "step-2" / "state.pt").write_bytes(whole)
-    assert latest(tmp_path)[0].step == 2
+    assert latest(tmp_path).step == 2
 
 
 @on_fixtures
@@ -81,14 +81,14 @@ def test_any_bit_flipped_in_any_file_is_noticed_and_the_older_one_is_used(
     flipped[at % len(whole)] ^= 1 << bit
     file.write_bytes(flipped)
     try:
-        found, rejected = latest(two)
-        assert (found.step, list(rejected)) == (1, ["step-2"])
-        assert rejected["step-2"]
+        found = latest(two)
+        assert (found.step, list(found.rejected)) == (1, ["step-2"])
+        assert found.rejected["step-2"]
         with pytest.raises(Damaged):
             at_step(two, 2)
     finally:
         file.write_bytes(whole)
-    assert latest(two)[0].step == 2
+    assert latest(two).step == 2
 
 
 @on_fixtures
@@ -148,16 +148,16 @@ def test_what_is_no_checkpoint_any_more_is_named_and_the_older_one_resumed(
     folder: Path, damage: object, why: str
 ) -> None:
     damage(folder / "step-2")  # type: ignore[operator]
-    found, rejected = latest(folder)
-    assert (found.step, list(rejected)) == (1, ["step-2"])
-    assert why in rejected["step-2"]
+    found = latest(folder)
+    assert (found.step, list(found.rejected)) == (1, ["step-2"])
+    assert why in found.rejected["step-2"]
     assert resumed(folder) == (1, 1.0)
 
 
 def test_a_pipe_with_the_name_of_a_torch_file_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "checkpoint_3.pt")
-    found, rejected = latest(folder, "checkpoint_{step}.pt")
-    assert (found.step, rejected) == (2, {"checkpoint_3.pt": "it is neither a file nor a folder"})
+    found = latest(folder, "checkpoint_{step}.pt")
+    assert (found.step, found.rejected) == (2, {"checkpoint_3.pt": "it is neither a file nor a folder"})
 
 
 def test_if_none_is_whole_training_does_not_begin_anew_unasked(folder: Path) -> None:
@@ -169,7 +169,7 @@ def test_if_none_is_whole_training_does_not_begin_anew_unasked(folder: Path) -> 
 
 
 def test_a_file_replaced_while_it_is_loaded_is_not_believed(folder: Path) -> None:
-    found, _ = latest(folder)
+    found = latest(folder)
     other = folder / "other"
     other.write_bytes((folder / "step-1" / "state.pt").read_bytes())
     other.rename(folder / "step-2" / "state.pt")
@@ -302,7 +302,7 @@ def test_ten_thousand_other_entries_hide_nothing(folder: Path) -> None:
         (folder / f"log-{number}.txt").touch()
     for number in range(200):
         (folder / f".saving-step-{number}-0123abcd").mkdir()
-    assert latest(folder)[0].step == 2
+    assert latest(folder).step == 2
     assert resumed(folder) == (2, 2.0)
     names = {path.name for path in folder.iterdir()}
     assert len(names) == 9803, "what killed saves left is gone, other files are not"

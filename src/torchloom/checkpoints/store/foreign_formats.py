@@ -40,16 +40,19 @@ def check(path: Path, quick: bool = False) -> str:
     If `quick`, only the table of contents of a torch.save file is read, which a truncated one does not have.
     """
     try:
-        if path.is_dir():
-            return _check_folder(path)
-        if not path.is_file():  # opening a pipe would block
+        kind = kind_of(path)
+        if kind != "torch.save":
+            _check_folder(path, kind)
+        elif not path.is_file():  # opening a pipe would block
             raise Damaged(path, "it is neither a file nor a folder")
-        return _check_archive(path, quick)
+        else:
+            _check_archive(path, quick)
     except OSError as error:
         raise Damaged(path, f"cannot be read: {error.strerror or error}") from error
+    return kind
 
 
-def _check_archive(path: Path, quick: bool) -> str:
+def _check_archive(path: Path, quick: bool) -> None:
     """Check every part of the zip archive against its checksum."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -61,11 +64,12 @@ def _check_archive(path: Path, quick: bool) -> str:
                         pass
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise Damaged(path, f"not a whole torch.save file: {error}") from error
-    return "torch.save"
 
 
 def kind_of(path: Path) -> str:
-    """The library that wrote this folder; empty if unknown."""
+    """A file of torch.save, or the library that wrote this folder; empty if unknown."""
+    if not path.is_dir():
+        return "torch.save"
     if (path / ".metadata").exists() or any(path.glob("*.distcp")):
         return "dcp"
     if any((path / name).exists() for name in ("trainer_state.json", "config.json")):
@@ -73,8 +77,7 @@ def kind_of(path: Path) -> str:
     return "lightning" if (path / "checkpoint").is_dir() and (path / "meta.pt").exists() else ""
 
 
-def _check_folder(path: Path) -> str:
-    kind = kind_of(path)
+def _check_folder(path: Path, kind: str) -> None:
     if kind == "dcp":
         if not (path / ".metadata").exists():
             raise Damaged(path, "it has no .metadata: it was never finished")
@@ -84,7 +87,6 @@ def _check_folder(path: Path) -> str:
         _check_huggingface(path)
     elif not kind:
         raise Damaged(path, "it is a folder of no kind known here")
-    return kind
 
 
 def _check_huggingface(path: Path) -> None:

@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from torchloom.checkpoints.store import foreign_formats, search
+from torchloom.checkpoints.store import foreign_formats
 from torchloom.checkpoints.store import manifest as manifests
 from torchloom.checkpoints.store.commit import HIDDEN
 from torchloom.checkpoints.store.locks import reading
 from torchloom.checkpoints.store.manifest import folder_name
-from torchloom.checkpoints.store.search import ASIDE, Candidate, candidates
+from torchloom.checkpoints.store.search import Candidate, candidates, leads_inside, rolled_back_folders, scan
 from torchloom.checkpoints.store.verification import check_sizes
 from torchloom.errors import Damaged
 from torchloom.protocol.views import SavedStep
@@ -108,7 +108,7 @@ def look(candidate: Candidate) -> Entry | None:
     """The quick check. None if it was deleted in the meantime."""
     path = candidate.path
     manifest, why = None, ""
-    kind = "torchloom" if candidate.ours else _foreign_kind(path)
+    kind = "torchloom" if candidate.ours else foreign_formats.kind_of(path)
     try:
         candidate.check_link()
         if candidate.ours:
@@ -120,7 +120,8 @@ def look(candidate: Candidate) -> Entry | None:
         if not os.path.lexists(path):
             return None
         why = damage.why
-    size, changed = (manifest.size, manifest.created) if manifest and not why else weigh(_real(path))
+    real = path.resolve() if path.is_symlink() and leads_inside(path) else path  # of a link to its neighbour
+    size, changed = (manifest.size, manifest.created) if manifest and not why else weigh(real)
     return Entry(
         name=text(path.name),
         step=candidate.step,
@@ -135,26 +136,25 @@ def look(candidate: Candidate) -> Entry | None:
 
 def drafts(folder: Path, now: float) -> Iterator[Entry]:
     """Checkpoints being written, or left incomplete when their process ended."""
-    for name in _names(folder):
-        match = HIDDEN.fullmatch(name)
+    for draft in scan(folder):
+        match = HIDDEN.fullmatch(draft.name)
         if match is None or match[1] != "saving":
             continue
-        size, changed = weigh(folder / name)
+        size, changed = weigh(draft.path)
         if not changed:
             continue  # it has become a checkpoint, or is gone
         is_abandoned = now - changed > ABANDONED_SECONDS
         step = int(match[2].removeprefix("step-"))
         status: Status = "abandoned" if is_abandoned else "writing"
-        yield Entry(name=name, step=step, kind="torchloom", size=size, created=changed, status=status)
+        yield Entry(name=draft.name, step=step, kind="torchloom", size=size, created=changed, status=status)
 
 
 def put_aside(folder: Path, pattern: str | None = None) -> Iterator[Entry]:
     """Checkpoints that rollbacks have put aside, which a resume does not take."""
-    for name in sorted(_names(folder)):
-        if ASIDE.fullmatch(name) and (folder / name).is_dir():
-            for candidate in candidates(folder / name, pattern):
-                if entry := look(candidate):
-                    yield msgspec.structs.replace(entry, name=f"{name}/{entry.name}", status="rolled back")
+    for _, place in rolled_back_folders(folder):
+        for candidate in candidates(place, pattern) if place.is_dir() else ():
+            if entry := look(candidate):
+                yield msgspec.structs.replace(entry, name=f"{place.name}/{entry.name}", status="rolled back")
 
 
 def weigh(path: Path | str) -> tuple[int, float]:
@@ -190,22 +190,6 @@ def _verified(listing: list[tuple[Candidate, Entry]], on_verify: OnVerify) -> It
         else:
             yield msgspec.structs.replace(entry, status="valid")
         done += entry.size
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return [entry.name for entry in os.scandir(folder)]
-    except OSError:
-        return []
-
-
-def _real(path: Path) -> Path:
-    """The target of a foreign checkpoint that is a link to its neighbour: that has a size."""
-    return path.resolve() if path.is_symlink() and search.leads_inside(path) else path
-
-
-def _foreign_kind(path: Path) -> str:
-    return foreign_formats.kind_of(path) if path.is_dir() else "torch.save"
 
 
 def text(name: str) -> str:

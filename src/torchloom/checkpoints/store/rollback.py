@@ -15,14 +15,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from torchloom.checkpoints.store.locks import WriterLock, pruning
-from torchloom.checkpoints.store.search import ASIDE, Candidate, ValidCheckpoint, candidates
+from torchloom.checkpoints.store.search import Candidate, ValidCheckpoint, candidates, rolled_back_folders
 from torchloom.errors import Damaged, NoValidCheckpoint, TorchLoomError
 from torchloom.shared.files import sync_folder, write_durably
 
@@ -44,11 +44,9 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RolledBack:
-    found: ValidCheckpoint | None
-    """The checkpoint to continue from; None: from the start."""
-    rejected: dict[str, str] = field(default_factory=dict)
-    """Checkpoints before the step that are not valid, and why."""
-    aside: tuple[str, ...] = ()
+    checkpoint: ValidCheckpoint | None
+    """The checkpoint to continue from, and those before the step that are not valid; None: from the start."""
+    aside: tuple[str, ...]
     """Where the later checkpoints are now."""
 
 
@@ -81,10 +79,10 @@ def roll_back(
         chosen = next((candidate for candidate in all_candidates if candidate.path.name == note.chosen), None)
         if note.chosen and chosen is None:
             raise NothingBefore(folder, before)
-        checkpoint = chosen.check() if chosen is not None else None
+        checkpoint = replace(chosen.check(), rejected=note.rejected) if chosen is not None else None
         newer = [c for c in all_candidates if c.step > (-1 if chosen is None else chosen.step)]
         aside = _put_aside(folder, newer, note) if newer else ()
-        return RolledBack(checkpoint, note.rejected, aside)
+        return RolledBack(checkpoint, aside)
 
 
 def _choose(folder: Path, all_candidates: list[Candidate], note: Note, back: int, saved: bool) -> Note:
@@ -117,8 +115,8 @@ def _alone(folder: Path, job: str) -> Iterator[None]:
 def _put_aside(folder: Path, newer: list[Candidate], note: Note) -> tuple[str, ...]:
     place = next((path for path, other in notes(folder) if other.of == note.of), None)
     if place is None:
-        numbers = [int(match[1]) for entry in os.scandir(folder) if (match := ASIDE.fullmatch(entry.name))]
-        place = folder / f"rolled-back-{max(numbers, default=0) + 1}"
+        number = max((number for number, _ in rolled_back_folders(folder)), default=0) + 1
+        place = folder / f"rolled-back-{number}"
         place.mkdir()
         write_durably(place / NOTE, msgspec.json.encode(note))
         sync_folder(place)
@@ -136,11 +134,9 @@ def _put_aside(folder: Path, newer: list[Candidate], note: Note) -> tuple[str, .
 
 def notes(folder: Path) -> list[tuple[Path, Note]]:
     """The folders of checkpoints that were put aside, latest first, with their notes; those without are left out."""
-    numbered = []
-    for entry in os.scandir(folder):
-        match = ASIDE.fullmatch(entry.name)
-        if match and entry.is_dir(follow_symlinks=False):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                note = msgspec.json.decode((Path(entry.path) / NOTE).read_bytes(), type=Note)
-                numbered.append((int(match[1]), Path(entry.path), note))
-    return [(path, note) for _, path, note in sorted(numbered, key=lambda one: -one[0])]
+    noted = []
+    for _, path in rolled_back_folders(folder):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            if not path.is_symlink():
+                noted.append((path, msgspec.json.decode((path / NOTE).read_bytes(), type=Note)))
+    return noted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torchloom.checkpoints.store import foreign_formats
@@ -30,6 +30,11 @@ class ValidCheckpoint:
     """The signature of its files before they were verified, to detect later changes."""
     rejected: Mapping[str, str] = field(default_factory=dict)
     """Newer checkpoints that are not valid, and why."""
+
+    def check_unchanged(self) -> None:
+        """Check that the files have not changed since they were verified."""
+        if self.signature and signature(self.path) != self.signature:
+            raise Damaged(self.path, "it was changed while it was read")
 
 
 @dataclass(frozen=True)
@@ -58,16 +63,26 @@ def leads_inside(link: Path) -> bool:
     return link.resolve().parent == link.parent.resolve()
 
 
-def candidates(folder: Path, pattern: str | None = None) -> list[Candidate]:
-    """Everything that looks like a checkpoint, newest first. The number in the name decides, not the clock."""
-    expression = _compile(pattern)
+def scan(folder: Path) -> list[os.DirEntry[str]]:
+    """What the folder contains; raises BadState if it cannot be read."""
     try:
-        entries = list(os.scandir(folder))
+        return list(os.scandir(folder))
     except FileNotFoundError:
         raise BadState(f"the folder {folder} does not exist", hint="is the path right?") from None
     except OSError as error:
         raise BadState(f"the folder {folder} cannot be read: {error.strerror}") from error
-    matches = sorted(_looks(entries, expression), key=lambda c: (c.step, c.ours, c.path.name), reverse=True)
+
+
+def rolled_back_folders(folder: Path) -> list[tuple[int, Path]]:
+    """The folders of checkpoints that were put aside, with their numbers, latest first."""
+    matches = ((ASIDE.fullmatch(entry.name), Path(entry.path)) for entry in scan(folder))
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
+
+
+def candidates(folder: Path, pattern: str | None = None) -> list[Candidate]:
+    """Everything that looks like a checkpoint, newest first. The number in the name decides, not the clock."""
+    expression = _compile(pattern)
+    matches = sorted(_looks(scan(folder), expression), key=lambda c: (c.step, c.ours, c.path.name), reverse=True)
     ours = [candidate for candidate in matches if candidate.ours]
     return ours if ours and expression is None else matches  # files beside torchLoom's checkpoints are not checkpoints
 
@@ -98,12 +113,12 @@ def _compile(pattern: str | None) -> re.Pattern[str] | None:
     return re.compile(re.escape(before) + r"(\d{1,18})" + re.escape(after))
 
 
-def latest(folder: Path, pattern: str | None = None) -> tuple[ValidCheckpoint, dict[str, str]]:
-    """The newest valid checkpoint, and why each newer one was rejected. Raises NoValidCheckpoint if there is none."""
+def latest(folder: Path, pattern: str | None = None) -> ValidCheckpoint:
+    """The newest valid checkpoint, and why newer ones were rejected; NoValidCheckpoint if there is none."""
     rejected: dict[str, str] = {}
     for candidate in candidates(folder, pattern):
         try:
-            return candidate.check(), rejected
+            return replace(candidate.check(), rejected=rejected)
         except Damaged as damage:
             rejected[candidate.path.name] = damage.why
     raise NoValidCheckpoint(folder, rejected)
