@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from tests.checkpoints.ranks import job
 from tests.checkpoints.training import Plan, Training
-from torchloom.checkpoints.sharded_load import read_metadata
+from torchloom.checkpoints.sharded_load import Reader
 from torchloom.checkpoints.store import manifest as manifests
 from torchloom.checkpoints.store.checksums import describe
 from torchloom.checkpoints.store.search import latest
@@ -131,7 +131,7 @@ def test_a_part_that_would_run_something_is_refused_on_all_ranks_and_runs_nothin
     mark = saves / "boom"
     for name in ("__0_0.distcp", "__1_0.distcp"):
         shard = saves / "step-2" / name
-        metadata = read_metadata(saves / "step-2", {"__0_0.distcp", "__1_0.distcp"})
+        metadata = Reader(saves / "step-2", {"__0_0.distcp", "__1_0.distcp"}).read_metadata()
         data = bytearray(shard.read_bytes())
         bomb = pickle.dumps(Bomb(mark))
         for index, info in metadata.storage_data.items():
@@ -150,7 +150,7 @@ def test_a_part_that_would_run_something_is_refused_on_all_ranks_and_runs_nothin
 @pytest.mark.parametrize("path", ["../step-1/__0_0.distcp", "/etc/passwd", "absent"])
 def test_a_description_that_names_another_place_is_refused_on_all_ranks(saves: Path, path: str) -> None:
     checkpoint = saves / "step-2"
-    metadata = read_metadata(checkpoint, {"__0_0.distcp", "__1_0.distcp"})
+    metadata = Reader(checkpoint, {"__0_0.distcp", "__1_0.distcp"}).read_metadata()
     for info in metadata.storage_data.values():
         info.relative_path = path
     forge(checkpoint, ".metadata", pickle.dumps(metadata))
@@ -170,4 +170,4 @@ def test_no_garbage_in_a_description_is_more_than_damage(saves: Path) -> None:
             data[dice.randrange(len(data))] = dice.randrange(256) if data else 0
         (checkpoint / ".metadata").write_bytes(data)
         with contextlib.suppress(Damaged):
-            read_metadata(checkpoint, {"__0_0.distcp", "__1_0.distcp"})
+            Reader(checkpoint, {"__0_0.distcp", "__1_0.distcp"}).read_metadata()

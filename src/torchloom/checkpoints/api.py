@@ -28,9 +28,8 @@ import torch.distributed as dist
 from torchloom.checkpoints import load, stateful_objects, threadlet_bridge
 from torchloom.checkpoints.coordination import Coordinator, all_or_none, find_coordinator, is_distributed
 from torchloom.checkpoints.load import Loaded
-from torchloom.checkpoints.pending_save import PendingSave, PreparedSave, describe_error, error_class
+from torchloom.checkpoints.pending_save import PendingSave, PreparedSave, SingleFileSave, describe_error, error_class
 from torchloom.checkpoints.rng_state import capture, restore
-from torchloom.checkpoints.single_file import SingleFileSave
 from torchloom.checkpoints.staging import StagingBuffers
 from torchloom.checkpoints.store import commit, search
 from torchloom.checkpoints.store.locks import WriterLock, reading

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -44,9 +44,12 @@ class Coordinator:
         """The values of all ranks, on every rank."""
         return [mine]
 
-    def scatter(self, mine: Any, share: Callable[[list[Any]], list[Any]]) -> Any:
-        """The first rank gets the values of all ranks and computes a share for each; returns this rank's share."""
-        return share([mine])[0]
+    def scatter(self, work: Callable[[], Any], share: Callable[[list[Any]], list[Any]]) -> Any:
+        """Run `work` on all ranks; the first computes a share for each from the results. Returns this rank's share.
+
+        If one rank fails, all raise.
+        """
+        return share([work()])[0]
 
 
 class GlooCoordinator(Coordinator):
@@ -76,16 +79,28 @@ class GlooCoordinator(Coordinator):
         dist.all_gather_object(values, mine, group=self.group)
         return values
 
-    def scatter(self, mine: Any, share: Callable[[list[Any]], list[Any]]) -> Any:
-        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(mine, values, dst=0, group=self.group)
+    def scatter(self, work: Callable[[], Any], share: Callable[[list[Any]], list[Any]]) -> Any:
+        result, problem = None, None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001  raised once the others know
+            problem = error
+        reports: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object((_as_sendable(problem), result), reports, dst=0, group=self.group)
         shares: list[Any] = [None] * self.size
-        if values is not None:
-            parts, problem = _attempt(lambda: share(values))
-            shares = [(part, None) for part in parts] if problem is None else [(None, problem)] * self.size
+        if reports is not None:
+            parts, failure = _attempt(lambda: share(_results(reports)))
+            shares = [(part, None) for part in parts] if failure is None else [(None, failure)] * self.size
         own: list[Any] = [None]
         dist.scatter_object_list(own, shares, src=0, group=self.group)
+        if problem is not None:
+            raise problem
         return _unpack(own[0])
+
+
+def _results(reports: list[tuple[_Failure, Any]]) -> list[Any]:
+    _raise_first(failure for failure, _ in reports)
+    return [result for _, result in reports]
 
 
 def _attempt(work: Callable[[], Any]) -> tuple[Any, TorchLoomError | None]:
@@ -122,16 +137,25 @@ def all_or_none(coordinator: Coordinator) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001  raised once the others know
         problem = error
-    problems = coordinator.gather(None if problem is None else as_sendable(problem))
+    failures = coordinator.gather(_as_sendable(problem))
     if problem is not None:
         raise problem
-    for rank, other in enumerate(problems):
-        if other is not None:
-            kind, why = other
-            raise kind(f"rank {rank}: {why}")
+    _raise_first(failures)
 
 
-def as_sendable(problem: Exception) -> tuple[type[TorchLoomError], str]:
+_Failure = tuple[type[TorchLoomError], str] | None
+
+
+def _as_sendable(problem: Exception | None) -> _Failure:
     """An error as it is sent to the other ranks."""
+    if problem is None:
+        return None
     kind = BadInput if isinstance(problem, BadInput) else BadState
     return kind, str(getattr(problem, "message", "") or repr(problem))[:500]
+
+
+def _raise_first(failures: Iterable[_Failure]) -> None:
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            kind, why = failure
+            raise kind(f"rank {rank}: {why}")

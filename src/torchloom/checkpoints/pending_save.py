@@ -1,4 +1,4 @@
-"""One save: what is known when it starts, how far it is, and how it ended."""
+"""One save: what is known when it starts, how far it is, and how it ended; and that of a single process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
+from torchloom.checkpoints import torch_files
+from torchloom.checkpoints.staging import StagedState, StagingBuffers
+from torchloom.checkpoints.store import commit
 from torchloom.checkpoints.store.manifest import FileEntry, Manifest
 from torchloom.errors import TorchLoomError
 
@@ -82,6 +85,35 @@ class PendingSave:
     def __repr__(self) -> str:
         how = f"failed: {self.error}" if self.error else "done" if self.done else f"{self.progress:.0%}"
         return f"<PendingSave {self.path.name} {how}>"
+
+
+class SingleFileSave:
+    """The state of one process, in one file."""
+
+    layout: Literal["single", "sharded"] = "single"
+
+    def __init__(self, folder: Path, step: int, tree: Any, copier: StagingBuffers) -> None:
+        self._folder = folder
+        self._step = step
+        self._copier = copier
+        self._copied: StagedState | None = copier.copy(tree)
+        self.size = self._copied.size
+
+    def write(self, saving: PendingSave) -> None:
+        id = commit.new_id()
+        draft = commit.hidden(self._folder, "saving", self._step, id)
+        draft.mkdir()
+        try:
+            assert self._copied is not None
+            entry = torch_files.write(draft / torch_files.STATE, self._copied.tree, saving.grow)
+            commit.commit(draft, saving.make_manifest((entry,), id))
+        except BaseException:
+            commit.remove(draft)
+            raise
+
+    def release(self) -> None:
+        self._copied = None
+        self._copier.release()
 
 
 def describe_error(error: Exception) -> str:

@@ -6,11 +6,11 @@ loaded, and no device needs room for a second model.
 
 from __future__ import annotations
 
-import copy
 import io
 import logging
 import warnings
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,40 +21,38 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, cre
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
 
-from torchloom.checkpoints import safe_pickle, single_file, stateful_objects
+from torchloom.checkpoints import stateful_objects, torch_files
 from torchloom.checkpoints.coordination import Coordinator, all_or_none
 from torchloom.checkpoints.sharded_save import METADATA, model_of, own_file, shared_state
 from torchloom.checkpoints.store.manifest import Manifest
+from torchloom.checkpoints.store.search import ValidCheckpoint
 from torchloom.errors import BadState, Damaged
 
 logger = logging.getLogger("torchloom")
 
 
-class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
+class Reader(dcp.FileSystemReader):  # type: ignore[misc]
     """Unpickles safely, and reads no file outside of the folder."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        super().__init__(path)
-        self._names = {file.name for file in manifest.files}
-        self._folder = path
+    def __init__(self, folder: Path, names: set[str]) -> None:
+        super().__init__(folder)
+        self._folder = folder
+        self._names = names
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        return read_metadata(self._folder, self._names)
-
-
-def read_metadata(folder: Path, names: set[str]) -> Metadata:
-    try:
-        metadata = safe_pickle.load_metadata((folder / METADATA).read_bytes())
-        if not isinstance(metadata, Metadata):
-            raise Damaged(folder, f"its {METADATA} is none")
-        for info in metadata.storage_data.values():
-            if info.relative_path not in names:
-                raise Damaged(folder, f"its {METADATA} names {info.relative_path!r}, which is no part of it")
-    except Damaged:
-        raise
-    except Exception as error:  # whatever a damaged or hostile pickle leads to
-        raise Damaged(folder, f"its {METADATA} cannot be read: {single_file.first_line(error)}") from error
-    return metadata
+        folder = self._folder
+        try:
+            metadata = torch_files.load_metadata((folder / METADATA).read_bytes())
+            if not isinstance(metadata, Metadata):
+                raise Damaged(folder, f"its {METADATA} is none")
+            for info in metadata.storage_data.values():
+                if info.relative_path not in self._names:
+                    raise Damaged(folder, f"its {METADATA} names {info.relative_path!r}, which is no part of it")
+        except Damaged:
+            raise
+        except Exception as error:  # whatever a damaged or hostile pickle leads to
+            raise Damaged(folder, f"its {METADATA} cannot be read: {torch_files.first_line(error)}") from error
+        return metadata
 
 
 class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
@@ -104,79 +102,65 @@ def place(tree: Any, path: tuple[Any, ...], value: Any) -> None:
     tree[path[-1]] = value
 
 
-class ShardedLoad:
-    """What was read, and the objects it is for."""
-
-    def __init__(
-        self, path: Path, manifest: Manifest, state: Mapping[str, Any], strict: bool, coordinator: Coordinator
-    ) -> None:
-        self._state = state
-        self._coordinator = coordinator
-        present = {name: part for name, part in state.items() if name in manifest.parts}
-        # A rank that fails must report it before the others wait for it below.
+def resume(
+    checkpoint: ValidCheckpoint, manifest: Manifest, state: Mapping[str, Any], strict: bool, coordinator: Coordinator
+) -> dict[str, Any]:
+    """Load each object's state; returns this rank's own parts (`rng`, `torchloom`)."""
+    path = checkpoint.path
+    present = {name: part for name, part in state.items() if name in manifest.parts}
+    # A rank that fails must report it before the others wait for it below.
+    with all_or_none(coordinator):
+        names = _own_names(path, present)
+        rank_state = _rank_state(path, manifest, names, strict, coordinator)
+    own = rank_state.pop("own")
+    shared = {name: part for name, part in present.items() if name not in names}
+    fresh = [part for part in shared.values() if isinstance(part, torch.optim.Optimizer) and not part.state]
+    planner = _Planner(strict)
+    reader = Reader(path, manifest.file_names)
+    try:
         with all_or_none(coordinator):
-            names = _own_names(path, present)
-            self._own = _own_states(path, manifest, names, strict, coordinator)
-        self._shared = {name: part for name, part in present.items() if name not in names}
-        self._planner = _Planner(strict)
-        self._fresh = [p for p in self._shared.values() if isinstance(p, torch.optim.Optimizer) and not p.state]
-        reader = _Reader(path, manifest)
-        try:
+            metadata = reader.read_metadata()
+            live = shared_state(shared)  # this creates the state of an optimizer that has none yet
+            _leave_out_what_had_no_state(shared, live, metadata)
+        if strict:
+            _check_keys(path, metadata, live, coordinator)
+        if live:
+            _read(path, reader, live, planner, coordinator)
+        with ExitStack() as undo:
             with all_or_none(coordinator):
-                metadata = reader.read_metadata()
-                self._live = shared_state(self._shared)  # this creates the state of an optimizer that has none yet
-                _leave_out_what_had_no_state(self._shared, self._live, metadata)
-            if strict:
-                _check_keys(path, metadata, self._live, coordinator)
-            if self._live:
-                _read(path, reader, self._live, self._planner, coordinator)
-        except BaseException:
-            self.abandon()
-            raise
-
-    def abandon(self) -> None:
-        """Drop what was read."""
-        for optimizer in self._fresh:
+                checkpoint.check_unchanged()
+                # This rank's own parts come first, because they may fail; the other ranks then undo theirs.
+                plain = _give_live(state, own, path.name, undo)
+            undo.pop_all()
+    except BaseException:
+        for optimizer in fresh:
             optimizer.state.clear()
-
-    def give_own(self, where: str) -> None:
-        """Load this rank's own parts first, because they may fail. If one rank fails, the others undo it."""
-        own = self._own["own"]
-        live_parts = {name: self._state[name] for name in own if stateful_objects.is_live(self._state[name])}
-        before = copy.deepcopy(stateful_objects.gather(live_parts))
-        succeeded = False
-        try:
-            with all_or_none(self._coordinator):
-                if len(live_parts) < len(own) and not isinstance(self._state, MutableMapping):
-                    name = min(own.keys() - live_parts.keys())
-                    raise BadState(f"{name} is a plain value and the state cannot be written to", hint="pass a dict")
-                stateful_objects.give(live_parts, own, False, where)
-                succeeded = True
-        except BaseException:
-            if succeeded:
-                stateful_objects.give(live_parts, before, False, where)
-            raise
-
-    def give(self, strict: bool) -> dict[str, Any]:
-        """Fill the state; returns this rank's own parts."""
-        self._planner.fill()
-        if isinstance(self._state, MutableMapping):
-            own = self._own["own"]
-            plain = {name: value for name, value in own.items() if not stateful_objects.is_live(self._state[name])}
-            for name, value in plain.items():
-                self._state[name] = stateful_objects.fill_in(self._state[name], value)
-        for name, part in self._shared.items():
-            if isinstance(part, torch.nn.Module):
-                set_model_state_dict(part, self._live[name], options=StateDictOptions(strict=strict))
-            elif isinstance(part, torch.optim.Optimizer):
-                options = StateDictOptions(strict=False)  # a parameter may have no state; the rest was checked
-                set_optimizer_state_dict(model_of(name, part, self._shared), part, self._live[name], options=options)
-            elif isinstance(self._state, MutableMapping):
-                self._state[name] = self._live[name]
-        return {"rng": self._own["rng"], "torchloom": self._own["torchloom"]}
+        raise
+    planner.fill()
+    if isinstance(state, MutableMapping):
+        state.update({name: stateful_objects.fill_in(state[name], value) for name, value in plain.items()})
+    for name, part in shared.items():
+        if isinstance(part, torch.nn.Module):
+            set_model_state_dict(part, live[name], options=StateDictOptions(strict=strict))
+        elif isinstance(part, torch.optim.Optimizer):
+            options = StateDictOptions(strict=False)  # a parameter may have no state; the rest was checked
+            set_optimizer_state_dict(model_of(name, part, shared), part, live[name], options=options)
+        elif isinstance(state, MutableMapping):
+            state[name] = live[name]
+    return rank_state
 
 
-def _read(path: Path, reader: _Reader, live: dict[str, Any], planner: _Planner, coordinator: Coordinator) -> None:
+def _give_live(state: Mapping[str, Any], own: Mapping[str, Any], where: str, undo: ExitStack) -> dict[str, Any]:
+    """Load this rank's own objects; returns its plain values."""
+    live = {name: state[name] for name in own if stateful_objects.is_live(state[name])}
+    plain = {name: value for name, value in own.items() if name not in live}
+    if plain and not isinstance(state, MutableMapping):
+        raise stateful_objects.unwritable(min(plain))
+    undo.enter_context(stateful_objects.give(live, own, False, where))
+    return plain
+
+
+def _read(path: Path, reader: Reader, live: dict[str, Any], planner: _Planner, coordinator: Coordinator) -> None:
     group = coordinator.group
     try:
         with warnings.catch_warnings():
@@ -185,7 +169,7 @@ def _read(path: Path, reader: _Reader, live: dict[str, Any], planner: _Planner, 
     except dcp.CheckpointException as error:
         rank, failure = min(error.failures.items())
         raise BadState(
-            f"{path.name} does not fit: rank {rank}: {single_file.first_line(failure[0])}", hint="nothing was loaded"
+            f"{path.name} does not fit: rank {rank}: {torch_files.first_line(failure[0])}", hint="nothing was loaded"
         ) from error
 
 
@@ -217,7 +201,7 @@ def _check_keys(path: Path, metadata: Metadata, live: dict[str, Any], coordinato
 
 def _own_names(path: Path, present: Mapping[str, Any]) -> list[str]:
     """The parts saved for each rank; the others belong to the job."""
-    there = single_file.read(path / own_file(0))["own"]
+    there = torch_files.read(path / own_file(0))["own"]
     for name, part in present.items():
         belongs_to_job = stateful_objects.is_large(part) or (name not in there and not stateful_objects.is_live(part))
         if belongs_to_job == (name in there):
@@ -225,31 +209,33 @@ def _own_names(path: Path, present: Mapping[str, Any]) -> list[str]:
     return [name for name in present if name in there]
 
 
-def _own_states(
+def _rank_state(
     path: Path, manifest: Manifest, names: list[str], strict: bool, coordinator: Coordinator
 ) -> dict[str, Any]:
-    """This rank's own parts. If the number of ranks has changed: the parts that were the same on all of them."""
+    """What this rank saved for itself. If the number of ranks has changed: the parts that were the same on all."""
     if coordinator.size == manifest.world_size:
-        mine = single_file.read(path / own_file(coordinator.rank))
-        return {"own": {name: mine["own"][name] for name in names}, "rng": mine["rng"], "torchloom": mine["torchloom"]}
-    all_ranks = [single_file.read(path / own_file(rank)) for rank in range(manifest.world_size)]
-    common = _common_parts(all_ranks, names)
-    for name in names:
-        if name not in common and strict:
+        rank_state: dict[str, Any] = torch_files.read(path / own_file(coordinator.rank))
+        return rank_state | {"own": {name: rank_state["own"][name] for name in names}}
+    common, different, first = _read_common(path, manifest)
+    for name in (name for name in names if name in different):
+        if strict:
             before, now = manifest.world_size, coordinator.size
             raise BadState(
                 f"{path.name}: {name} differed between {before} ranks, and there are {now} now",
                 hint="strict=False leaves it as it is; nothing was loaded",
             )
-        if name not in common:
-            logger.warning("torchLoom: %s differed between ranks in %s; it stays as it is", name, path.name)
-    return {"own": common, "rng": {}, "torchloom": all_ranks[0]["torchloom"]}
+        logger.warning("torchLoom: %s differed between ranks in %s; it stays as it is", name, path.name)
+    own = {name: common[name] for name in names if name in common}
+    return {"own": own, "rng": {}, "torchloom": first["torchloom"]}
 
 
-def _common_parts(all_ranks: list[Any], names: Iterable[str]) -> dict[str, Any]:
-    """The parts that were the same on all ranks."""
-    first, *others = [rank["own"] for rank in all_ranks]
-    return {name: first[name] for name in names if all(same(first[name], other[name]) for other in others)}
+def _read_common(path: Path, manifest: Manifest) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
+    """The parts that were the same on all ranks, the names of the others, and what the first rank saved."""
+    first, *others = [torch_files.read(path / own_file(rank)) for rank in range(manifest.world_size)]
+    common = {
+        name: part for name, part in first["own"].items() if all(same(part, other["own"][name]) for other in others)
+    }
+    return common, [name for name in first["own"] if name not in common], first
 
 
 def same(one: Any, other: Any) -> bool:
@@ -267,21 +253,18 @@ def same(one: Any, other: Any) -> bool:
 
 def assemble(path: Path, manifest: Manifest, strict: bool) -> dict[str, Any]:
     """Load all of it in one process, without the objects it was saved from."""
-    metadata = read_metadata(path, {file.name for file in manifest.files})
+    reader = Reader(path, manifest.file_names)
+    metadata = reader.read_metadata()
     state: dict[str, Any] = {}
     for key, where in (metadata.planner_data or {}).items():
         described = metadata.state_dict_metadata[key]
         is_tensor = isinstance(described, TensorStorageMetadata)
         place(state, where, torch.empty(described.size, dtype=described.properties.dtype) if is_tensor else None)
     planner = _Planner(strict=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.load(state, storage_reader=_Reader(path, manifest), planner=planner, no_dist=True)
+    _read(path, reader, state, planner, Coordinator())
     planner.fill()
-    all_ranks = [single_file.read(path / own_file(rank)) for rank in range(manifest.world_size)]
-    names = all_ranks[0]["own"]
-    common = _common_parts(all_ranks, names)
-    if strict and (different := [name for name in names if name not in common]):
+    common, different, _ = _read_common(path, manifest)
+    if strict and different:
         raise BadState(
             f"{path.name}: {different[0]} differed between its {manifest.world_size} ranks",
             hint="strict=False leaves it out; resume() gives each rank its own",

@@ -33,8 +33,8 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
-from torchloom.checkpoints import safe_pickle, single_file, stateful_objects
-from torchloom.checkpoints.coordination import Coordinator, as_sendable
+from torchloom.checkpoints import stateful_objects, torch_files
+from torchloom.checkpoints.coordination import Coordinator
 from torchloom.checkpoints.pending_save import PendingSave
 from torchloom.checkpoints.staging import StagedState, StagingBuffers
 from torchloom.checkpoints.store import commit
@@ -219,40 +219,28 @@ class ShardedSave:
 
     def _share(self, state: Mapping[str, Any], rank_state: dict[str, Any]) -> Any:
         """This rank's part, which the first rank assigns once all have reported what they have."""
-        problem: Exception | None = None
-        local: Any = None
-        try:
+
+        def report() -> tuple[set[str], Any]:
             shared, own = split(state)
             copied = self._own_copier.copy({"own": stateful_objects.gather(own), **rank_state})
             self._own, self.size = copied, copied.size
             self._planner.set_up(shared, is_first=self._coordinator.rank == 0)
-            local = self._planner.create_local_plan()
+            plan = self._planner.create_local_plan()
             self._draft.mkdir(exist_ok=True, parents=True)
             (self._draft / f".writing-{self._coordinator.rank}").touch()
-        except Exception as error:  # noqa: BLE001  raised below, once the others know
-            problem = error
+            return set(state), plan
 
         def share(reports: list[Any]) -> list[Any]:
-            for rank, (failure, names, _) in enumerate(reports):
-                if failure is not None:
-                    kind, why = failure
-                    raise kind(f"rank {rank}: {why}")
-                if other := names ^ reports[0][1]:
+            for rank, (names, _) in enumerate(reports):
+                if other := names ^ reports[0][0]:
                     raise BadInput(
                         f"rank {rank} and rank 0 differ in what they save: {', '.join(sorted(other))}",
                         hint="each rank hands in the same names",
                     )
-            plans, self._metadata = self._planner.create_global_plan([plan for *_, plan in reports])
+            plans, self._metadata = self._planner.create_global_plan([plan for _, plan in reports])
             return list(dcp.FileSystemWriter(self._draft).prepare_global_plan(plans))
 
-        failure = None if problem is None else as_sendable(problem)
-        try:
-            plan = self._coordinator.scatter((failure, set(state), local), share)
-        except Exception:
-            if problem is not None:
-                raise problem from None
-            raise
-        return self._planner.finish_plan(plan)
+        return self._planner.finish_plan(self._coordinator.scatter(report, share))
 
     # ── on the writing thread ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -275,7 +263,7 @@ class ShardedSave:
         writer.fs = files
         results = writer.write_data(self._plan, self._planner).wait() if self._plan.items else []
         entries = [sink.entry for sink in files.sinks]
-        entries.append(single_file.write(self._draft / own_file(rank), self._own.tree, grown))
+        entries.append(torch_files.write(self._draft / own_file(rank), self._own.tree, grown))
         replace_file(self._draft / f".part-{rank}", pickle.dumps((msgspec.json.encode(entries), results)))
 
     def _give_up(self, error: BaseException) -> None:
@@ -296,7 +284,7 @@ class ShardedSave:
 
     def _complete(self, saving: PendingSave) -> None:
         """All parts are complete: write one description of them, and rename."""
-        parts = [safe_pickle.load_metadata(data) for data in self._await_parts()]
+        parts = [torch_files.load_metadata(data) for data in self._await_parts()]
         entries = [entry for files, _ in parts for entry in msgspec.json.decode(files, type=list[FileEntry])]
         writer = dcp.FileSystemWriter(self._draft, sync_files=True)
         writer.finish(self._metadata, [results for _, results in parts])

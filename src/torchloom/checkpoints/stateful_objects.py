@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -73,41 +74,41 @@ def check_fit(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, 
             _check_fit(name, unwrap(state[name]), saved[name], strict, where)
 
 
-def give(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where: str) -> None:
-    """Load every part, or raise BadState and leave everything unchanged."""
+def give(state: Mapping[str, Any], saved: Mapping[str, Any], strict: bool, where: str) -> ExitStack:
+    """Load every part, or raise BadState and leave everything unchanged; closing the result undoes what can be."""
     check_fit(state, saved, strict, where)
     names = [name for name in state if name in saved]
-    undo: list[Callable[[], None]] = []
-    try:
+    with ExitStack() as undo:
         for name in sorted(names, key=lambda name: is_large(state[name])):  # parts that can be undone come first
-            _load_part(state, name, saved[name], strict, undo)
-    except Exception as error:
-        for back in reversed(undo):
-            back()
-        if isinstance(error, BadState):
-            raise
-        raise _misfit(f"{where}: {name} does not take what was saved: {error}") from error
+            try:
+                _load_part(state, name, saved[name], strict, undo)
+            except BadState:
+                raise
+            except Exception as error:
+                raise _misfit(f"{where}: {name} does not take what was saved: {error}") from error
+        return undo.pop_all()
 
 
-def _load_part(state: Mapping[str, Any], name: str, saved: Any, strict: bool, undo: list[Callable[[], None]]) -> None:
+def _load_part(state: Mapping[str, Any], name: str, saved: Any, strict: bool, undo: ExitStack) -> None:
     part = unwrap(state[name])
     if isinstance(part, torch.nn.Module):
         part.load_state_dict(saved, strict=strict)
     elif is_live(part):
         if not is_large(part):
-            before = copy.deepcopy(part.state_dict())
-            undo.append(lambda: part.load_state_dict(before))
+            undo.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
         part.load_state_dict(saved)
     elif isinstance(part, torch.Tensor) and isinstance(saved, torch.Tensor):
-        was = part.detach().clone()
-        undo.append(lambda: _set(part, was))
+        undo.callback(_set, part, part.detach().clone())
         _set(part, saved)
     elif isinstance(state, MutableMapping):
-        plain = state[name]
-        undo.append(lambda: state.update({name: plain}))
+        undo.callback(state.update, {name: state[name]})
         state[name] = saved
     else:
-        raise BadState(f"{name} is a plain value and the state cannot be written to", hint="pass a dict")
+        raise unwritable(name)
+
+
+def unwritable(name: str) -> BadState:
+    return BadState(f"{name} is a plain value and the state cannot be written to", hint="pass a dict")
 
 
 def fill_in(part: Any, saved: Any) -> Any:

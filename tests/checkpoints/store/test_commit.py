@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from tests.checkpoints.victims import CALLS, counted, leftovers, run, save_three, save_twice, value_of, why_untraceable
-from torchloom.checkpoints import single_file
-from torchloom.checkpoints.pending_save import PendingSave
-from torchloom.checkpoints.single_file import SingleFileSave
+from torchloom.checkpoints import torch_files
+from torchloom.checkpoints.pending_save import PendingSave, SingleFileSave
 from torchloom.checkpoints.staging import StagingBuffers
 from torchloom.checkpoints.store import commit
 from torchloom.checkpoints.store.locks import WriterLock
@@ -34,7 +33,7 @@ def found(folder: Path) -> tuple[int, float]:
     """The newest that is whole: its step, and which state it holds."""
     newest = latest(folder)
     assert newest.rejected == {}
-    return newest.step, value_of(single_file.read(newest.path / single_file.FILE)["state"])
+    return newest.step, value_of(torch_files.read(newest.path / torch_files.STATE)["state"])
 
 
 def clean_as_the_next_writer(folder: Path) -> None:
@@ -136,7 +135,7 @@ def test_where_names_cannot_be_swapped_a_failing_rename_leaves_the_last_one_in_p
     assert "Input/output error" in error
     assert (left, newest) == ([], 1.0)
     assert after == ["", [], 3.0]
-    assert value_of(single_file.read(tmp_path / "runs" / "step-1" / single_file.FILE)["state"]) == 1.0
+    assert value_of(torch_files.read(tmp_path / "runs" / "step-1" / torch_files.STATE)["state"]) == 1.0
 
 
 def test_a_save_whose_draft_cannot_be_removed_says_why_it_failed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.checkpoints.store.test_search import make
 from tests.checkpoints.victims import run, state, trace, value_of, why_untraceable
 from tests.examples import examples
-from torchloom.checkpoints import load, single_file
+from torchloom.checkpoints import load, torch_files
 from torchloom.checkpoints.api import Checkpoints
 from torchloom.checkpoints.store import manifest as manifests
 from torchloom.checkpoints.store.checksums import ChecksummedFile, describe
@@ -232,8 +232,8 @@ def forge(folder: Path, step: int, write: object) -> None:
     """A checkpoint whose manifest is right about a file that somebody else made."""
     path = folder / f"step-{step}"
     path.mkdir()
-    write(path / single_file.FILE)  # type: ignore[operator]
-    manifest = Manifest(step=step, files=(describe(path / single_file.FILE),), parts=("model", "value"))
+    write(path / torch_files.STATE)  # type: ignore[operator]
+    manifest = Manifest(step=step, files=(describe(path / torch_files.STATE),), parts=("model", "value"))
     (path / manifests.NAME).write_bytes(manifests.encode(manifest))
 
 

@@ -62,6 +62,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
+    @property
+    def file_names(self) -> set[str]:
+        return {file.name for file in self.files}
+
 
 def folder_name(step: int) -> str:
     return f"step-{step}"
