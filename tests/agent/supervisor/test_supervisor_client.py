@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import stat
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -16,8 +18,20 @@ import pytest
 
 from tests.agent.harness import ENV, SECONDS, SupervisorHarness, lives, until
 from torchloom.agent.supervisor.children import read_records
-from torchloom.agent.supervisor.protocol import Begin
-from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone, SupervisorOptions
+from torchloom.agent.supervisor.protocol import (
+    MAX_BYTES,
+    Begin,
+    Begun,
+    Connection,
+    Ended,
+    Look,
+    NotBegun,
+    State,
+    connect,
+    encode,
+    from_agent,
+)
+from torchloom.agent.supervisor.supervisor_client import LOG, SupervisorClient, SupervisorGone, SupervisorOptions
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
 from torchloom.protocol.phrase import Phrase, phrase
 
@@ -284,6 +298,123 @@ async def test_rubbish_does_not_disturb_the_supervisor(harness: SupervisorHarnes
         harness.link.connection.stream.sendall(rubbish + b"\n")
     harness.script("")
     assert (await harness.live("train.py")).ended.code == 0
+
+
+async def test_a_long_message_is_read_in_time_that_grows_with_its_length() -> None:
+    mine, theirs = map(Connection, socket.socketpair())
+    begin = SupervisorHarness(Path()).order(env={"BIG": "x" * (60 << 20)})
+    before = time.process_time()
+    mine.send(begin, Look())
+    messages: list[bytes] = []
+    while len(messages) < 2:
+        messages += theirs.receive()[0]
+        mine.send()
+    assert [from_agent(message) for message in messages] == [begin, Look()]
+    assert time.process_time() - before < 3.0  # quadratic, it takes twice as long
+
+
+async def test_an_agent_that_does_not_read_is_given_up_and_finds_in_the_state_what_it_missed(
+    harness: SupervisorHarness,
+) -> None:
+    harness.script("raise SystemExit(3)")
+    begin = harness.order("train.py")
+    silent = connect(harness.link.folder)
+    silent.settimeout(SECONDS)
+    silent.sendall(encode(begin) + b"\n")
+    # A path that the answer repeats.
+    refused = encode(msgspec.structs.replace(begin, key="other", stdout="x" * (4 << 20))) + b"\n"
+    with pytest.raises(ConnectionError):
+        await asyncio.to_thread(silent.sendall, refused * 40)
+    assert psutil.Process(harness.link.state.pid).memory_info().rss < 4 * MAX_BYTES
+    again = SupervisorHarness(harness.home)
+    await again.find(harness.link.folder)
+    assert (await again.end_of(begin.key)).code == 3
+    await again.link.dismiss()
+
+
+async def test_half_a_message_of_an_agent_that_was_killed_is_not_carried_out(harness: SupervisorHarness) -> None:
+    begin = harness.order("train.py")
+    harness.link.connection.stream.send(encode(begin)[:-1])
+    harness.link.connection.stream.shutdown(socket.SHUT_WR)
+    await until(lambda: bool(harness.gone))
+    again = SupervisorHarness(harness.home)
+    assert (await again.find(harness.link.folder)).kept == ()
+    again.script("raise SystemExit(3)")
+    assert (await again.live("train.py")).ended.code == 3
+    await again.link.dismiss()
+
+
+async def test_a_new_descriptor_with_the_number_of_a_closed_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    harness = SupervisorHarness(tmp_path)
+    for name in ("first", "second"):
+        harness.script(
+            f"import os, time\nopen('{tmp_path}/{name}.loads', 'w')\n"
+            f"while not os.path.exists('{tmp_path}/{name}'): time.sleep(0.005)",
+            f"lib/{name}.py",
+        )
+    env = ENV | {"PYTHONPATH": str(tmp_path / "lib")}
+    await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, preload=("first", "second"), env=env))
+    supervisor = psutil.Process(harness.link.state.pid)
+
+    async def start(count: int) -> list[asyncio.Task[Begun | NotBegun]]:
+        orders = [msgspec.structs.replace(harness.order(), argv=("true",)) for _ in range(count)]
+        tasks = [asyncio.create_task(harness.link.begin(order)) for order in orders]
+        await asyncio.sleep(0)
+        return tasks
+
+    await until((tmp_path / "first.loads").exists)
+    early = await start(3)
+    (tmp_path / "first").touch()
+    # It hears of their starts, of their ends and of the next ranks at once. Those get the numbers of closed pipes.
+    await until((tmp_path / "second.loads").exists)
+    await until(lambda: [rank.status() for rank in supervisor.children()] == [psutil.STATUS_ZOMBIE] * 3)
+    late = await start(40)
+    (tmp_path / "second").touch()
+    answers = await asyncio.wait_for(asyncio.gather(*early, *late), SECONDS)
+    assert all(isinstance(answer, Begun) for answer in answers)
+    await until(lambda: len(harness.ends) == 43)
+    assert all(record.ended for record in (await harness.link.look()).kept)
+    await harness.link.close()
+
+
+async def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path) -> None:
+    harness = SupervisorHarness(tmp_path)
+    folder = tmp_path / "supervisor"
+    begin = harness.order("train.py")
+    (folder / f"{begin.key}.json").mkdir(parents=True)  # so that it cannot be written
+    (folder / LOG).symlink_to("/dev/full")
+    await harness.start(folder, SupervisorOptions(tied=True, env=ENV))
+    harness.script("raise SystemExit(3)")
+    await harness.begin(begin)
+    assert (await harness.end_of(begin.key)).code == 3
+    harness.link.connection.stream.sendall(b"rubbish\n")
+    assert [kept.ended for kept in (await harness.link.look()).kept] == [harness.ends[begin.key]]
+    await harness.link.close()
+
+
+async def test_an_owner_that_fails_does_not_lose_the_messages_that_follow(tmp_path: Path) -> None:
+    class Failing(SupervisorHarness):
+        def rank_ended(self, ended: Ended) -> None:
+            super().rank_ended(ended)
+            raise ValueError("on purpose")
+
+    mine, theirs = map(Connection, socket.socketpair())
+    harness = Failing(tmp_path)
+    harness._link = SupervisorClient(tmp_path, mine, harness)
+    theirs.send(State(pid=1), Ended(key="a", at=1.0), Ended(key="b", at=2.0))
+    await harness.link._open()
+    assert list(harness.ends) == ["a", "b"]
+    await harness.link.close()
+    theirs.stream.close()
+
+
+async def test_ranks_that_a_dismissed_supervisor_takes_along_are_reported(harness: SupervisorHarness) -> None:
+    harness.script(SLEEP)
+    begin = harness.order("train.py")
+    await harness.begin(begin)
+    await harness.link.dismiss()
+    assert harness.ends[begin.key].signal == signal.SIGKILL
+    assert not harness.gone
 
 
 async def agent(home: Path, how: str) -> tuple[asyncio.subprocess.Process, dict[str, int]]:

@@ -40,6 +40,12 @@ def read_records(folder: Path) -> dict[str, RankRecord]:
     return {record.begun.key: record for record in sorted(records, key=lambda record: record.begun.at)}
 
 
+def log(text: str) -> None:
+    """Into the log of the supervisor, which may be on a full disk too."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 @dataclass
 class ChildRank:
     begun: Begun
@@ -155,4 +161,4 @@ class ChildProcesses:
         try:
             replace_file(path, encode(record), sync=False)
         except OSError as error:  # a full disk must not kill the supervisor, and all ranks with it
-            print(f"cannot write {path.name}: {error.strerror}", file=sys.stderr, flush=True)
+            log(f"cannot write {path.name}: {error.strerror}")

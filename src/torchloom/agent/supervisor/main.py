@@ -26,7 +26,7 @@ from typing import NoReturn
 import msgspec
 
 from torchloom.agent.supervisor import preload, protocol, warm_start
-from torchloom.agent.supervisor.children import ChildProcesses
+from torchloom.agent.supervisor.children import ChildProcesses, log
 from torchloom.agent.supervisor.fork import die_with, exec_rank
 from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, Target, fit
 from torchloom.protocol.phrase import Prose, phrase
@@ -70,8 +70,9 @@ class Supervisor:
         self._connect(socket.socket(fileno=client))
         while not self.leaving:
             for key, _ in self.selector.select(0 if self.to_load else None):
-                if key.fd in self.selector.get_map():  # one that came before it may have closed this one
-                    key.data()
+                # One that came before it may have closed this one, and a new one may have its number.
+                if current := self.selector.get_map().get(key.fd):
+                    current.data()
             if self.to_load and not self.leaving:
                 self._load_next()
         self.children.kill_all()
@@ -119,7 +120,7 @@ class Supervisor:
             try:
                 self._handle(protocol.from_agent(data))
             except msgspec.MsgspecError as error:
-                print(f"not understood: {error}", file=sys.stderr, flush=True)
+                log(f"not understood: {error}")
         if more:
             self._send()
         elif self.client is client:

@@ -190,7 +190,7 @@ class Connection:
         stream.setblocking(False)
         self.stream = stream
         self.unsent = bytearray()
-        self._unread = b""
+        self._unread = bytearray()
 
     def send(self, *messages: SupervisorMessage) -> None:
         """Send what waits already, then these. What the other side has no room for waits. OSError if it is gone."""
@@ -208,5 +208,10 @@ class Connection:
             return [], True
         except OSError:
             data = b""
-        *messages, self._unread = (self._unread + data).split(b"\n")
+        messages = []
+        rest, *lines = data.split(b"\n")  # what was read before is not searched again: a message may have many parts
+        self._unread += rest
+        for line in lines:
+            messages.append(bytes(self._unread))
+            self._unread = bytearray(line)
         return messages, bool(data) and len(self._unread) <= MAX_BYTES

@@ -108,6 +108,7 @@ class SupervisorClient:
     tied: bool = False
     state: State = field(default_factory=lambda: State(pid=0))
     """As last reported; without a process id until it has been."""
+    _dismissed: bool = False
     _starts: dict[str, asyncio.Future[Begun | NotBegun]] = field(default_factory=dict)
     _looks: list[asyncio.Future[State]] = field(default_factory=list)
     _over: asyncio.Future[Gone] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -152,7 +153,7 @@ class SupervisorClient:
     async def dismiss(self) -> None:
         """Ask the supervisor to kill all ranks and to end; returns when it has."""
         if self.alive:
-            self.owner = None
+            self._dismissed = True
             self._send(protocol.Leave())
             await asyncio.wait((self._over,))
         if self.process:
@@ -244,8 +245,8 @@ class SupervisorClient:
         for data in messages:
             try:
                 self._handle(protocol.from_supervisor(data))
-            except msgspec.MsgspecError as error:
-                logger.warning("a supervisor's message was not understood: %s", error)
+            except Exception:  # those that arrived with it must not be lost
+                logger.exception("a supervisor's message was not understood: %r", data)
         if not more:
             self._finish(self._obituary())
 
@@ -285,5 +286,6 @@ class SupervisorClient:
         loop.remove_reader(stream)
         loop.remove_writer(stream)
         stream.close()
-        if self.owner is not None and self.state.pid:  # a failure to start is an exception, not news
+        # A failure to start is an exception, not news.
+        if self.owner is not None and self.state.pid and not self._dismissed:
             self.owner.supervisor_gone(self, gone)
