@@ -6,9 +6,11 @@ import asyncio
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from tests.agent.harness import lives, until
 from tests.agent.monitor.test_rank_probe import RANK, held
 from torchloom.agent.monitor import stacks as module
 from torchloom.agent.monitor.rank_probe import RankProbe
@@ -116,6 +118,22 @@ def test_of_a_process_that_is_no_interpreter_nothing_can_be_told_but_its_state()
     finally:
         process.kill()
         process.wait()
+
+
+async def test_py_spy_ends_at_once_when_nobody_waits_for_it_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = tmp_path / "py-spy"
+    hanging.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid.new\nmv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 60\n")
+    hanging.chmod(0o700)
+    monkeypatch.setattr(module, "spy", lambda: str(hanging))
+    task = asyncio.create_task(take(0, RankProbe(os.getpid()), asyncio.Semaphore(1)))
+    await until((tmp_path / "pid").exists)
+    pid = int((tmp_path / "pid").read_text())
+    task.cancel()
+    await asyncio.wait((task,))
+    assert task.cancelled()
+    assert not lives(pid)
 
 
 def test_of_a_process_that_is_gone_that_is_told() -> None:

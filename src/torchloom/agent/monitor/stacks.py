@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -117,20 +116,27 @@ async def _spied(rank: int, pid: int, state: Phrase, spies: asyncio.Semaphore) -
     program = spy()
     if program is None:
         return _unread(rank, state, phrase("no_py_spy"))
-    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
-    try:
-        async with spies:
-            spied = await asyncio.to_thread(
-                subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SPY_SECONDS
-            )
-    except subprocess.TimeoutExpired:
-        return _unread(rank, state, phrase("py_spy_slow"))
-    except OSError as error:
-        return _unread(rank, state, f"py-spy: {error}")
-    text = spied.stdout.decode(errors="replace")
-    if spied.returncode == 0 and "Thread" in text:
+    async with spies:
+        try:  # not in a thread, which would keep the agent from ending while py-spy hangs
+            process = await asyncio.create_subprocess_exec(
+                program, "dump", "--nonblocking", "--pid", str(pid),
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as error:
+            return _unread(rank, state, f"py-spy: {error}")
+        try:
+            async with asyncio.timeout(SPY_SECONDS):
+                out, trouble = await process.communicate()
+        except TimeoutError:
+            return _unread(rank, state, phrase("py_spy_slow"))
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    text = out.decode(errors="replace")
+    if process.returncode == 0 and "Thread" in text:
         return RankStacks(rank=rank, how="py-spy", text=text[:TEXT], state=state)
-    lines = spied.stderr.decode(errors="replace").strip().splitlines()
+    lines = trouble.decode(errors="replace").strip().splitlines()
     return _unread(rank, state, lines[0][:200] if lines else phrase("py_spy_read_nothing"))
 
 
