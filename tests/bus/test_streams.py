@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 from nats.aio.client import Client
@@ -134,3 +135,20 @@ async def test_stopping_half_way_leaves_no_subscription(weaver: Client, viewer: 
     assert (await anext(reading))[0] == 1
     await reading.aclose()  # type: ignore[attr-defined]
     assert not viewer._subs
+
+
+async def test_others_have_their_turn_between_two_messages(weaver: Client, viewer: Client) -> None:
+    await fill(weaver, [b"x"] * 50)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    seen = [turns async for _ in read_log(viewer, STREAM, 1)]
+    counting.cancel()
+    assert len(seen) == 50
+    assert all(before < after for before, after in pairwise(seen))

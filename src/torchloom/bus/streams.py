@@ -61,6 +61,7 @@ async def read_log(
             if last is not None and message.seq > last:
                 return
             following = message.seq + 1
+            await asyncio.sleep(0)  # what the caller does with each may take long: others have their turn in between
             yield message
         if pending == 0:
             return
