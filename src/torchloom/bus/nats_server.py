@@ -91,7 +91,7 @@ def config_text(folder: StateFolder, listen: Listen, trust: dict[str, object]) -
     }  # fmt: skip
     if listen.cert and listen.key:
         config["tls"] = {"cert_file": str(listen.cert), "key_file": str(listen.key)}
-    return json.dumps(config | trust, indent=2).encode()
+    return json.dumps(config | trust, indent=2, ensure_ascii=False).encode()  # it has no \u escapes
 
 
 @dataclass(eq=False)
