@@ -285,6 +285,12 @@ async def test_the_port_stays_what_it_was(settings: Settings) -> None:
         assert door.ingress.url == first
 
 
+async def test_the_address_is_kept_in_the_form_of_earlier_versions(settings: Settings) -> None:
+    async with opened(settings) as door:
+        kept = StateFolder(settings.state_folder).ingress.read_bytes()
+        assert json.loads(kept) == {"url": door.ingress.url}
+
+
 async def test_a_port_that_is_taken_is_waited_for(settings: Settings) -> None:
     async with opened(settings) as before, opened(settings) as after:
         assert after.ingress.trouble

@@ -120,7 +120,7 @@ class Ingress:
         self.trouble = ""
         if self.url != before:
             with contextlib.suppress(BadState):  # the next weaver takes this address too, or else another port
-                write_private(self._folder.ingress, msgspec.json.encode(self.url))
+                write_private(self._folder.ingress, msgspec.json.encode({"url": self.url}))
         log.info("alerts are taken at %s", self.url)
         return True
 
@@ -277,8 +277,8 @@ def read_token(settings: Settings) -> str:
 def last_place(folder: StateFolder) -> str:
     """Where the weaver of this folder last received alerts; empty if it never has."""
     try:
-        return msgspec.json.decode(folder.ingress.read_bytes(), type=str)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(folder.ingress.read_bytes(), type=dict[str, str])["url"]
+    except (OSError, KeyError, msgspec.MsgspecError):
         return ""
 
 
