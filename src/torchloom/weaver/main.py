@@ -17,7 +17,6 @@ from nats.aio.client import Client
 from torchloom.bus.connection import Address, close_quietly, connect, find, find_system, is_denied
 from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.state_folder import StateFolder
-from torchloom.bus.tasks import end_all
 from torchloom.bus.weaver_client import ask_for_plane
 from torchloom.errors import AlreadyUp, TorchLoomError, Unreachable
 from torchloom.protocol.ids import RankId
@@ -59,7 +58,9 @@ async def serve(settings: Settings, takeover: bool = False) -> None:
         await stop.wait()
         if service.done():
             service.result()  # it ends only by an error
-        await end_all([service])
+        service.cancel()  # once only: a second time would disturb it while it ends its own tasks
+        with contextlib.suppress(asyncio.CancelledError):
+            await service
         with contextlib.suppress(nats.errors.Error, TorchLoomError, OSError):
             await asyncio.wait_for(weaver.write_snapshot(), 2)
         log.info("stopped")

@@ -178,12 +178,7 @@ class ServerLiveness:
 
 
 class ProcessExitProbe:
-    def __init__(
-        self,
-        cluster: ClusterState,
-        send: Callable[[str, bytes], Awaitable[None]],
-        pauses: Sequence[float] = EXIT_PAUSES,
-    ) -> None:
+    def __init__(self, cluster: ClusterState, send: Send, pauses: Sequence[float] = EXIT_PAUSES) -> None:
         self._cluster = cluster
         self._send = send
         self._pauses = pauses
