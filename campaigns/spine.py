@@ -101,7 +101,8 @@ class Storm:
     def child(self, name: str) -> psutil.Process | None:
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.keeper.pid).children():
-                if name in " ".join(process.cmdline()):
+                words = process.cmdline()
+                if words and name in {Path(words[0]).name, words[-1]}:  # in a path between them it means nothing
                     return process
         return None
 

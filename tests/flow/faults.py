@@ -52,7 +52,8 @@ class Up:
     def child(self, name: str) -> psutil.Process | None:
         for process in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):
-                if name in " ".join(process.cmdline()):
+                words = process.cmdline()
+                if words and name in {Path(words[0]).name, words[-1]}:  # in a path between them it means nothing
                     return process
         return None
 
