@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.incidents.policy import DEFAULTS, planned, rule_for
 from torchloom.job.policy_syntax import written
 from torchloom.protocol.job import EventKind, Rule, Task
+from torchloom.protocol.message import Part
 from torchloom.settings import Settings
 from torchloom.views.format.tables import Cell, Column, Screen, table
 from torchloom.views.wording.phrases import render_all
 
 
-class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyRow(Part, frozen=True):
     """What is done about one kind of trouble."""
 
     event: EventKind
@@ -37,15 +36,12 @@ def policy(task: Task | None, settings: Settings) -> list[PolicyRow]:
     """The whole table of a job, or the default one."""
     own = {rule.on for rule in task.policy} if task is not None else set()
     return [
-        PolicyRow(
+        PolicyRow.from_fields(
+            rule,
             event=rule.on,
             explained=KINDS[rule.on].explanation,
-            do=rule.do,
             told=render_all(planned(response) for response in rule.do),
             after=patience(rule, settings),
-            limit=rule.limit,
-            back=rule.back,
-            skip=rule.skip,
             own=rule.on in own,
             rule=written(rule),
         )

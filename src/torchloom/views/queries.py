@@ -222,17 +222,12 @@ def _change(change: Change) -> views.ChangeView:
     return _view(views.ChangeView, change, **asdict(change.change) | {"key": None}, ranks=len(change.lives))
 
 
-def checkpoints(cluster: ClusterState, look: views.QueryCheckpoints) -> views.CheckpointsView:
-    return cluster.checkpoints.of(look.job)
-
-
 def curves(cluster: ClusterState, look: views.QueryCurves) -> views.CurvesView:
     ranks = sorted(r for r in cluster.ranks.ids_of(look.job) if look.replica in {None, r.replica})
     page = ranks[look.offset : look.offset + look.limit]
-    curves = ((rank, cluster.runtime.ranks[rank].curve) for rank in page)
-    return views.CurvesView(
-        curves=tuple((rank, curve.points if curve else ()) for rank, curve in curves), total=len(ranks)
-    )
+    pairs = ((rank, cluster.runtime.ranks[rank].curve) for rank in page)
+    points = tuple((rank, curve.points if curve else ()) for rank, curve in pairs)
+    return views.CurvesView(curves=points, total=len(ranks))
 
 
 _WAITING = {RunPhase.SUBMITTED, RunPhase.RESTARTING}

@@ -69,11 +69,6 @@ def _member(record: reports.MemberJoined) -> list[str]:
     return [fill(member, asdict(record)), *devices]
 
 
-def _discarded(record: reports.MemberDiscarded) -> str:
-    what = "step {step:,}" if record.count == 1 else "{count:,} tries up to step {step:,}"
-    return fill(f"Replica {{rank.replica_id}} did not commit {what} (quorum {{quorum:,}}){{why:?: }}", asdict(record))
-
-
 def _submitted(record: runs.RunSubmitted) -> str:
     fields = {"command": " ".join(record.task.argv)[:200], "count": record.task.per_node * record.task.nodes}
     return fill("Job {job} submitted{operator:? by }: {command} on {count:#rank}", asdict(record) | fields)
@@ -169,7 +164,11 @@ ROWS: Mapping[type[Record], Row] = {
         "Replica {rank.replica_id} is in quorum {quorum:,} of {participants:#replica}, at step {step:,}"
     ),
     reports.MemberHealed: Row("Replica {rank.replica_id} healed{source:? from } to step {step:,} in {seconds:.2f} s"),
-    reports.MemberDiscarded: Row(_discarded, "yellow"),
+    reports.MemberDiscarded: Row(
+        "Replica {rank.replica_id} did not commit {count:one|step {step:,}|{count:,} tries up to step {step:,}} "
+        "(quorum {quorum:,}){why:?: }",
+        "yellow",
+    ),
     log.MembersEvicted: Row("Evicted from the quorum of {job}: {members}{reason:?: }", "yellow"),
     log.InboxRead: Row("Inbox read up to {seq}"),
     runs.RunSubmitted: Row(_submitted),

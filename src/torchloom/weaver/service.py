@@ -34,7 +34,7 @@ from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Reply
 from torchloom.protocol.records import Record
 from torchloom.protocol.subjects import ASK, BEAT, CLOCK, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, Subject
-from torchloom.views.queries import checkpoints, curves, knobs, picture, runs
+from torchloom.views.queries import curves, knobs, picture, runs
 from torchloom.views.wording.phrases import render
 from torchloom.weaver.event_queue import EventQueue, Inbox, parse_rank
 from torchloom.weaver.health import Health, first_trouble, quietly
@@ -243,7 +243,7 @@ class Weaver:
             case views.QueryKnobs():
                 view = knobs(self.cluster, look)
             case views.QueryCheckpoints():
-                view = checkpoints(self.cluster, look)
+                view = self.cluster.checkpoints.of(look.job)
             case views.QueryRuns():
                 view = runs(self.cluster, look, self.clock())
         await self.sender.answer(message.reply, view)

@@ -14,9 +14,8 @@ from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import CheckpointFailed, CheckpointSaved, JobResumed, Resumed, Saved, SaveFailed
 from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, Record
-from torchloom.protocol.views import CheckpointsView, QueryCheckpoints, ResumedStep
+from torchloom.protocol.views import CheckpointsView, ResumedStep
 from torchloom.settings import Settings
-from torchloom.views.queries import checkpoints
 
 LO = RankId("mnist", "lo", 0)
 FULL = "OSError: no space left on device: /runs/a/step-{step}/model.pt"
@@ -45,7 +44,7 @@ def joined() -> Loom:
 
 
 def seen(loom: Loom, job: str = "mnist") -> CheckpointsView:
-    return checkpoints(loom.cluster, QueryCheckpoints(job=job))
+    return loom.cluster.checkpoints.of(job)
 
 
 def kinds(decision: Decision) -> list[type[Record]]:
@@ -302,4 +301,4 @@ def test_a_snapshot_of_an_older_version_knows_of_none() -> None:
     state = msgspec.to_builtins(joined().cluster.state())
     del state["checkpoints"]
     cluster = ClusterState(Settings(), msgspec.convert(state, State))
-    assert checkpoints(cluster, QueryCheckpoints(job="mnist")) == CheckpointsView(job="mnist")
+    assert cluster.checkpoints.of("mnist") == CheckpointsView(job="mnist")

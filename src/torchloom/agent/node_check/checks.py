@@ -110,8 +110,7 @@ def answering(device: str, state: GpuState | None) -> Check:
     if reading.memory_mb is not None and reading.memory_total_mb:
         memory = phrase("device_memory_used", used=reading.memory_mb, total=reading.memory_total_mb)
     celsius = None if reading.temperature is None else round(reading.temperature)
-    name = reading.name or phrase("device_nameless")
-    return Check(what=device, found=phrase("device_answers", name=name, celsius=celsius, memory=memory))
+    return Check(what=device, found=phrase("device_answers", name=reading.name, celsius=celsius, memory=memory))
 
 
 # ── memory and disk ──

@@ -88,8 +88,7 @@ AGENT_TEMPLATES: Mapping[str, str] = {
     "driver_silent": "the driver has not answered for {seconds:.0f} s",
     # checks of a node
     "check_not_passed": "{what}: {found}",
-    "device_answers": "{name}{celsius:?, | °C}{memory:?, }",
-    "device_nameless": "it answers",
+    "device_answers": "{name:or|it answers}{celsius:?, | °C}{memory:?, }",
     "device_memory_used": "{used:,.0f} of {total:,.0f} MB used",
     "device_unread": "the driver says nothing of it",
     "reset_device": "reset it or restart the machine: nvidia-smi -r",
