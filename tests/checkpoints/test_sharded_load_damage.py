@@ -19,9 +19,8 @@ from tests.checkpoints.ranks import job
 from tests.checkpoints.training import Plan, Training
 from torchloom.checkpoints.sharded_load import Reader
 from torchloom.checkpoints.store import manifest as manifests
-from torchloom.checkpoints.store.checksums import describe
+from torchloom.checkpoints.store.checksums import describe, verify
 from torchloom.checkpoints.store.search import latest
-from torchloom.checkpoints.store.verification import verify
 from torchloom.errors import Damaged
 
 

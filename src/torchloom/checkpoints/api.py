@@ -32,11 +32,11 @@ from torchloom.checkpoints.pending_save import PendingSave, PreparedSave, Single
 from torchloom.checkpoints.rng_state import capture, restore
 from torchloom.checkpoints.staging import StagingBuffers
 from torchloom.checkpoints.store import commit, search
+from torchloom.checkpoints.store.checksums import Signature, signature
 from torchloom.checkpoints.store.locks import WriterLock, reading
 from torchloom.checkpoints.store.manifest import Manifest, folder_name
 from torchloom.checkpoints.store.retention import Keep, prune
 from torchloom.checkpoints.store.search import ValidCheckpoint
-from torchloom.checkpoints.store.verification import Signature, signature
 from torchloom.errors import AlreadyUp, BadInput, BadState, Damaged, NoValidCheckpoint
 from torchloom.protocol.rank import Resumed, Saved, SaveFailed
 

@@ -39,9 +39,8 @@ from torchloom.checkpoints.pending_save import PendingSave
 from torchloom.checkpoints.staging import StagedState, StagingBuffers
 from torchloom.checkpoints.store import commit
 from torchloom.checkpoints.store import manifest as manifests
-from torchloom.checkpoints.store.checksums import ChecksummedFile, describe
+from torchloom.checkpoints.store.checksums import ChecksummedFile, describe, signature
 from torchloom.checkpoints.store.manifest import FileEntry
-from torchloom.checkpoints.store.verification import signature
 from torchloom.errors import BadInput, BadState
 from torchloom.shared.files import replace_file
 

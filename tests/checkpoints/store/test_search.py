@@ -16,10 +16,9 @@ from msgspec.structs import replace
 
 from tests.examples import examples
 from torchloom.checkpoints.store import manifest as manifests
-from torchloom.checkpoints.store.checksums import describe
+from torchloom.checkpoints.store.checksums import describe, verify
 from torchloom.checkpoints.store.manifest import Manifest, folder_name
 from torchloom.checkpoints.store.search import candidates, latest
-from torchloom.checkpoints.store.verification import verify
 from torchloom.errors import BadState, Damaged, NoValidCheckpoint
 
 

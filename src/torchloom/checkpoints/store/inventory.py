@@ -15,11 +15,11 @@ import msgspec
 
 from torchloom.checkpoints.store import foreign_formats
 from torchloom.checkpoints.store import manifest as manifests
+from torchloom.checkpoints.store.checksums import check_sizes
 from torchloom.checkpoints.store.commit import HIDDEN
 from torchloom.checkpoints.store.locks import reading
 from torchloom.checkpoints.store.manifest import folder_name
 from torchloom.checkpoints.store.search import Candidate, candidates, leads_inside, rolled_back_folders, scan
-from torchloom.checkpoints.store.verification import check_sizes
 from torchloom.errors import Damaged
 from torchloom.protocol.views import SavedStep
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from torchloom.checkpoints.store import commit
 from torchloom.checkpoints.store import manifest as manifests
+from torchloom.checkpoints.store.checksums import signature, verify
 from torchloom.checkpoints.store.locks import deleting, pruning
 from torchloom.checkpoints.store.search import Candidate, candidates
-from torchloom.checkpoints.store.verification import signature, verify
 from torchloom.errors import BadInput, Damaged
 
 

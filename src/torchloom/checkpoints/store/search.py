@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torchloom.checkpoints.store import foreign_formats
+from torchloom.checkpoints.store.checksums import Signature, signature, verify
 from torchloom.checkpoints.store.manifest import FOLDER, Manifest
-from torchloom.checkpoints.store.verification import Signature, signature, verify
 from torchloom.errors import BadState, Damaged, NoValidCheckpoint
 
 ASIDE = re.compile(r"rolled-back-(\d{1,9})")

@@ -159,8 +159,8 @@ def prune(call: Call) -> int:
 
 def _reader() -> Callable[[Path], bool]:
     """Whether a checkpoint is whole; what was read before the question is not read again after it."""
+    from torchloom.checkpoints.store.checksums import Signature, signature, verify
     from torchloom.checkpoints.store.inventory import weigh
-    from torchloom.checkpoints.store.verification import Signature, signature, verify
 
     good: dict[Path, Signature] = {}
 

@@ -23,10 +23,9 @@ from tests.examples import examples
 from torchloom.checkpoints import load, torch_files
 from torchloom.checkpoints.api import Checkpoints
 from torchloom.checkpoints.store import manifest as manifests
-from torchloom.checkpoints.store.checksums import ChecksummedFile, describe
+from torchloom.checkpoints.store.checksums import ChecksummedFile, describe, verify
 from torchloom.checkpoints.store.manifest import Manifest
 from torchloom.checkpoints.store.search import at_step, latest
-from torchloom.checkpoints.store.verification import verify
 from torchloom.errors import BadState, Damaged, NoValidCheckpoint
 
 UNTRACEABLE = why_untraceable()
@@ -181,7 +180,7 @@ SHRINKING = """
 import sys, threading, time
 from pathlib import Path
 from torchloom.checkpoints.store.manifest import Damaged
-from torchloom.checkpoints.store.verification import verify
+from torchloom.checkpoints.store.checksums import verify
 path = Path(sys.argv[1])
 threading.Timer(0.02, lambda: (path / "state.pt").open("r+").truncate(5000)).start()
 try:
