@@ -74,7 +74,14 @@ class Spare:
         folder = self._base / f"{FOLDER}-{os.getpid()}-{next(self._count)}"
         try:
             link = await SupervisorClient.start(folder, self._how, self)
-            state = await link.settled()
+            try:
+                state = await link.settled()
+            except asyncio.CancelledError:  # the agent leaves, and nobody would know of it
+                assert link.process
+                link.process.kill()
+                link.process.wait()
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
         except (TorchLoomError, OSError) as error:
             self._say(render(phrase("no_spare", why=str(error))))
             return
