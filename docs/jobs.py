@@ -13,7 +13,7 @@ import msgspec
 
 from docs.markdown import code, fenced, table
 from torchloom.job.job_file import JobFile
-from torchloom.protocol.job import JobSettings, Option, Torchft
+from torchloom.protocol.job_spec import JobSettings, Option, Torchft
 
 WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", tuple: "list", dict: "table"}
 EXAMPLE = """\

@@ -7,7 +7,7 @@ from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.incidents import responses
 from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.job.policy_syntax import FORM, written
-from torchloom.protocol.job import EventKind
+from torchloom.protocol.job_spec import EventKind
 from torchloom.settings import Settings
 from torchloom.views.policy import patience
 from torchloom.views.wording.templates import RESPONSES

@@ -19,7 +19,6 @@ MOST_LINES = 400
 
 TWO_SIDES = {
     "checkpoints": "checkpoints of a job: the verb and the table",
-    "knobs": "values that may be changed: their rules and the verb",
     "main": "the entry point of a process",
     "node": "a machine with an agent: its messages, and the facts that the agent reads",
     "policy": "the response to each kind of incident: the table, and how it is explained",

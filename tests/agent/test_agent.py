@@ -17,7 +17,7 @@ from torchloom.agent.agent import COLD, Agent
 from torchloom.agent.node import this_node
 from torchloom.bus.connection import connect, find
 from torchloom.protocol.codec import encode
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import Dismiss, Launch, NodeCommand, Place, RankStatus
 from torchloom.protocol.subjects import NODE, TASK, Role
 from torchloom.shared.incarnation import new_incarnation

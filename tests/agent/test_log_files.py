@@ -10,7 +10,7 @@ from torchloom.agent.attempt import LAUNCH
 from torchloom.agent.log_files import find, log_folder
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import encode
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import Launch, Place
 from torchloom.protocol.views import QueryLines
 

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Loom
 from torchloom.cli.doctor_checks import VARIABLES, Finding, examine_torchft, waits
 from torchloom.core.torchft.replica_groups import timeouts
-from torchloom.protocol.job import Torchft
+from torchloom.protocol.job_spec import Torchft
 
 FT = Torchft(replicas=2)
 

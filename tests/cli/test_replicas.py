@@ -14,7 +14,7 @@ from tests.cli.responder import Responder
 from tests.views.samples import LIFE, NOW, cluster, incident, job, rank
 from torchloom.cli.completion_names import complete
 from torchloom.protocol.ids import RankId, ReplicaId
-from torchloom.protocol.job import Rule, Task, Torchft
+from torchloom.protocol.job_spec import Rule, Task, Torchft
 from torchloom.protocol.node import Place
 from torchloom.protocol.rank import Beat
 from torchloom.protocol.records import About

@@ -13,7 +13,7 @@ from torchloom.cli.verbs.run import _count, _counts, silent_lighthouse, with_rep
 from torchloom.core.torchft.replica_groups import timeouts
 from torchloom.errors import BadInput
 from torchloom.launcher.local_run import output_folder
-from torchloom.protocol.job import Task, Torchft
+from torchloom.protocol.job_spec import Task, Torchft
 from torchloom.settings import Settings
 
 

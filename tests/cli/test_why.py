@@ -18,7 +18,7 @@ from torchloom.cli.verbs.run import _task
 from torchloom.core.incidents.policy import DEFAULTS
 from torchloom.errors import BadInput
 from torchloom.job.policy_syntax import FORM
-from torchloom.protocol.job import Rule, Task
+from torchloom.protocol.job_spec import Rule, Task
 from torchloom.protocol.operator import Submit
 from torchloom.protocol.records import About
 from torchloom.protocol.views import Goodput, QueryCluster, RunsView, RunView

@@ -52,7 +52,7 @@ from torchloom.protocol.facts import (
     RankStacks,
 )
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import EventKind, Rule, Task
+from torchloom.protocol.job_spec import EventKind, Rule, Task
 from torchloom.protocol.node import Inspect, RankStatus
 from torchloom.protocol.operator import Ask, Cancel, Drain, Fail, Recover, Steer, Submit
 from torchloom.protocol.rank import (

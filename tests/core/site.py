@@ -10,7 +10,7 @@ from torchloom.core.events import BeatReceived, LinkOpened, NodeBeatReceived, Re
 from torchloom.core.jobs.placement import explain_wait
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import (
     AttemptStatus,
     Dismiss,

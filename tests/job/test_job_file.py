@@ -8,7 +8,7 @@ import pytest
 
 from torchloom.errors import BadInput, TorchLoomError
 from torchloom.job import job_file
-from torchloom.protocol.job import Rule, Torchft
+from torchloom.protocol.job_spec import Rule, Torchft
 
 
 def write(folder: Path, text: str, name: str = "mnist.toml") -> Path:

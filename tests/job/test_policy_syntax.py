@@ -13,7 +13,7 @@ from torchloom.core.detect.incident_kinds import HANGS, KINDS
 from torchloom.core.incidents.policy import DEFAULTS, ENDING
 from torchloom.errors import BadInput
 from torchloom.job.policy_syntax import EVENTS, RESPONSES, parse_rule, rules, written
-from torchloom.protocol.job import Response, Rule
+from torchloom.protocol.job_spec import Response, Rule
 
 
 @st.composite

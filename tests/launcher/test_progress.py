@@ -20,7 +20,7 @@ from torchloom.launcher.progress import (
     script_of,
     unknown,
 )
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.views import JobView, RankView
 
 ATTACHED, COUNTING, GONE = rank(), rank(number=1, counted=True), rank(number=2, counted=True, presence="dead")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchloom.core.torchft.replica_groups import ADDRESS, FOLDER, split_job
 from torchloom.lighthouse.options import add_options, read_options
-from torchloom.protocol.job import Task, Torchft
+from torchloom.protocol.job_spec import Task, Torchft
 
 
 def test_the_words_of_a_lighthouse_are_those_that_it_understands() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.views.samples import incident
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import Place
 from torchloom.protocol.run_records import AttemptNote
 from torchloom.protocol.views import Goodput, RunView

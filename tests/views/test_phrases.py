@@ -17,7 +17,7 @@ from torchloom.core.incidents.policy import planned
 from torchloom.core.state.change_ledger import abort_phrase
 from torchloom.protocol.codec import decode_answer, encode
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import Response
+from torchloom.protocol.job_spec import Response
 from torchloom.protocol.operator import No
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.records import Abort

@@ -9,7 +9,7 @@ import pytest
 
 from tests.views.samples import GPU, LIFE, NOW, REPLICA
 from torchloom.protocol.ids import RankId, ReplicaId
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import Place
 from torchloom.protocol.operator import JobAnnotated, NodeDrained, ReplicaDrained
 from torchloom.protocol.rank import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.views.test_job_runs import a_note
-from torchloom.protocol.job import Task, Torchft
+from torchloom.protocol.job_spec import Task, Torchft
 from torchloom.protocol.run_records import AttemptNote
 from torchloom.protocol.views import RunView
 from torchloom.views.job_runs import INTERRUPTED, are_over, group_code, label, replicas, summarize_job

@@ -19,7 +19,7 @@ from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.core.torchft.replica_groups import timeouts
 from torchloom.errors import TorchLoomError, Unreachable
-from torchloom.protocol.job import Torchft
+from torchloom.protocol.job_spec import Torchft
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import ClusterView
 from torchloom.settings import Settings

@@ -41,7 +41,7 @@ def run(words: Sequence[str]) -> int:
     except TorchLoomError as error:
         print_error(error)
         if "TORCHLOOM_REPORT_FD" in os.environ:  # started in the background
-            from torchloom.weaver.control_plane import send_error
+            from torchloom.weaver.control_plane_processes import send_error
 
             send_error(error)
         return error.exit_code

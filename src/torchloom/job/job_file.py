@@ -40,11 +40,11 @@ import msgspec
 
 from torchloom.core.detect.incident_kinds import HANGS
 from torchloom.errors import BadInput
-from torchloom.job.option_fields import read_table
+from torchloom.job.option_parser import read_table
 from torchloom.job.policy_syntax import EVENTS, rule
 from torchloom.job.replicas import as_replicas
 from torchloom.protocol.ids import check_name
-from torchloom.protocol.job import JobSettings, Rule, Task
+from torchloom.protocol.job_spec import JobSettings, Rule, Task
 from torchloom.shared.suggestions import did_you_mean
 from torchloom.threadlet.process.identity import sanitised
 

@@ -17,7 +17,7 @@ import msgspec
 from torchloom.core.detect.incident_kinds import HANGS, KINDS
 from torchloom.core.incidents.policy import ENDING
 from torchloom.errors import BadInput
-from torchloom.protocol.job import Response, Rule
+from torchloom.protocol.job_spec import Response, Rule
 from torchloom.shared.suggestions import did_you_mean
 
 EVENTS: tuple[str, ...] = tuple(KINDS)

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from torchloom.core.torchft.replica_groups import OURS, STOCK, timeouts
 from torchloom.errors import BadInput
-from torchloom.job.option_fields import read_table
-from torchloom.protocol.job import Task, Torchft
+from torchloom.job.option_parser import read_table
+from torchloom.protocol.job_spec import Task, Torchft
 
 MOST = 1000
 

@@ -20,7 +20,7 @@ from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused, TorchLoomError
 from torchloom.launcher.output import Output, OutputReader, RemoteReader
 from torchloom.launcher.progress import RunProgress, StatusLine, UnattachedHint, how_far, script_of
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.operator import Cancel, Submit
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import IncidentView, RankView, RunView

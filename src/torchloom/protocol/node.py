@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from torchloom.protocol.ids import Incarnation, Name, RankNumber, Seconds, Text
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.phrase import Statement
 from torchloom.protocol.rank import PhaseName

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from torchloom.protocol.ids import Name, RankId, RankNumber, ReplicaId, RequestId, Text
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.message import Message
 from torchloom.protocol.phrase import Prose
 from torchloom.protocol.rank import Values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchloom.protocol.job import EventKind, Response, Task
+from torchloom.protocol.job_spec import EventKind, Response, Task
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.node import ExitCause, Place, Rollback
 from torchloom.protocol.operator import Submit

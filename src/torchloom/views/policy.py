@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchloom.core.detect.incident_kinds import KINDS
 from torchloom.core.incidents.policy import DEFAULTS, planned, rule_for
 from torchloom.job.policy_syntax import written
-from torchloom.protocol.job import EventKind, Rule, Task
+from torchloom.protocol.job_spec import EventKind, Rule, Task
 from torchloom.protocol.message import Part
 from torchloom.settings import Settings
 from torchloom.views.format.tables import Cell, Column, Screen, table

@@ -18,7 +18,7 @@ from torchloom.core.detect.incident_kinds import DETECTORS, HANGS, KINDS, Kind
 from torchloom.core.detect.rank_detectors import BLOCK, RankDetectors
 from torchloom.core.incidents.policy import DEFAULTS, rule_for
 from torchloom.job.policy_syntax import EVENTS
-from torchloom.protocol.job import EventKind, Rule
+from torchloom.protocol.job_spec import EventKind, Rule
 from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings
 from torchloom.views.policy import policy

@@ -16,7 +16,7 @@ from torchloom.core.incidents.policy import planned
 from torchloom.core.state.runs import Run
 from torchloom.protocol.facts import Inspected, RankStacks
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import Rule, Torchft
+from torchloom.protocol.job_spec import Rule, Torchft
 from torchloom.protocol.node import Halt, Inspect
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import Beat, Hello, Order, StepTimes

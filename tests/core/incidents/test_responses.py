@@ -12,7 +12,7 @@ from torchloom.core.incidents.responses import AT_LEAST, braked
 from torchloom.core.state.incidents import DECIDED
 from torchloom.protocol.facts import DeviceWarned
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import Rule
+from torchloom.protocol.job_spec import Rule
 from torchloom.protocol.node import Inspect
 from torchloom.protocol.operator import Fail, Recover
 from torchloom.protocol.phrase import Phrase, phrase

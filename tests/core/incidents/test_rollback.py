@@ -6,7 +6,7 @@ from tests.core.site import JOB, Site
 from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.events import BeatReceived, ReportReceived
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import Rule
+from torchloom.protocol.job_spec import Rule
 from torchloom.protocol.node import Rollback
 from torchloom.protocol.rank import Beat, Saved, StepTimes
 from torchloom.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.site import Site, a_node, room, waiting
-from torchloom.protocol.job import Rule
+from torchloom.protocol.job_spec import Rule
 from torchloom.protocol.operator import Cancel, Drain, No
 from torchloom.protocol.phrase import Phrase, phrase
 

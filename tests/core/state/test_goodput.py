@@ -12,7 +12,7 @@ from tests.examples import examples
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.goodput import KEEP_STRETCHES, Account, Stretch, tally
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import Place
 from torchloom.protocol.rank import Hello, JobResumed
 from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, JobForgotten, RankJoined, Record

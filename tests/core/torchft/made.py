@@ -6,7 +6,7 @@ from tests.core.site import JOB, Site
 from torchloom.core.events import LighthouseBeatReceived, LinkOpened, ReportReceived
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import Torchft
+from torchloom.protocol.job_spec import Torchft
 from torchloom.protocol.lighthouse import Evict, LighthouseBeat
 from torchloom.protocol.operator import Done
 from torchloom.protocol.rank import Hello, Joined

@@ -12,7 +12,7 @@ from torchloom.core.state.ranks import Presence
 from torchloom.core.torchft.members import evict
 from torchloom.protocol.facts import DeviceFailed, DeviceWarned, RankExited
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import Rule, Torchft
+from torchloom.protocol.job_spec import Rule, Torchft
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.operator import Fail, Register
 from torchloom.protocol.phrase import phrase

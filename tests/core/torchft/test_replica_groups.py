@@ -11,7 +11,7 @@ from torchloom.core.events import BeatReceived, ReportReceived, RequestReceived
 from torchloom.core.state.ranks import Presence
 from torchloom.core.torchft.replica_groups import split_job, timeouts
 from torchloom.protocol.codec import decode_entry, encode
-from torchloom.protocol.job import Task, Torchft
+from torchloom.protocol.job_spec import Task, Torchft
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.operator import Cancel, Done, No
 from torchloom.protocol.phrase import phrase

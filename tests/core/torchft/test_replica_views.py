@@ -6,7 +6,7 @@ from tests.core.site import JOB, Site, waiting
 from tests.core.torchft.made import group, join, member, outside, run_of
 from torchloom.core.events import BeatReceived, ReportReceived
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import Task, Torchft
+from torchloom.protocol.job_spec import Task, Torchft
 from torchloom.protocol.operator import Cancel, DrainReplica, EvictReplica, No, Submit
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Beat, Knobs, KnobSpec

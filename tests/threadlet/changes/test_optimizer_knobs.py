@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from torchloom.errors import BadInput
-from torchloom.knobs import check
+from torchloom.knob_rules import check
 from torchloom.threadlet.changes.knob import Knob, optimizer_knobs
 
 Make = Callable[[torch.optim.Optimizer, float], Any]

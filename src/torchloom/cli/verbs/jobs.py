@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from torchloom.cli.verb import Call, Parser, Verbs, seconds
 from torchloom.protocol.ids import check_name
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.operator import Cancel, Submit
 from torchloom.protocol.views import RunView
 from torchloom.shared.suggestions import unknown

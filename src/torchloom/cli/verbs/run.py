@@ -14,9 +14,9 @@ from torchloom.cli.verb import Call, Verbs
 from torchloom.cli.verbs.jobs import add_rules, with_rules
 from torchloom.errors import BadInput
 from torchloom.job.job_file import make_task, span
-from torchloom.job.option_fields import add_options, option_fields, read_options
+from torchloom.job.option_parser import add_options, option_parser, read_options
 from torchloom.protocol.ids import check_name
-from torchloom.protocol.job import JobSettings, Task, Torchft
+from torchloom.protocol.job_spec import JobSettings, Task, Torchft
 
 ANSWER_SECONDS = 2.0
 """For a lighthouse of the user to accept a connection."""
@@ -174,7 +174,7 @@ def with_replicas(task: Task, args: argparse.Namespace, gpus: int) -> Task:
     """What the options say about replicas."""
     from torchloom.job.replicas import as_replicas
 
-    given = {field.name: value for field in option_fields(Torchft) if (value := getattr(args, field.name)) is not None}
+    given = {field.name: value for field in option_parser(Torchft) if (value := getattr(args, field.name)) is not None}
     if args.torchft:
         return as_replicas(task, given, gpus, os.environ)
     if given:

@@ -63,15 +63,15 @@ def up(call: Call) -> int:
     for file in (cert, key):
         if file is not None and not file.is_file():
             raise BadInput(f"there is no file {file}")
-    from torchloom.weaver import control_plane
+    from torchloom.weaver import control_plane_processes
 
-    listen = control_plane.ListenRequest(
+    listen = control_plane_processes.ListenRequest(
         host=host,
         port=args.port if port is None else port,
         cert=cert.absolute() if cert else None,
         key=key.absolute() if key else None,
     )
-    return control_plane.up(call.settings, listen, _say, args.detach)
+    return control_plane_processes.up(call.settings, listen, _say, args.detach)
 
 
 def _say(text: str) -> None:
@@ -97,16 +97,18 @@ def parse_listen(text: str) -> tuple[str, int | None]:
 def down(call: Call) -> int:
     """Attached training continues without it, and connects to the next one."""
     from torchloom.bus.state_folder import StateFolder
-    from torchloom.weaver import control_plane
+    from torchloom.weaver import control_plane_processes
 
-    up_here = control_plane.holder(StateFolder(call.settings.state_folder)) is not None  # not one that was only joined
+    up_here = (
+        control_plane_processes.holder(StateFolder(call.settings.state_folder)) is not None
+    )  # not one that was only joined
     live = _live(call) if up_here else {}
     if live:
         names = ", ".join(f"{job} ({count} {'rank' if count == 1 else 'ranks'})" for job, count in live.items())
         question = f"this control plane watches live training: {names}. It continues, but unwatched and unprotected"
         if not call.confirm(lambda: question, "nothing was stopped"):
             return 0
-    return control_plane.down(call.settings, _say)
+    return control_plane_processes.down(call.settings, _say)
 
 
 def _live(call: Call) -> dict[str, int]:

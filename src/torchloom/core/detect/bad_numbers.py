@@ -17,7 +17,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from torchloom.core.detect.detector import Finding
-from torchloom.protocol.job import EventKind
+from torchloom.protocol.job_spec import EventKind
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Beat
 from torchloom.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-from torchloom.protocol.job import EventKind
+from torchloom.protocol.job_spec import EventKind
 from torchloom.protocol.phrase import Prose
 from torchloom.protocol.rank import Beat, StepTimes
 

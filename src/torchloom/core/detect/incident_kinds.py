@@ -13,7 +13,7 @@ from typing import Literal
 
 from torchloom.core.detect.detector import Detector
 from torchloom.core.detect.plateau import PlateauDetector
-from torchloom.protocol.job import Response
+from torchloom.protocol.job_spec import Response
 from torchloom.settings import Settings
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchloom.core.detect.incident_kinds import KINDS
-from torchloom.protocol.job import EventKind, Response, Rule, Task
+from torchloom.protocol.job_spec import EventKind, Response, Rule, Task
 from torchloom.protocol.phrase import Phrase, phrase
 
 DEFAULTS: Mapping[EventKind, Rule] = {name: Rule(on=name, do=kind.do, limit=kind.limit) for name, kind in KINDS.items()}

@@ -24,7 +24,7 @@ from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.ranks import Presence
 from torchloom.core.state.runs import Run
-from torchloom.protocol.job import EventKind, Response, Rule
+from torchloom.protocol.job_spec import EventKind, Response, Rule
 from torchloom.protocol.node import Inspect, Rollback
 from torchloom.protocol.operator import Steer
 from torchloom.protocol.phrase import Phrase, Prose, phrase

@@ -14,7 +14,7 @@ from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.ranks import PRESENT
 from torchloom.core.state.runs import Run
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.job import EventKind
+from torchloom.protocol.job_spec import EventKind
 from torchloom.protocol.node import Halt, Rollback
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, RankDied, Record

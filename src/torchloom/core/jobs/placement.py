@@ -13,7 +13,7 @@ from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import Run
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.core.torchft.replica_groups import heals, waits_for_lighthouse
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import NodeBeat, Place, Prepare
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.run_records import AttemptBegan

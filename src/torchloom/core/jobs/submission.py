@@ -16,7 +16,7 @@ from torchloom.core.state.ranks import PRESENT, JobPhase, Presence
 from torchloom.core.state.runs import Run, RunPhase
 from torchloom.core.torchft.replica_groups import split_job
 from torchloom.protocol.ids import NAME
-from torchloom.protocol.job import Task
+from torchloom.protocol.job_spec import Task
 from torchloom.protocol.operator import Annotate, Cancel, Done, Drain, JobAnnotated, NodeDrained, Submit
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.records import JobBegan, Record

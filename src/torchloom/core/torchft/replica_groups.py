@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runs import LIGHTHOUSE, OVER, Run, RunPhase
-from torchloom.protocol.job import Task, Torchft
+from torchloom.protocol.job_spec import Task, Torchft
 from torchloom.protocol.phrase import Prose, phrase
 
 OURS, STOCK = "loom", "stock"

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.errors import BadInput
-from torchloom.knobs import check
+from torchloom.knob_rules import check
 from torchloom.protocol.ids import NAME
 from torchloom.protocol.rank import KnobSpec, Value
 

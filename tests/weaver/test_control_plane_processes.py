@@ -23,7 +23,7 @@ from torchloom.bus.state_folder import StateFolder
 from torchloom.core.state.cluster import FORMAT
 from torchloom.protocol.subjects import LOG, LOG_STREAM, SNAPSHOT_STREAM, Role
 from torchloom.settings import Settings
-from torchloom.weaver.control_plane import holder
+from torchloom.weaver.control_plane_processes import holder
 from torchloom.weaver.health import Clock, Health
 from torchloom.weaver.storage import Store
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec import Meta
 
 from torchloom.errors import BadInput
-from torchloom.job.option_fields import add_options, read_options
-from torchloom.protocol.job import Option
+from torchloom.job.option_parser import add_options, read_options
+from torchloom.protocol.job_spec import Option
 
 
 class Settings(msgspec.Struct, kw_only=True):
