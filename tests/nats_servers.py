@@ -30,6 +30,10 @@ PRIVATE = ("nats", "logs")
 """Folders that belong to the server itself."""
 
 
+NOBODY = "nats://127.0.0.1:1"
+"""An address at which no server answers, whatever runs on this machine."""
+
+
 class Servers:
     """Hands out a running, empty nats-server."""
 

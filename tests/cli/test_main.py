@@ -15,7 +15,9 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
+from tests.nats_servers import NOBODY
 from tests.views.samples import cluster, device, job, knobs, plane, rank
+from torchloom.bus import connection
 from torchloom.protocol.records import JobBegan
 from torchloom.settings import Settings
 
@@ -248,7 +250,8 @@ def test_doctor_finds_what_is_wrong(weaver: Responder, settings: Settings, at: L
     assert "→ chmod 700" in at("doctor").out
 
 
-def test_doctor_before_anything_was_started(loom: Loom, tmp_path: Path) -> None:
+def test_doctor_before_anything_was_started(loom: Loom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "DEFAULT_ADDRESS", NOBODY)  # where another control plane may be
     ran = loom("--state", str(tmp_path / "none"), "doctor", "-o", "json")
     levels = {check["check"]: check["level"] for check in json.loads(ran.out)["checks"]}
     assert levels["control plane"] == "warn"

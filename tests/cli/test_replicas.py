@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
+from tests.nats_servers import NOBODY
 from tests.views.samples import LIFE, NOW, cluster, incident, job, rank
 from torchloom.cli.completion_names import complete
 from torchloom.protocol.ids import RankId, ReplicaId
@@ -236,7 +237,10 @@ def test_who_follows_sees_the_last_words_of_an_attempt_before_the_next(
     assert at("logs", "ft:0", "-f").out.splitlines() == ["[0/0] first", "[0/0] last words", "[0/0] once more"]
 
 
-def test_without_a_control_plane_the_files_of_the_last_run_are_shown(loom: Loom, tmp_path: Path) -> None:
+def test_without_a_control_plane_the_files_of_the_last_run_are_shown(
+    loom: Loom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHLOOM_ADDR", NOBODY)
     state = tmp_path / "state"
     for stamp in ("20270101-000000", "20270102-000000"):
         for part in ("replica-0", "replica-10", "replica-2", "lighthouse"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.nats_servers import NOBODY
 from tests.threadlet.played import PlayedWeaver
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.protocol.rank import Goodbye, Hello
@@ -101,7 +102,7 @@ async def test_an_exit_code_is_left_alone(weaver: PlayedWeaver, settings: Settin
 
 async def test_without_a_server_the_exit_does_not_wait(tmp_path: Path) -> None:
     script = "import time, torchloom; loom = torchloom.attach('job', 'hi'); loom.step(loss=1.0); input()"
-    running = await start(script, tmp_path / "nothing")
+    running = await start(script, tmp_path / "nothing", TORCHLOOM_ADDR=NOBODY)
     assert running.process.stderr
     warning = (await asyncio.wait_for(running.process.stderr.readline(), PATIENCE)).decode()
     assert "no control plane answers" in warning

@@ -72,16 +72,16 @@ class Spare:
     async def _start(self) -> None:
         await asyncio.sleep(PAUSE)
         folder = self._base / f"{FOLDER}-{os.getpid()}-{next(self._count)}"
+        link = None
         try:
             link = await SupervisorClient.start(folder, self._how, self)
-            try:
-                state = await link.settled()
-            except asyncio.CancelledError:  # the agent leaves, and nobody would know of it
-                assert link.process
+            state = await link.settled()
+        except asyncio.CancelledError:  # the agent leaves, and nobody would know of it
+            if link is not None and link.process is not None:
                 link.process.kill()
                 link.process.wait()
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         except (TorchLoomError, OSError) as error:
             self._say(render(phrase("no_spare", why=str(error))))
             return
