@@ -9,7 +9,6 @@ import signal
 import socket
 import stat
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -300,17 +299,15 @@ async def test_rubbish_does_not_disturb_the_supervisor(harness: SupervisorHarnes
     assert (await harness.live("train.py")).ended.code == 0
 
 
-async def test_a_long_message_is_read_in_time_that_grows_with_its_length() -> None:
+def test_a_message_of_many_megabytes_arrives_whole() -> None:
     mine, theirs = map(Connection, socket.socketpair())
     begin = SupervisorHarness(Path()).order(env={"BIG": "x" * (60 << 20)})
-    before = time.process_time()
     mine.send(begin, Look())
     messages: list[bytes] = []
     while len(messages) < 2:
         messages += theirs.receive()[0]
         mine.send()
     assert [from_agent(message) for message in messages] == [begin, Look()]
-    assert time.process_time() - before < 3.0  # quadratic, it takes twice as long
 
 
 async def test_an_agent_that_does_not_read_is_given_up_and_finds_in_the_state_what_it_missed(
