@@ -22,7 +22,8 @@ Findings = dict[str, tuple[Check, ...]]
 """What was checked on each node."""
 LOOK_SECONDS = 150.0
 """For an agent to look; importing torch on a busy machine takes its time."""
-PORTS = range(30_000, 60_000)
+PORTS = range(20_000, 32_000)
+"""Where two nodes meet to exchange numbers: below the ports that Linux gives to outgoing connections."""
 
 
 def add(verbs: Verbs) -> None:
