@@ -21,8 +21,9 @@ from benchmarks.puppet import Answer, obey
 from torchloom.bus.connection import connection_name, find
 from torchloom.protocol.codec import decode_command, encode
 from torchloom.protocol.ids import RankId
+from torchloom.protocol.permissions import inbox_prefix
 from torchloom.protocol.rank import Beat, Hello, Order, Ordered, StepTimes, Welcome
-from torchloom.protocol.subjects import BEAT, COMMAND, REPLY, REPORT, Role, inbox_prefix
+from torchloom.protocol.subjects import BEAT, COMMAND, REPLY, REPORT, Role
 from torchloom.settings import Settings
 
 RANKS_PER_NODE = 8

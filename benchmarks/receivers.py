@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 from benchmarks.puppet import Answer, obey
 from benchmarks.report import quantile
 from torchloom.bus.connection import connect, find
-from torchloom.core.state.ranks import Presence
+from torchloom.core.state.rank_states import Presence
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.rank import Beat

@@ -29,7 +29,7 @@ from tests.core.detect.test_rank_detectors import test_ten_minutes_of_noise_end_
 from tests.flow.faults import Run, Up
 from tests.flow.scripts import trained
 from tests.flow.troubled import LEARNT, TROUBLED, Told, blames
-from torchloom.core.detect.incident_kinds import HANGS
+from torchloom.core.detect.kinds_and_responses import HANGS
 from torchloom.protocol.run_records import AttemptStopping
 from torchloom.protocol.views import IncidentView
 

@@ -18,9 +18,10 @@ from docs import jobs, packages, trouble
 from docs.markdown import code, fenced, table
 from torchloom.bus.credentials import Authority
 from torchloom.cli.parser import EXIT_CODES, build
-from torchloom.core.state.ranks import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
+from torchloom.core.state.rank_states import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.subjects import STREAMS, SUBJECTS, Permissions, Role, Stream, permissions
+from torchloom.protocol.permissions import Permissions, permissions
+from torchloom.protocol.subjects import STREAMS, SUBJECTS, Role, Stream
 from torchloom.settings import ADDRESS_VARIABLES, documentation
 
 DOCS = Path(__file__).parent

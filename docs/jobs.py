@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from docs.markdown import code, fenced, table
-from torchloom.job.job_file import JobFile
+from torchloom.job.job_file_reader import JobFile
 from torchloom.protocol.job_spec import JobSettings, Option, Torchft
 
 WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", tuple: "list", dict: "table"}

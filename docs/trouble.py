@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from docs.markdown import code, fenced, table
-from torchloom.core.detect.incident_kinds import KINDS
-from torchloom.core.incidents import responses
-from torchloom.core.incidents.policy import DEFAULTS
+from torchloom.core.detect.kinds_and_responses import KINDS
+from torchloom.core.incidents import circuit_breaker
+from torchloom.core.incidents.rule_lookup import DEFAULTS
 from torchloom.job.policy_syntax import FORM, written
 from torchloom.protocol.job_spec import EventKind
 from torchloom.settings import Settings
@@ -173,10 +173,10 @@ def policies() -> list[str]:
         "drain NODE` keeps new ranks off a machine. A CPU that is reported failed (`loom fail CPU-…`) keeps ranks "
         "off its node until it has recovered, if the node has no GPUs.",
         "",
-        "## The brake",
+        "## The circuit breaker",
         "",
-        f"When more than {responses.SHARE:.0%} of at least {responses.AT_LEAST} ranks are lost within "
-        f"{responses.AT_ONCE:g} s and no agent saw one of them end, the cause is probably the "
+        f"When more than {circuit_breaker.SHARE:.0%} of at least {circuit_breaker.AT_LEAST} ranks are lost within "
+        f"{circuit_breaker.AT_ONCE:g} s and no agent saw one of them end, the cause is probably the "
         "network, the server or torchLoom, not the ranks. Then "
         "no policy acts: the incidents say so under *decided*, and a person should look. torchLoom still responds when "
         "an agent saw a process end.",

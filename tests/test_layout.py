@@ -19,9 +19,9 @@ MOST_LINES = 400
 
 TWO_SIDES = {
     "checkpoints": "checkpoints of a job: the verb and the table",
+    "device_map": "which replicas are on which device: the state and the view",
     "main": "the entry point of a process",
     "node": "a machine with an agent: its messages, and the facts that the agent reads",
-    "policy": "the response to each kind of incident: the table, and how it is explained",
     "records": "what the log contains: the messages and their sentences",
     "stacks": "stacks of a rank: written by the rank, read by the agent",
     "status": "one screen about everything: the verbs and the view",

@@ -19,8 +19,9 @@ from torchloom import protocol
 from torchloom.errors import BadName
 from torchloom.protocol.codec import decode_ask, decode_beat, decode_command, decode_fact, decode_report, encode
 from torchloom.protocol.ids import RankId, check_name
+from torchloom.protocol.permissions import permissions
 from torchloom.protocol.rank import Beat, Hello
-from torchloom.protocol.subjects import BEAT, Role, permissions
+from torchloom.protocol.subjects import BEAT, Role
 
 CONTRACT = Path(__file__).with_name("wire.txt")
 

@@ -1,4 +1,4 @@
-"""Every tunable: its default, its unit, and the environment variable that sets it.
+"""Every setting that users can change: its default, its unit, and the environment variable that sets it.
 
 The environment is read once, at the entry (`Settings.from_env`). A field `grace_seconds` is set by
 `TORCHLOOM_GRACE_SECONDS`. docs/settings.md is printed from this file.

@@ -20,7 +20,8 @@ from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.bus.state_folder import write_private
 from torchloom.errors import BadState
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.subjects import STREAMS, SUBJECTS, Role, inbox_prefix
+from torchloom.protocol.permissions import inbox_prefix
+from torchloom.protocol.subjects import STREAMS, SUBJECTS, Role
 from torchloom.settings import Settings
 
 ME = RankId("mnist", "hi", 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torchloom
 from torchloom import errors
 from torchloom.cli.parser import EXIT_CODES, build
-from torchloom.cli.verb import options_of
+from torchloom.cli.verb_call import options_of
 from torchloom.errors import Damaged, NoValidCheckpoint
 
 EVERYWHERE = {"-h", "--help", "--state", "--no-color"}

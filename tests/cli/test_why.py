@@ -15,7 +15,7 @@ from torchloom.cli.completion_names import complete
 from torchloom.cli.parser import parse
 from torchloom.cli.verbs.jobs import complete_rule, with_rules
 from torchloom.cli.verbs.run import _task
-from torchloom.core.incidents.policy import DEFAULTS
+from torchloom.core.incidents.rule_lookup import DEFAULTS
 from torchloom.errors import BadInput
 from torchloom.job.policy_syntax import FORM
 from torchloom.protocol.job_spec import Rule, Task

@@ -25,7 +25,7 @@ from tests.core.loom import life
 from tests.core.site import PlayedAgent
 from torchloom.core.decision import Decision
 from torchloom.core.detect.detector import Finding
-from torchloom.core.detect.incident_kinds import KINDS
+from torchloom.core.detect.kinds_and_responses import KINDS
 from torchloom.core.engine import Engine
 from torchloom.core.events import (
     Event,
@@ -38,10 +38,10 @@ from torchloom.core.events import (
     TookOver,
     VerdictKnown,
 )
-from torchloom.core.incidents.policy import rule_for
+from torchloom.core.incidents.rule_lookup import rule_for
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.ranks import PRESENT
-from torchloom.core.state.runs import Run
+from torchloom.core.state.rank_states import PRESENT
+from torchloom.core.state.run_states import Run
 from torchloom.protocol.facts import (
     DeviceFailed,
     DeviceRecovered,

@@ -8,7 +8,7 @@ from tests.core.loom import Loom, life
 from torchloom.core.decision import Decision
 from torchloom.core.events import BeatReceived, LinkOpened, NodeBeatReceived, ReportReceived, RunDue, Tick
 from torchloom.core.jobs.placement import explain_wait
-from torchloom.core.state.runs import Run
+from torchloom.core.state.run_states import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import (

@@ -12,10 +12,10 @@ import pytest
 from docs import generate, packages, trouble
 from torchloom.bus.nats_server import find_binary
 from torchloom.cli.parser import build
-from torchloom.cli.verb import options_of
-from torchloom.core.detect.incident_kinds import KINDS
-from torchloom.core.state.ranks import JobPhase, Presence
-from torchloom.job import job_file
+from torchloom.cli.verb_call import options_of
+from torchloom.core.detect.kinds_and_responses import KINDS
+from torchloom.core.state.rank_states import JobPhase, Presence
+from torchloom.job import job_file_reader
 from torchloom.job.policy_syntax import parse_rule
 from torchloom.protocol.subjects import Role
 
@@ -67,7 +67,7 @@ def test_the_rules_on_the_page_are_rules(tmp_path: Path) -> None:
     for rule in trouble.rules():
         parse_rule(rule)
     (tmp_path / "mnist.toml").write_text(trouble.JOB_FILE)
-    assert len(job_file.read(tmp_path / "mnist.toml")[1].policy) == 3
+    assert len(job_file_reader.read(tmp_path / "mnist.toml")[1].policy) == 3
 
 
 def test_the_printed_server_configuration_is_one_that_nats_server_takes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from torchloom.cli.parser import parse
-from torchloom.job import job_file
+from torchloom.job import job_file_reader
 
 ROOT = Path(__file__).parent.parent.parent
 MANIFEST = ROOT / "examples" / "kubernetes.yaml"
@@ -89,7 +89,7 @@ def test_every_job_file_is_one_that_can_be_submitted(page: Path, tmp_path: Path)
     assert blocks
     for block in blocks:
         (tmp_path / "job.toml").write_text(block)
-        assert job_file.read(tmp_path / "job.toml")
+        assert job_file_reader.read(tmp_path / "job.toml")
 
 
 def test_the_batch_script_is_one_that_bash_takes() -> None:

@@ -21,7 +21,7 @@ from tests.flow.troubled import (
     Told,
     blames,
 )
-from torchloom.core.detect.incident_kinds import HANGS
+from torchloom.core.detect.kinds_and_responses import HANGS
 from torchloom.protocol.run_records import AttemptStopping, ResponseBegan
 
 pytestmark = pytest.mark.timeout(600)

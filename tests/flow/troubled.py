@@ -23,7 +23,7 @@ from tests.flow.faults import Run, Up
 from tests.flow.records import codes, of_incident, ranks_with_stacks
 from tests.flow.scripts import _BOTH, TOGETHER
 from torchloom.bus.weaver_client import WeaverClient
-from torchloom.core.detect.incident_kinds import KINDS
+from torchloom.core.detect.kinds_and_responses import KINDS
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.records import Record
 from torchloom.protocol.subjects import Role

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.core.detect.incident_kinds import HANGS, KINDS
-from torchloom.core.incidents.policy import DEFAULTS, ENDING
+from torchloom.core.detect.kinds_and_responses import HANGS, KINDS
+from torchloom.core.incidents.rule_lookup import DEFAULTS, ENDING
 from torchloom.errors import BadInput
 from torchloom.job.policy_syntax import EVENTS, RESPONSES, parse_rule, rules, written
 from torchloom.protocol.job_spec import Response, Rule

@@ -13,7 +13,7 @@ import pytest
 
 import torchloom
 from torchloom.core.detect.hang import spans
-from torchloom.core.incidents.policy import planned
+from torchloom.core.incidents.rule_lookup import planned
 from torchloom.core.state.change_ledger import abort_phrase
 from torchloom.protocol.codec import decode_answer, encode
 from torchloom.protocol.ids import RankId

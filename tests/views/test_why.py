@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.views.samples import NOW, incident
-from torchloom.core.incidents.policy import planned
+from torchloom.core.incidents.rule_lookup import planned
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import About

@@ -31,7 +31,7 @@ from torchloom.agent.monitor.pressure import read_pressure
 from torchloom.agent.monitor.stacks import inspect, watch
 from torchloom.agent.node import Node
 from torchloom.agent.node_check.checks import NodeCheckService
-from torchloom.agent.preparation import prepare
+from torchloom.agent.port_and_checkpoint import prepare
 from torchloom.agent.supervisor.protocol import Ended
 from torchloom.agent.supervisor.spare import Spare
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorOptions

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from torchloom.core.state.runs import LIGHTHOUSE
+from torchloom.core.state.run_states import LIGHTHOUSE
 from torchloom.core.torchft.replica_groups import ADDRESS, FOLDER
 from torchloom.protocol.node import Launch, Place
 

@@ -20,7 +20,8 @@ from torchloom.bus.credentials import SYSTEM
 from torchloom.bus.state_folder import StateFolder
 from torchloom.errors import BadState, Unreachable
 from torchloom.protocol.ids import MAX_RANK, RankId
-from torchloom.protocol.subjects import Role, inbox_prefix
+from torchloom.protocol.permissions import inbox_prefix
+from torchloom.protocol.subjects import Role
 from torchloom.settings import DEFAULT_ADDRESS, Settings
 
 Hook = Callable[[], Awaitable[None]]

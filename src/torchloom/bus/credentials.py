@@ -20,7 +20,8 @@ import nkeys
 from torchloom.bus.state_folder import StateFolder, write_private
 from torchloom.errors import BadState
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.subjects import Permissions, Role, permissions
+from torchloom.protocol.permissions import Permissions, permissions
+from torchloom.protocol.subjects import Role
 
 SYSTEM = "system"
 """Name of the credential with which the weaver receives the server's own advisories."""

@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 
 from torchloom.bus.connection import connect, find
 from torchloom.bus.streams import extent, read_log
-from torchloom.cli.verb import Call
+from torchloom.cli.verb_call import Call
 from torchloom.errors import Unreachable
 from torchloom.protocol.codec import decode_entry
 from torchloom.protocol.subjects import LOG, LOG_STREAM, Role

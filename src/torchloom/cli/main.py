@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(words: Sequence[str]) -> int:
     """Run one command line; errors go to stderr."""
     from torchloom.cli.parser import parse
-    from torchloom.cli.verb import print_error
+    from torchloom.cli.verb_call import print_error
 
     try:
         call = parse(words)

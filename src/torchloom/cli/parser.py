@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from torchloom import __version__
-from torchloom.cli.verb import Call, Parser, options_of
+from torchloom.cli.verb_call import Call, Parser, options_of
 from torchloom.errors import BadInput
 from torchloom.shared.suggestions import did_you_mean, nearest
 

@@ -18,7 +18,7 @@ from torchloom.core.jobs import reconcile, submission
 from torchloom.core.ranks import checkpoint_reports, lifecycle
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.pending_operations import PendingOperation
-from torchloom.core.state.ranks import Rank
+from torchloom.core.state.rank_states import Rank
 from torchloom.core.torchft import members
 from torchloom.protocol import facts
 from torchloom.protocol import rank as rank_messages

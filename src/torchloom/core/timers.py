@@ -6,7 +6,7 @@ from torchloom.core.changes import requests, two_phase_commit
 from torchloom.core.decision import NOTHING, Decision, close_incident, merge_decisions
 from torchloom.core.ranks import checkpoint_reports, lifecycle
 from torchloom.core.state.cluster import ClusterState, Job, life_over
-from torchloom.core.state.ranks import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence, Rank
+from torchloom.core.state.rank_states import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence, Rank
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import JobEnded, JobForgotten, RankForgotten, Record
 

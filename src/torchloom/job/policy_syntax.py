@@ -14,8 +14,8 @@ from typing import get_args
 
 import msgspec
 
-from torchloom.core.detect.incident_kinds import HANGS, KINDS
-from torchloom.core.incidents.policy import ENDING
+from torchloom.core.detect.kinds_and_responses import HANGS, KINDS
+from torchloom.core.incidents.rule_lookup import ENDING
 from torchloom.errors import BadInput
 from torchloom.protocol.job_spec import Response, Rule
 from torchloom.shared.suggestions import did_you_mean

@@ -10,7 +10,7 @@ from torchloom.protocol.ids import Name, Seconds
 from torchloom.protocol.message import Part
 
 EventKind = Annotated[str, Meta(pattern=r"^[a-z][a-z_]{0,39}$")]
-"""What can be wrong, by its name in the registry, `core/detect/incident_kinds.py`.
+"""What can be wrong, by its name in the registry, `core/detect/kinds_and_responses.py`.
 
 On the wire any name is allowed, so that an older reader understands the log of a newer weaver. The weaver refuses a
 task with a rule for an unknown kind.
@@ -37,7 +37,7 @@ class Rule(Part, frozen=True):
 
 
 class Option(NamedTuple):
-    """Marks a field of a job as an option of `loom run` of the same name. `torchloom.job.option_parser` adds it."""
+    """Marks a field of a job as an option of `loom run` of the same name. `torchloom.job.declared_options` adds it."""
 
     help: str
     metavar: str = ""

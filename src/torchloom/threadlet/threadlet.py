@@ -28,10 +28,10 @@ from torchloom.settings import Settings
 from torchloom.shared.incarnation import first_incarnation
 from torchloom.threadlet import process_hooks
 from torchloom.threadlet.changes.knob import INTERVAL, Knob, log_level_knob, make_knob, optimizer_knobs
+from torchloom.threadlet.changes.skipped_batches import SkippedBatches, batches, resumed_step
 from torchloom.threadlet.changes.step_boundary import StepBoundary
 from torchloom.threadlet.connection.link import Link
 from torchloom.threadlet.connection.rank_state import RankState
-from torchloom.threadlet.metrics.batches import SkippedBatches, batches, resumed_step
 from torchloom.threadlet.metrics.liveness import DATA, LivenessPageWriter, check_phase
 from torchloom.threadlet.metrics.meter import Meter
 from torchloom.threadlet.process import step_counter

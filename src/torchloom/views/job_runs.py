@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from torchloom.core.state.runs import LIGHTHOUSE
+from torchloom.core.state.run_states import LIGHTHOUSE
 from torchloom.protocol.run_records import AttemptNote
 from torchloom.protocol.views import Goodput, IncidentView, RunView
 from torchloom.views.format.numbers import duration

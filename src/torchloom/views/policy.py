@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchloom.core.detect.incident_kinds import KINDS
-from torchloom.core.incidents.policy import DEFAULTS, planned, rule_for
+from torchloom.core.detect.kinds_and_responses import KINDS
+from torchloom.core.incidents.rule_lookup import DEFAULTS, planned, rule_for
 from torchloom.job.policy_syntax import written
 from torchloom.protocol.job_spec import EventKind, Rule, Task
 from torchloom.protocol.message import Part

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torchloom.core.detect.incident_kinds import HANGS
+from torchloom.core.detect.kinds_and_responses import HANGS
 from torchloom.protocol.views import Goodput, IncidentView, MarkView
 from torchloom.views.format.numbers import ago, clock, duration
 from torchloom.views.format.tables import Screen, clean, cut, wrapped

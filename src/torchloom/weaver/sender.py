@@ -28,9 +28,9 @@ from torchloom.views.answers import rendered
 from torchloom.views.format.tables import clean, cut
 from torchloom.views.records import sentences
 from torchloom.views.wording.phrases import render
+from torchloom.weaver.connection_monitor import ProcessExitProbe
 from torchloom.weaver.event_queue import EventQueue
 from torchloom.weaver.health import Health
-from torchloom.weaver.observers import ProcessExitProbe
 
 log = logging.getLogger("torchloom.weaver")
 

@@ -34,12 +34,12 @@ from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Reply
 from torchloom.protocol.records import Record
 from torchloom.protocol.subjects import ASK, BEAT, CLOCK, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, Subject
-from torchloom.views.queries import curves, knobs, picture, runs
+from torchloom.views.view_builders import curves, knobs, picture, runs
 from torchloom.views.wording.phrases import render
+from torchloom.weaver.connection_monitor import ConnectionAdvisories
 from torchloom.weaver.event_queue import EventQueue, Inbox, parse_rank
 from torchloom.weaver.health import Health, first_trouble, quietly
 from torchloom.weaver.ingress import Ingress
-from torchloom.weaver.observers import ConnectionAdvisories
 from torchloom.weaver.sender import Sender
 from torchloom.weaver.storage import CurveStore, Store
 from torchloom.weaver.ticker import Ticker

@@ -11,9 +11,9 @@ import nats.errors
 from nats.aio.client import Client
 
 from torchloom.core.engine import Engine
+from torchloom.weaver.connection_monitor import ConnectionAdvisories, ServerLiveness
 from torchloom.weaver.event_queue import EventQueue
 from torchloom.weaver.health import Clock
-from torchloom.weaver.observers import ConnectionAdvisories, ServerLiveness
 
 log = logging.getLogger("torchloom.weaver")
 

@@ -104,7 +104,7 @@ def test_a_trial_that_hangs_is_killed_and_one_that_dies_says_how() -> None:
 def test_two_processes_exchange_numbers_and_time_it() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from torchloom.agent.preparation import free_port
+    from torchloom.agent.port_and_checkpoint import free_port
 
     port = str(free_port("127.0.0.1"))
     with ThreadPoolExecutor(2) as both:

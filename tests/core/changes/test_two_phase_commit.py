@@ -15,7 +15,7 @@ from torchloom.core.decision import Decision
 from torchloom.core.events import ReplyReceived, ReportReceived, VerdictKnown
 from torchloom.core.state import change_ledger
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.ranks import Presence
+from torchloom.core.state.rank_states import Presence
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done, No, Revert, SetKnobs
 from torchloom.protocol.phrase import Phrase, phrase

@@ -12,8 +12,8 @@ from torchloom.core.decision import Decision
 from torchloom.core.detect.hang import spans
 from torchloom.core.detect.stack_groups import describe_groups, group_stacks
 from torchloom.core.events import BeatReceived, FactReceived, LinkOpened, ReportReceived, Tick
-from torchloom.core.incidents.policy import planned
-from torchloom.core.state.runs import Run
+from torchloom.core.incidents.rule_lookup import planned
+from torchloom.core.state.run_states import Run
 from torchloom.protocol.facts import Inspected, RankStacks
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job_spec import Rule, Torchft

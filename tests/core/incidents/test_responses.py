@@ -7,9 +7,9 @@ from tests.core.loom import Loom
 from tests.core.site import JOB, Site
 from torchloom.core.detect.detector import Finding
 from torchloom.core.events import BeatReceived, FindingsMade, ReplyReceived, ReportReceived, VerdictKnown
-from torchloom.core.incidents.policy import planned
-from torchloom.core.incidents.responses import AT_LEAST, braked
-from torchloom.core.state.incidents import DECIDED
+from torchloom.core.incidents.circuit_breaker import AT_LEAST, open_reason
+from torchloom.core.incidents.rule_lookup import planned
+from torchloom.core.state.incident_history import DECIDED
 from torchloom.protocol.facts import DeviceWarned
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job_spec import Rule
@@ -246,7 +246,7 @@ def test_a_straggler_may_be_evicted_and_its_device_gets_no_more_ranks() -> None:
     assert [(m.device, m.source) for m in marked] == [("GPU-a", "policy")]
 
 
-# ── the brake ──
+# ── the circuit breaker ──
 
 
 def lost(loom: Loom, many: int, of: int) -> None:
@@ -260,24 +260,24 @@ def lost(loom: Loom, many: int, of: int) -> None:
 def test_many_ranks_lost_at_once_stop_every_action() -> None:
     loom = Loom()
     lost(loom, 10, 30)
-    assert braked(loom.cluster, loom.now) == phrase("ranks_lost_at_once", lost=10, count=30)
-    assert braked(loom.cluster, loom.now + 60) == ""
+    assert open_reason(loom.cluster, loom.now) == phrase("ranks_lost_at_once", lost=10, count=30)
+    assert open_reason(loom.cluster, loom.now + 60) == ""
 
 
-def test_few_ranks_or_few_of_many_are_no_reason_to_brake() -> None:
+def test_few_ranks_or_few_of_many_are_no_reason_to_open_it() -> None:
     small, calm = Loom(), Loom()
     lost(small, AT_LEAST - 1, AT_LEAST - 1)
     lost(calm, 5, 30)
-    assert braked(small.cluster, small.now) == braked(calm.cluster, calm.now) == ""
+    assert open_reason(small.cluster, small.now) == open_reason(calm.cluster, calm.now) == ""
 
 
-def test_the_brake_holds_a_restart_and_says_so() -> None:
+def test_the_circuit_breaker_holds_a_restart_and_says_so() -> None:
     site = Training()
     lost(site.loom, 20, 40)
     site.stand(2, rank=1, frozen=True)
     site.stand(4, rank=1, frozen=True)
     assert site.run.attempt == 1
-    held_back = phrase("policy_held_back", why=braked(site.loom.cluster, site.loom.now), policy=planned("restart"))
+    held_back = phrase("policy_held_back", why=open_reason(site.loom.cluster, site.loom.now), policy=planned("restart"))
     assert held_back in [r.decision for r in site.records(IncidentAmended)]  # type: ignore[attr-defined]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.core.site import JOB, Site, incidents
 from torchloom.core.events import ReportReceived
-from torchloom.core.incidents.policy import planned
+from torchloom.core.incidents.rule_lookup import planned
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Goodbye

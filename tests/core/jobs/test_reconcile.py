@@ -11,7 +11,7 @@ from tests.core.site import JOB, Site, incidents
 from tests.examples import examples
 from torchloom.core.events import RunDue
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.runs import KEEP_NOTES, OVER, RUN_NEXT, RunPhase
+from torchloom.core.state.run_states import KEEP_NOTES, OVER, RUN_NEXT, RunPhase
 from torchloom.protocol.operator import Cancel, Done, No
 from torchloom.protocol.phrase import Phrase, phrase
 

@@ -9,7 +9,7 @@ from torchloom.core.decision import Decision
 from torchloom.core.events import ReportReceived
 from torchloom.core.state.checkpoint_index import KEEP_SAVED
 from torchloom.core.state.cluster import ClusterState, State
-from torchloom.core.state.incidents import Incident
+from torchloom.core.state.incident_history import Incident
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import CheckpointFailed, CheckpointSaved, JobResumed, Resumed, Saved, SaveFailed

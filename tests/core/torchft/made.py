@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.core.site import JOB, Site
 from torchloom.core.events import LighthouseBeatReceived, LinkOpened, ReportReceived
-from torchloom.core.state.runs import Run
+from torchloom.core.state.run_states import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job_spec import Torchft
 from torchloom.protocol.lighthouse import Evict, LighthouseBeat

@@ -7,8 +7,8 @@ import pytest
 from tests.core.site import JOB, Site
 from tests.core.torchft.made import evicted, member, outside, run_of, shine
 from torchloom.core.events import ReportReceived, RequestReceived
-from torchloom.core.incidents.policy import planned
-from torchloom.core.state.ranks import Presence
+from torchloom.core.incidents.rule_lookup import planned
+from torchloom.core.state.rank_states import Presence
 from torchloom.core.torchft.members import evict
 from torchloom.protocol.facts import DeviceFailed, DeviceWarned, RankExited
 from torchloom.protocol.ids import RankId

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.core.site import JOB, Site, incidents
 from tests.core.torchft.made import evicted, group, join, member, phases, records, run_of, shine
 from torchloom.core.events import BeatReceived, ReportReceived, RequestReceived
-from torchloom.core.state.ranks import Presence
+from torchloom.core.state.rank_states import Presence
 from torchloom.core.torchft.replica_groups import split_job, timeouts
 from torchloom.protocol.codec import decode_entry, encode
 from torchloom.protocol.job_spec import Task, Torchft

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from torchloom.cli.known_names import known_job
-from torchloom.cli.verb import Call, Parser, Verbs
+from torchloom.cli.verb_call import Call, Parser, Verbs
 from torchloom.errors import BadInput, BadState, Damaged, NoValidCheckpoint, Refused, Unreachable
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.views import CheckpointsView

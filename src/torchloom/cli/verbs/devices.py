@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from torchloom.cli.known_names import find_replica, meant_device
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.errors import Refused
 from torchloom.protocol.ids import ReplicaId, check_name
 from torchloom.protocol.operator import Done

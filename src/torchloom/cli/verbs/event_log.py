@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.errors import BadInput
 
 

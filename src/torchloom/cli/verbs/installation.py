@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.settings import documentation
 from torchloom.views.format.tables import Cell, Column, clean, table
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from torchloom.cli.verb import Call, Parser, Verbs, seconds
+from torchloom.cli.verb_call import Call, Parser, Verbs, seconds
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.operator import Cancel, Submit
@@ -81,7 +81,7 @@ def submit(call: Call) -> int:
     nproc_per_node = 8, checkpoint_dir = "runs/a". Paths are relative to the folder of the file.
     """
     from torchloom.client import operator
-    from torchloom.job.job_file import read
+    from torchloom.job.job_file_reader import read
 
     name, task = read(Path(call.args.file))
     task = with_rules(task, call.args)

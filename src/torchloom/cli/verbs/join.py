@@ -7,7 +7,7 @@ import time
 
 from torchloom.bus import join_token
 from torchloom.bus.state_folder import StateFolder
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.errors import BadInput
 from torchloom.protocol.subjects import Role
 from torchloom.views.format.numbers import stamp

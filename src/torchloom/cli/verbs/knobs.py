@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchloom.cli.known_names import known_job
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.errors import BadInput
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.operator import Done

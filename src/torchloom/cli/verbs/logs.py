@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.cli.verbs.jobs import runs_of
-from torchloom.core.state.runs import LIGHTHOUSE
+from torchloom.core.state.run_states import LIGHTHOUSE
 from torchloom.errors import BadInput, Refused, Unreachable
 from torchloom.protocol.views import RunView
 from torchloom.views.job_runs import are_over, replicas

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.errors import BadState, TorchLoomError, Unreachable
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.node import Check

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.cli.verbs.jobs import add_rules, with_rules
 from torchloom.errors import BadInput
-from torchloom.job.job_file import make_task, span
-from torchloom.job.option_parser import add_options, option_parser, read_options
+from torchloom.job.declared_options import add_options, declared_options, read_options
+from torchloom.job.job_file_reader import make_task, span
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.job_spec import JobSettings, Task, Torchft
 
@@ -174,7 +174,9 @@ def with_replicas(task: Task, args: argparse.Namespace, gpus: int) -> Task:
     """What the options say about replicas."""
     from torchloom.job.replicas import as_replicas
 
-    given = {field.name: value for field in option_parser(Torchft) if (value := getattr(args, field.name)) is not None}
+    given = {
+        field.name: value for field in declared_options(Torchft) if (value := getattr(args, field.name)) is not None
+    }
     if args.torchft:
         return as_replicas(task, given, gpus, os.environ)
     if given:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torchloom.cli.main import run
 from torchloom.cli.parser import VERBS, build
-from torchloom.cli.verb import Call, Verbs, options_of, print_error
+from torchloom.cli.verb_call import Call, Verbs, options_of, print_error
 from torchloom.errors import BadInput
 
 _PROMPT = "loom> "

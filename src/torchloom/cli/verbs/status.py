@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchloom.cli import known_names
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.errors import BadInput
 from torchloom.protocol.views import ClusterView, CurvesView, IncidentView, RunView
 from torchloom.views import listings
@@ -131,21 +131,21 @@ def devices(call: Call) -> int:
 
 
 def drmap(call: Call) -> int:
-    from torchloom.views import map as view_map
+    from torchloom.views import device_map
 
     args = call.args
     rank = known_names.parse_rank(args.rank) if args.rank else None  # before the weaver is asked
     view = see(call)
-    assignments = view_map.chosen(
+    assignments = device_map.chosen(
         view.assignments,
         device=known_names.known_device(view, args.device) if args.device else None,
         replica=known_names.known_replica(view, args.replica) if args.replica else None,
         node=known_names.known_node(view, args.node) if args.node else None,
         rank=known_names.known_rank(view, rank) if rank else None,
     )
-    devices = {device: list(map(str, those)) for device, those in view_map.by_device(assignments).items()}
-    document = {"assignments": assignments, "devices": devices, "replicas": view_map.by_replica(assignments)}
-    return call.show(document, lambda: view_map.drmap(assignments, view.devices, call.screen))
+    devices = {device: list(map(str, those)) for device, those in device_map.by_device(assignments).items()}
+    document = {"assignments": assignments, "devices": devices, "replicas": device_map.by_replica(assignments)}
+    return call.show(document, lambda: device_map.drmap(assignments, view.devices, call.screen))
 
 
 def incidents(call: Call) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchloom.cli.known_names import known_rank, known_replica
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.errors import Refused
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchloom.cli.verb import Call, Verbs
+from torchloom.cli.verb_call import Call, Verbs
 from torchloom.cli.verbs.jobs import runs_of
 from torchloom.cli.verbs.status import concerns, own_runs, whole
 from torchloom.protocol.ids import NAME

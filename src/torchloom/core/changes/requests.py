@@ -26,7 +26,7 @@ from torchloom.core.state.pending_operations import (
     RanksAskedAgain,
     WaiterAdded,
 )
-from torchloom.core.state.ranks import Presence
+from torchloom.core.state.rank_states import Presence
 from torchloom.protocol.operator import Done, No, Revert, SetKnobs, Steer
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Order

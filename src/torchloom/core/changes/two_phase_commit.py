@@ -32,7 +32,7 @@ from torchloom.core.state.pending_operations import (
     VerdictAsked,
     WaitersAnswered,
 )
-from torchloom.core.state.ranks import PRESENT, Rank
+from torchloom.core.state.rank_states import PRESENT, Rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done, No
 from torchloom.protocol.phrase import phrase

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 from torchloom.core.detect.bad_numbers import GradientSpikeDetector, NonFiniteDetector, SpikeDetector
 from torchloom.core.detect.detector import CLOSED, Block, Detector, Finding
-from torchloom.core.detect.incident_kinds import DETECTORS
+from torchloom.core.detect.kinds_and_responses import DETECTORS
 from torchloom.core.detect.memory_leak import MemoryLeakDetector
 from torchloom.core.detect.slow_steps import DATA, SlowdownDetector, StarvationDetector
 from torchloom.core.detect.step_time import StepTimeBaseline

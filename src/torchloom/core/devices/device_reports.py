@@ -13,11 +13,12 @@ from msgspec.structs import replace as replace_fields
 
 from torchloom.core.changes.requests import did_you_mean
 from torchloom.core.decision import NOTHING, Decision, Handlers, Refused, close_incident, merge_decisions, provisional
-from torchloom.core.incidents.responses import Trouble, braked, respond
+from torchloom.core.incidents.circuit_breaker import open_reason
+from torchloom.core.incidents.responses import Trouble, respond
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.device_map import Device
-from torchloom.core.state.ranks import PRESENT
-from torchloom.core.state.runs import Run
+from torchloom.core.state.rank_states import PRESENT
+from torchloom.core.state.run_states import Run
 from torchloom.core.torchft.members import evict
 from torchloom.protocol import records
 from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceRecovered, DeviceWarned
@@ -192,7 +193,7 @@ def _respond(cluster: ClusterState, opened: records.IncidentOpened, now: float) 
 
 def _out_of_quorum(cluster: ClusterState, replica: ReplicaId, reason: Prose, now: float) -> Decision:
     """Of a replica that torchLoom did not start: it can only make the rest of its job not wait for it."""
-    if replica.job not in cluster.runtime.lighthouses or braked(cluster, now):
+    if replica.job not in cluster.runtime.lighthouses or open_reason(cluster, now):
         return NOTHING
     ranks = cluster.ranks.of_replica(replica)
     return evict(cluster, replica.job, (rank.member for rank in ranks if rank.presence in PRESENT), reason)

@@ -12,13 +12,13 @@ from torchloom.core.changes.requests import request_id, steer_unasked
 from torchloom.core.decision import NOTHING, Decision, close_incident, merge_decisions, provisional
 from torchloom.core.detect.detector import Finding
 from torchloom.core.detect.hang import HangDiagnosis, spans
-from torchloom.core.detect.incident_kinds import HANGS, KINDS
-from torchloom.core.incidents.policy import planned, rule_for
+from torchloom.core.detect.kinds_and_responses import HANGS, KINDS
 from torchloom.core.incidents.responses import Trouble, inspect, respond
+from torchloom.core.incidents.rule_lookup import planned, rule_for
 from torchloom.core.incidents.stack_evidence import last_heard, of_agent
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incidents import Incident
-from torchloom.core.state.runs import Run, RunPhase
+from torchloom.core.state.incident_history import Incident
+from torchloom.core.state.run_states import Run, RunPhase
 from torchloom.core.torchft.replica_groups import can_heal
 from torchloom.protocol.facts import Inspected
 from torchloom.protocol.ids import RankId, ReplicaId

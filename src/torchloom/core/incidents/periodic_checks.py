@@ -11,8 +11,8 @@ from itertools import chain, islice
 from torchloom.core.detect.hang import NEWS, HangDiagnosis, RankProgress, is_late
 from torchloom.core.events import Event, FindingsMade, JobDue, RanksSilent
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.ranks import JobPhase, Presence
-from torchloom.core.state.runs import Run, RunPhase
+from torchloom.core.state.rank_states import JobPhase, Presence
+from torchloom.core.state.run_states import Run, RunPhase
 from torchloom.core.state.runtime import RankRuntime
 from torchloom.core.torchft.replica_groups import siblings
 from torchloom.protocol.ids import RankId

@@ -2,10 +2,6 @@
 
 Most are done in the moment they are decided. A checkpoint takes its time: what follows waits for it, but not forever.
 The last one may end the attempt (restart, evict, rollback); nothing of a response outlives the attempt it began in.
-
-There is a circuit breaker: when very many ranks seem to be gone at once, and nobody has seen one end, it is rather the
-observer. A switch that fails, a server that hangs or a machine that was suspended looks like the death of half a
-cluster. Acting on it would make it so.
 """
 
 from __future__ import annotations
@@ -17,13 +13,13 @@ import msgspec
 
 from torchloom.core.changes.requests import request_id, steer_unasked
 from torchloom.core.decision import NOTHING, Decision, merge_decisions
-from torchloom.core.detect.incident_kinds import HANGS, KINDS
-from torchloom.core.incidents.policy import ENDING, planned, rule_for
-from torchloom.core.jobs.attempt_stop import Cause, stop
+from torchloom.core.detect.kinds_and_responses import HANGS, KINDS
+from torchloom.core.incidents.circuit_breaker import open_reason
+from torchloom.core.incidents.rule_lookup import ENDING, planned, rule_for
+from torchloom.core.jobs.restart_decision import Cause, stop
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.ranks import Presence
-from torchloom.core.state.runs import Run
+from torchloom.core.state.run_states import Run
 from torchloom.protocol.job_spec import EventKind, Response, Rule
 from torchloom.protocol.node import Inspect, Rollback
 from torchloom.protocol.operator import Steer
@@ -33,10 +29,6 @@ from torchloom.protocol.run_records import Failure, ResponseBegan, ResponseWent
 
 CHECKPOINT_SECONDS = 60.0
 """Longest that what follows waits for a checkpoint."""
-AT_LEAST = 20
-SHARE = 0.3
-AT_ONCE = 30.0
-"""Of the circuit breaker; seconds: ranks lost longer ago have nothing to do with each other."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -89,18 +81,7 @@ def _why_not(cluster: ClusterState, run: Run, rule: Rule, now: float) -> Prose:
         since = now - run.task.restart_window
         if sum(kind == rule.on and at >= since for kind, at in run.responses) >= rule.limit:
             return phrase("policy_limit_reached", limit=rule.limit)
-    return braked(cluster, now)
-
-
-def braked(cluster: ClusterState, now: float) -> Prose:
-    """Why nothing may be done just now; empty if it may."""
-    missed = [rank for rank in cluster.ranks.values() if rank.presence in {Presence.LOST, Presence.DEAD}]
-    recent = [rank for rank in missed if now - rank.since < AT_ONCE]
-    # A rank that is dead only by presumption counts like one that is present.
-    count = sum(cluster.ranks.present.values()) + sum(rank.presence is Presence.DEAD for rank in recent)
-    if count < AT_LEAST or len(recent) <= SHARE * count:
-        return ""
-    return phrase("ranks_lost_at_once", lost=len(recent), count=count)
+    return open_reason(cluster, now)
 
 
 def _note_once(cluster: ClusterState, trouble: Trouble, decision: Prose) -> Decision:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from torchloom.core.detect.stack_groups import describe_groups, group_stacks
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incidents import Incident
+from torchloom.core.state.incident_history import Incident
 from torchloom.protocol.facts import Inspected, RankStacks
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.node import Reading

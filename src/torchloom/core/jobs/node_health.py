@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision, close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incidents import Incident
-from torchloom.core.state.ranks import Presence, Rank
-from torchloom.core.state.runs import Run
+from torchloom.core.state.incident_history import Incident
+from torchloom.core.state.rank_states import Presence, Rank
+from torchloom.core.state.run_states import Run
 from torchloom.protocol.node import Examine, RankStatus
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.records import About, IncidentOpened, Record

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torchloom.core.decision import NOTHING, Decision
 from torchloom.core.jobs.node_health import is_checked, request_checks, select_fit, unfit_reasons
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.runs import Run
+from torchloom.core.state.run_states import Run
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.core.torchft.replica_groups import heals, waits_for_lighthouse
 from torchloom.protocol.job_spec import Task

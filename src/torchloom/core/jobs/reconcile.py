@@ -12,16 +12,16 @@ from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Decision, close_incident
 from torchloom.core.detect.hang import HangDiagnosis
-from torchloom.core.detect.incident_kinds import HANGS
+from torchloom.core.detect.kinds_and_responses import HANGS
 from torchloom.core.incidents.findings import look_at_run
 from torchloom.core.incidents.responses import continue_response
 from torchloom.core.jobs import node_health
-from torchloom.core.jobs.attempt_stop import Cause, halt, stop
 from torchloom.core.jobs.placement import place, prepare
+from torchloom.core.jobs.restart_decision import Cause, halt, stop
 from torchloom.core.ranks.lifecycle import record_left
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.ranks import PRESENT, JobPhase
-from torchloom.core.state.runs import Run, RunPhase
+from torchloom.core.state.rank_states import PRESENT, JobPhase
+from torchloom.core.state.run_states import Run, RunPhase
 from torchloom.core.torchft import replica_groups
 from torchloom.core.torchft.members import ask_to_leave, was_asked_to_leave
 from torchloom.protocol.node import Dismiss, Halt, Launch, NodeCommand, RankStatus

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from torchloom.core.changes.requests import did_you_mean
 from torchloom.core.decision import NOTHING, Decision, Handlers, Refused, merge_decisions
-from torchloom.core.detect.incident_kinds import KINDS
+from torchloom.core.detect.kinds_and_responses import KINDS
 from torchloom.core.jobs import reconcile
-from torchloom.core.jobs.attempt_stop import Cause, stop
 from torchloom.core.jobs.placement import explain_too_large
+from torchloom.core.jobs.restart_decision import Cause, stop
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.ranks import PRESENT, JobPhase, Presence
-from torchloom.core.state.runs import Run, RunPhase
+from torchloom.core.state.rank_states import PRESENT, JobPhase, Presence
+from torchloom.core.state.run_states import Run, RunPhase
 from torchloom.core.torchft.replica_groups import split_job
 from torchloom.protocol.ids import NAME
 from torchloom.protocol.job_spec import Task

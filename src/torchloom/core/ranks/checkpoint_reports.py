@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torchloom.core.decision import Decision, close_incident, provisional
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.ranks import Rank
+from torchloom.core.state.rank_states import Rank
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import CheckpointFailed, CheckpointSaved, JobResumed, Resumed, Saved, SaveFailed
 from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, Record

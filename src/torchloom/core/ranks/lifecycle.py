@@ -2,7 +2,7 @@
 
 The newest incarnation of a rank is the rank; an older one is muted. Incarnations are ordered by themselves, not by
 arrival, so late and repeated messages change nothing. Evidence of life and death comes from different senders (the
-rank, the server, an agent) in any order; core/state/ranks.py says what each sign means in each state.
+rank, the server, an agent) in any order; core/state/rank_states.py says what each sign means in each state.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Literal
 from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Commands, Decision, close_incident, merge_decisions, provisional
-from torchloom.core.detect.incident_kinds import HANGS
+from torchloom.core.detect.kinds_and_responses import HANGS
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incidents import Incident
-from torchloom.core.state.ranks import JobPhase, Presence, Rank
-from torchloom.core.state.runs import RunPhase
+from torchloom.core.state.incident_history import Incident
+from torchloom.core.state.rank_states import JobPhase, Presence, Rank
+from torchloom.core.state.run_states import RunPhase
 from torchloom.protocol import records
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId

@@ -16,10 +16,20 @@ from torchloom.core.state.change_ledger import Change, ChangePhase, Ledger
 from torchloom.core.state.checkpoint_index import CheckpointIndex
 from torchloom.core.state.device_map import Device, Devices, DRMap
 from torchloom.core.state.goodput import Account, Accounts
-from torchloom.core.state.incidents import Incident, Incidents, cause_of
+from torchloom.core.state.incident_history import Incident, Incidents, cause_of
 from torchloom.core.state.pending_operations import Volatile
-from torchloom.core.state.ranks import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Rank, Ranks, Sign
-from torchloom.core.state.runs import Run, Runs
+from torchloom.core.state.rank_states import (
+    JOB_NEXT,
+    PRESENT,
+    RANK_NEXT,
+    JobPhase,
+    JobSign,
+    Presence,
+    Rank,
+    Ranks,
+    Sign,
+)
+from torchloom.core.state.run_states import Run, Runs
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol import records
 from torchloom.protocol.ids import RankId

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from torchloom.core.detect.incident_kinds import HANGS
+from torchloom.core.detect.kinds_and_responses import HANGS
 from torchloom.protocol import run_records
 from torchloom.protocol.rank import JobResumed
 from torchloom.protocol.records import IncidentAmended, IncidentOpened, RankJoined, Record

@@ -17,8 +17,8 @@ from torchloom.core.detect.hang import HangTracker
 from torchloom.core.detect.rank_detectors import RankDetectors
 from torchloom.core.detect.straggler import StragglerDetector
 from torchloom.core.state.pending_operations import PendingOperations
-from torchloom.core.state.ranks import Presence, Rank
-from torchloom.core.state.runs import Run
+from torchloom.core.state.rank_states import Presence, Rank
+from torchloom.core.state.run_states import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.node import AttemptStatus, NodeBeat

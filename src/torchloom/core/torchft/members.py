@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from torchloom.core.changes.requests import request_id, steer_unasked
 from torchloom.core.decision import NOTHING, Decision, Handlers, Refused, merge_decisions
-from torchloom.core.jobs.attempt_stop import Cause, stop
+from torchloom.core.jobs.restart_decision import Cause, stop
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState, life_over
-from torchloom.core.state.ranks import PRESENT, Presence, Rank
-from torchloom.core.state.runs import Run, RunPhase
+from torchloom.core.state.rank_states import PRESENT, Presence, Rank
+from torchloom.core.state.run_states import Run, RunPhase
 from torchloom.core.torchft.replica_groups import siblings, trains
 from torchloom.protocol import rank as reports
 from torchloom.protocol import records

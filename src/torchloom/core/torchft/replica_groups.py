@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.runs import LIGHTHOUSE, OVER, Run, RunPhase
+from torchloom.core.state.run_states import LIGHTHOUSE, OVER, Run, RunPhase
 from torchloom.protocol.job_spec import Task, Torchft
 from torchloom.protocol.phrase import Prose, phrase
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.core.detect.incident_kinds import KINDS
+from torchloom.core.detect.kinds_and_responses import KINDS
 from torchloom.protocol.job_spec import Response
 from torchloom.views.wording.agent_templates import AGENT_TEMPLATES
 from torchloom.views.wording.incident_templates import INCIDENT_TEMPLATES

@@ -13,9 +13,9 @@ from torchloom.core.jobs.placement import explain_wait
 from torchloom.core.state.change_ledger import Change, ChangePhase
 from torchloom.core.state.cluster import ClusterState, Job
 from torchloom.core.state.device_map import Device
-from torchloom.core.state.incidents import DECIDED, Incident
-from torchloom.core.state.ranks import JobPhase, Presence, Rank
-from torchloom.core.state.runs import Run, RunPhase
+from torchloom.core.state.incident_history import DECIDED, Incident
+from torchloom.core.state.rank_states import JobPhase, Presence, Rank
+from torchloom.core.state.run_states import Run, RunPhase
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.protocol import views
 from torchloom.protocol.node import NodeBeat, RankStatus, Reading

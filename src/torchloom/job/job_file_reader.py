@@ -38,9 +38,9 @@ from typing import Any
 
 import msgspec
 
-from torchloom.core.detect.incident_kinds import HANGS
+from torchloom.core.detect.kinds_and_responses import HANGS
 from torchloom.errors import BadInput
-from torchloom.job.option_parser import read_table
+from torchloom.job.declared_options import read_table
 from torchloom.job.policy_syntax import EVENTS, rule
 from torchloom.job.replicas import as_replicas
 from torchloom.protocol.ids import check_name

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchloom.core.detect.incident_kinds import KINDS
+from torchloom.core.detect.kinds_and_responses import KINDS
 from torchloom.protocol.job_spec import EventKind, Response, Rule, Task
 from torchloom.protocol.phrase import Phrase, phrase
 

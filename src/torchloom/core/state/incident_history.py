@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from torchloom.core.state.runs import Run, Runs
+from torchloom.core.state.run_states import Run, Runs
 from torchloom.protocol import run_records
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import JobResumed

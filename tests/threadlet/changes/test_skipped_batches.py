@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from torchloom.settings import Settings
-from torchloom.threadlet.metrics.batches import SkippedBatches, batches
+from torchloom.threadlet.changes.skipped_batches import SkippedBatches, batches
 from torchloom.threadlet.threadlet import attach
 
 

@@ -32,7 +32,7 @@ from torchloom.bus.connection import parse_connection_name
 from torchloom.bus.tasks import TaskSet
 from torchloom.core.events import LinkClosed, LinkOpened
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.ranks import Presence, Rank
+from torchloom.core.state.rank_states import Presence, Rank
 from torchloom.core.state.runtime import Life
 from torchloom.protocol.codec import encode
 from torchloom.protocol.facts import RankExited

@@ -8,7 +8,7 @@ import torch
 
 from tests.checkpoints.store.test_search import make
 from torchloom.agent.environment import RankPaths, rank_environment
-from torchloom.agent.preparation import prepare
+from torchloom.agent.port_and_checkpoint import prepare
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import AttemptStatus, Launch, Place, Prepare, Rollback
 from torchloom.protocol.phrase import Phrase

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchloom.errors import BadInput, TorchLoomError
-from torchloom.job import job_file
+from torchloom.job import job_file_reader
 from torchloom.protocol.job_spec import Rule, Torchft
 
 
@@ -37,7 +37,7 @@ def test_a_file_says_what_the_options_of_loom_run_say(tmp_path: Path) -> None:
         NCCL_DEBUG = "WARN"
         """,
     )
-    name, task = job_file.read(path)
+    name, task = job_file_reader.read(path)
     assert name == "mnist"
     assert task.argv == ("train.py", "--epochs", "3")
     assert (task.nodes, task.per_node, task.max_restarts, task.restart_window) == (2, 8, 5, 600.0)
@@ -47,7 +47,7 @@ def test_a_file_says_what_the_options_of_loom_run_say(tmp_path: Path) -> None:
 
 
 def test_a_module_is_run_as_python_runs_one(tmp_path: Path) -> None:
-    name, task = job_file.read(write(tmp_path, 'job = "a"\nmodule = "package.train"\ncwd = "src"\n'))
+    name, task = job_file_reader.read(write(tmp_path, 'job = "a"\nmodule = "package.train"\ncwd = "src"\n'))
     assert (name, task.argv, task.cwd) == ("a", ("-m", "package.train"), str(tmp_path / "src"))
 
 
@@ -59,14 +59,14 @@ def test_a_file_says_what_is_done_when_something_goes_wrong(tmp_path: Path) -> N
     not_finite = "rollback,back=2,skip"
     dry_run = true
     """
-    task = job_file.read(write(tmp_path, text))[1]
+    task = job_file_reader.read(write(tmp_path, text))[1]
     assert task.policy == (
         Rule(on="hang", do=("stacks", "restart"), after=30),
         Rule(on="not_finite", do=("rollback",), back=2, skip=True),
     )
     assert (task.dry_run, task.check) == (True, False)
-    assert job_file.read(write(tmp_path, 'script = "a.py"\ncheck = true'))[1].check
-    assert job_file.read(write(tmp_path, 'script = "a.py"\n[policy]\ncheck = true'))[1].check
+    assert job_file_reader.read(write(tmp_path, 'script = "a.py"\ncheck = true'))[1].check
+    assert job_file_reader.read(write(tmp_path, 'script = "a.py"\n[policy]\ncheck = true'))[1].check
 
 
 @pytest.mark.parametrize(
@@ -95,24 +95,24 @@ def test_a_file_says_what_is_done_when_something_goes_wrong(tmp_path: Path) -> N
 )
 def test_what_is_wrong_is_said_with_the_name_that_was_used(tmp_path: Path, text: str, told: str, hint: str) -> None:
     with pytest.raises(TorchLoomError) as error:
-        job_file.read(write(tmp_path, text))
+        job_file_reader.read(write(tmp_path, text))
     assert told in error.value.message
     assert hint in error.value.hint
 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read: No such file"):
-        job_file.read(tmp_path / "missing.toml")
+        job_file_reader.read(tmp_path / "missing.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="is not TOML"):
-        job_file.read(tmp_path / "binary.toml")
+        job_file_reader.read(tmp_path / "binary.toml")
 
 
 def test_a_span_says_how_small_a_job_may_be(tmp_path: Path) -> None:
-    _, task = job_file.read(write(tmp_path, 'script = "a.py"\nnnodes = "2:3"\nnproc_per_node = "4:8"\n'))
+    _, task = job_file_reader.read(write(tmp_path, 'script = "a.py"\nnnodes = "2:3"\nnproc_per_node = "4:8"\n'))
     assert (task.min_nodes, task.nodes, task.least, task.per_node) == (2, 3, 4, 8)
     with pytest.raises(BadInput, match="nnodes 3:2"):
-        job_file.read(write(tmp_path, 'script = "a.py"\nnnodes = "3:2"\n'))
+        job_file_reader.read(write(tmp_path, 'script = "a.py"\nnnodes = "3:2"\n'))
 
 
 # ── replicas under torchft ──
@@ -130,7 +130,7 @@ def test_a_table_makes_a_job_of_replicas(tmp_path: Path) -> None:
     heartbeat_timeout = 2
     join_timeout = 7.5
     """
-    task = job_file.read(write(tmp_path, text))[1]
+    task = job_file_reader.read(write(tmp_path, text))[1]
     assert task.torchft == Torchft(
         replicas=3, min_replicas=2, spares=1, lighthouse="stock", heartbeat_timeout=2.0, join_timeout=7.5
     )
@@ -138,8 +138,8 @@ def test_a_table_makes_a_job_of_replicas(tmp_path: Path) -> None:
 
 
 def test_an_empty_table_is_enough_and_none_is_no_job_of_replicas(tmp_path: Path) -> None:
-    assert job_file.read(write(tmp_path, 'script = "a.py"\n[torchft]'))[1].torchft == Torchft(replicas=2)
-    assert job_file.read(write(tmp_path, 'script = "a.py"'))[1].torchft is None
+    assert job_file_reader.read(write(tmp_path, 'script = "a.py"\n[torchft]'))[1].torchft == Torchft(replicas=2)
+    assert job_file_reader.read(write(tmp_path, 'script = "a.py"'))[1].torchft is None
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_an_empty_table_is_enough_and_none_is_no_job_of_replicas(tmp_path: Path)
 )
 def test_a_table_that_cannot_be_is_told(tmp_path: Path, line: str, told: str) -> None:
     with pytest.raises(BadInput) as caught:
-        job_file.read(write(tmp_path, f'script = "a.py"\n[torchft]\n{line}\n'))
+        job_file_reader.read(write(tmp_path, f'script = "a.py"\n[torchft]\n{line}\n'))
     assert told in caught.value.message
     assert caught.value.hint
 
@@ -165,4 +165,4 @@ def test_a_table_that_cannot_be_is_told(tmp_path: Path, line: str, told: str) ->
 def test_a_replica_is_on_one_node_and_has_a_fixed_number_of_ranks(tmp_path: Path) -> None:
     for line in ("nnodes = 2", 'nproc_per_node = "1:2"'):
         with pytest.raises(BadInput, match=r"\[torchft\] a replica has a fixed number of ranks"):
-            job_file.read(write(tmp_path, f'script = "a.py"\n{line}\n[torchft]\n'))
+            job_file_reader.read(write(tmp_path, f'script = "a.py"\n{line}\n[torchft]\n'))

@@ -6,9 +6,9 @@ import pytest
 
 from tests.core.loom import Loom, life
 from tests.core.site import JOB, Site
-from torchloom.core.incidents.policy import planned
+from torchloom.core.incidents.rule_lookup import planned
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.incidents import LONGEST_ENTRY, MOST_ENTRIES, Incident, Incidents
+from torchloom.core.state.incident_history import LONGEST_ENTRY, MOST_ENTRIES, Incident, Incidents
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import JobResumed
@@ -16,7 +16,7 @@ from torchloom.protocol.records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.run_records import AttemptStopping, ResponseBegan, ResponseWent
 from torchloom.protocol.views import PlaneView, QueryCluster
 from torchloom.settings import Settings
-from torchloom.views.queries import CLOSED_SHOWN, EVIDENCE_SHOWN, picture
+from torchloom.views.view_builders import CLOSED_SHOWN, EVIDENCE_SHOWN, picture
 
 PLANE = PlaneView(weaver="w", term=1, began=0, now=0, log_seq=1, version="0")
 

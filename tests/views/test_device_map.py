@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.views.samples import assignment, device
 from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.views.device_map import by_device, by_replica, chosen, drmap, spans
 from torchloom.views.format.tables import Screen
-from torchloom.views.map import by_device, by_replica, chosen, drmap, spans
 
 SEATS = [
     assignment("GPU-1", "mnist", "hi", 0),

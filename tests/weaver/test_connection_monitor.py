@@ -27,7 +27,7 @@ from torchloom.protocol.records import RankFound
 from torchloom.protocol.subjects import BEAT, Role
 from torchloom.settings import Settings
 from torchloom.shared.process_id import process_id
-from torchloom.weaver.observers import QUIET, ProcessExitProbe, ServerLiveness
+from torchloom.weaver.connection_monitor import QUIET, ProcessExitProbe, ServerLiveness
 
 LOOK_SECONDS = 0.05
 FLOOD = 40_000

@@ -31,7 +31,7 @@ class OptionField(NamedTuple):
         return f"--{self.name.replace('_', '-')}"
 
 
-def option_parser(settings: type[msgspec.Struct]) -> Iterator[OptionField]:
+def declared_options(settings: type[msgspec.Struct]) -> Iterator[OptionField]:
     hints = get_type_hints(settings, include_extras=True)
     for field in msgspec.structs.fields(settings):
         kind, *marks = get_args(hints[field.name]) or (hints[field.name],)
@@ -43,7 +43,7 @@ def option_parser(settings: type[msgspec.Struct]) -> Iterator[OptionField]:
 
 def add_options(parser: ArgumentParser, settings: type[msgspec.Struct]) -> None:
     """Add the options of such settings. One that is not typed is None: its default is that of the field."""
-    for field in option_parser(settings):
+    for field in declared_options(settings):
         words: dict[str, Any] = {"default": None, "help": _help(field)}
         if field.kind is bool and not field.default:
             words["action"] = "store_true"
@@ -59,7 +59,7 @@ def read_options(args: Namespace, settings: type[msgspec.Struct]) -> dict[str, A
     """The values that were typed, by the name of their field; BadInput names an option whose value is out of bounds."""
     return {
         field.name: _checked(field, _value(field, value))
-        for field in option_parser(settings)
+        for field in declared_options(settings)
         if (value := getattr(args, field.name, None)) is not None
     }
 

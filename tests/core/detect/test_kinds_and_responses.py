@@ -14,9 +14,9 @@ import torchloom
 from docs import generate
 from tests.core.detect.beats import SETTINGS, beat
 from torchloom.core.detect.detector import Block, Finding
-from torchloom.core.detect.incident_kinds import DETECTORS, HANGS, KINDS, Kind
+from torchloom.core.detect.kinds_and_responses import DETECTORS, HANGS, KINDS, Kind
 from torchloom.core.detect.rank_detectors import BLOCK, RankDetectors
-from torchloom.core.incidents.policy import DEFAULTS, rule_for
+from torchloom.core.incidents.rule_lookup import DEFAULTS, rule_for
 from torchloom.job.policy_syntax import EVENTS
 from torchloom.protocol.job_spec import EventKind, Rule
 from torchloom.protocol.rank import Beat, StepTimes

@@ -8,11 +8,11 @@ from typing import Literal
 import msgspec
 
 from torchloom.core.decision import Decision, close_incident, provisional
-from torchloom.core.detect.incident_kinds import HANGS
-from torchloom.core.incidents.policy import ENDING, planned, rule_for
+from torchloom.core.detect.kinds_and_responses import HANGS
+from torchloom.core.incidents.rule_lookup import ENDING, planned, rule_for
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.ranks import PRESENT
-from torchloom.core.state.runs import Run
+from torchloom.core.state.rank_states import PRESENT
+from torchloom.core.state.run_states import Run
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job_spec import EventKind
 from torchloom.protocol.node import Halt, Rollback
