@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "torchloom"
 BEGIN = "<!-- The diagram between these lines is printed by `python -m docs.generate`. -->"
 END = "<!-- end of the diagram -->"
-FOUNDATION = frozenset({"errors", "settings", "shared", "version", "knob_rules"})
+FOUNDATION = frozenset({"errors", "settings", "shared", "version", "knob_validation"})
 """Small modules that almost every package imports: left out of the diagram."""
 
 

@@ -16,7 +16,7 @@ from tests.views.samples import cluster, knobs
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.client import Target, parse_target
 from torchloom.errors import BadInput, BadName, BadState, Refused, Unreachable
-from torchloom.knob_rules import BadValue
+from torchloom.knob_validation import BadValue
 from torchloom.protocol.operator import Done, Fail, No, Recover, Register, SetKnobs, Steer
 from torchloom.protocol.views import CheckpointsView
 from torchloom.settings import Settings

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import msgspec
 
-from torchloom import knob_rules
+from torchloom import knob_validation
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import BadInput, Refused
 from torchloom.protocol import operator as asks
@@ -157,7 +157,7 @@ class AsyncClient:
             raise BadInput("there is nothing to set", hint=f"`loom knobs {job}` lists what may be changed")
         if rank is not None and replica is None:
             raise BadInput(f"rank {rank} of which replica?", hint="give replica too")
-        checked = knob_rules.check_all(await self._specs(job, wanted), wanted)
+        checked = knob_validation.check_all(await self._specs(job, wanted), wanted)
         return await self._ask(
             asks.SetKnobs(
                 request=uuid4().hex,
@@ -176,7 +176,7 @@ class AsyncClient:
     async def parse(self, job: str, texts: Mapping[str, str]) -> dict[str, Value]:
         """The values that a person typed for some knobs of a job."""
         specs = await self._specs(job, texts)
-        return {name: knob_rules.parse(specs[name], text) for name, text in texts.items()}
+        return {name: knob_validation.parse(specs[name], text) for name, text in texts.items()}
 
     async def revert(self, job: str, change: str) -> Done:
         """The values that a change found come back."""

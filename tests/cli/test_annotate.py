@@ -20,7 +20,7 @@ from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Annotate, Done, JobAnnotated, No
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.views import PlaneView, QueryCluster
-from torchloom.views.view_builders import picture
+from torchloom.views.cluster_summary import picture
 
 PLANE = PlaneView(weaver="host:1", term=1, began=0.0, now=0.0, log_seq=1, version="0")
 

@@ -26,7 +26,7 @@ from torchloom.core.events import (
     VerdictKnown,
 )
 from torchloom.core.state.cluster import ClusterState
-from torchloom.knob_rules import BadValue
+from torchloom.knob_validation import BadValue
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask, Done, No, Revert, SetKnobs, Steer
 from torchloom.protocol.phrase import Phrase

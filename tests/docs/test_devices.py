@@ -7,7 +7,7 @@ from pathlib import Path
 from torchloom.agent.monitor.gpu_health import COOLER, UNTHROTTLED_SECONDS, XID_SECONDS, XIDS
 from torchloom.agent.monitor.gpus import STALE_SECONDS
 from torchloom.settings import Settings
-from torchloom.views.view_builders import READINGS_SHOWN
+from torchloom.views.cluster_summary import READINGS_SHOWN
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "devices.md").read_text("utf-8")
 

@@ -26,7 +26,7 @@ from torchloom.agent.supervisor.fork import with_startup
 from torchloom.bus.connection import connect, find
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused
-from torchloom.knob_rules import BadValue
+from torchloom.knob_validation import BadValue
 from torchloom.protocol.codec import encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask, Done, No, SetKnobs, Steer

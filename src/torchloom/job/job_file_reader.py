@@ -40,7 +40,7 @@ import msgspec
 
 from torchloom.core.detect.kinds_and_responses import HANGS
 from torchloom.errors import BadInput
-from torchloom.job.declared_options import read_table
+from torchloom.job.options_from_spec import read_table
 from torchloom.job.policy_syntax import EVENTS, rule
 from torchloom.job.replicas import as_replicas
 from torchloom.protocol.ids import check_name

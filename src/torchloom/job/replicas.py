@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from torchloom.core.torchft.replica_groups import OURS, STOCK, timeouts
 from torchloom.errors import BadInput
-from torchloom.job.declared_options import read_table
+from torchloom.job.options_from_spec import read_table
 from torchloom.protocol.job_spec import Task, Torchft
 
 MOST = 1000

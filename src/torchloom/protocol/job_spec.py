@@ -37,7 +37,7 @@ class Rule(Part, frozen=True):
 
 
 class Option(NamedTuple):
-    """Marks a field of a job as an option of `loom run` of the same name. `torchloom.job.declared_options` adds it."""
+    """Marks a field of a job as an option of `loom run` of the same name. `torchloom.job.options_from_spec` adds it."""
 
     help: str
     metavar: str = ""

@@ -27,7 +27,8 @@ from torchloom.protocol.rank import Value
 from torchloom.settings import Settings
 from torchloom.shared.incarnation import first_incarnation
 from torchloom.threadlet import process_hooks
-from torchloom.threadlet.changes.knob import INTERVAL, Knob, log_level_knob, make_knob, optimizer_knobs
+from torchloom.threadlet.changes.knob import INTERVAL, Knob, log_level_knob, make_knob
+from torchloom.threadlet.changes.optimizer_knobs import optimizer_knobs
 from torchloom.threadlet.changes.skipped_batches import SkippedBatches, batches, resumed_step
 from torchloom.threadlet.changes.step_boundary import StepBoundary
 from torchloom.threadlet.connection.link import Link

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from torchloom.knob_rules import describe
+from torchloom.knob_validation import describe
 from torchloom.protocol.rank import Value
 from torchloom.protocol.records import About
 from torchloom.protocol.views import ChangeView, DeviceView, IncidentView, JobView, KnobView, NodeView, RankView

@@ -34,7 +34,7 @@ from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Reply
 from torchloom.protocol.records import Record
 from torchloom.protocol.subjects import ASK, BEAT, CLOCK, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, Subject
-from torchloom.views.view_builders import curves, knobs, picture, runs
+from torchloom.views.cluster_summary import curves, knobs, picture, runs
 from torchloom.views.wording.phrases import render
 from torchloom.weaver.connection_monitor import ConnectionAdvisories
 from torchloom.weaver.event_queue import EventQueue, Inbox, parse_rank

@@ -9,7 +9,7 @@ from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.protocol.facts import DeviceFailed
 from torchloom.protocol.node import NodeBeat, Pressure, Reading
 from torchloom.protocol.views import DeviceView, PlaneView, QueryCluster, QueryRuns
-from torchloom.views.view_builders import READINGS_SHOWN, picture, runs
+from torchloom.views.cluster_summary import READINGS_SHOWN, picture, runs
 
 COLD, HOT = Reading(device="GPU-a", temperature=40.0), Reading(device="GPU-a", temperature=80.0)
 

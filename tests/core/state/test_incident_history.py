@@ -16,7 +16,7 @@ from torchloom.protocol.records import About, IncidentAmended, IncidentOpened
 from torchloom.protocol.run_records import AttemptStopping, ResponseBegan, ResponseWent
 from torchloom.protocol.views import PlaneView, QueryCluster
 from torchloom.settings import Settings
-from torchloom.views.view_builders import CLOSED_SHOWN, EVIDENCE_SHOWN, picture
+from torchloom.views.cluster_summary import CLOSED_SHOWN, EVIDENCE_SHOWN, picture
 
 PLANE = PlaneView(weaver="w", term=1, began=0, now=0, log_seq=1, version="0")
 

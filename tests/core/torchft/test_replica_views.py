@@ -11,7 +11,7 @@ from torchloom.protocol.operator import Cancel, DrainReplica, EvictReplica, No, 
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.rank import Beat, Knobs, KnobSpec
 from torchloom.protocol.views import JobView, PlaneView, QueryCluster, QueryKnobs, QueryRuns
-from torchloom.views.view_builders import knobs, picture, runs
+from torchloom.views.cluster_summary import knobs, picture, runs
 
 PLANE = PlaneView(weaver="w", term=1, began=0.0, now=0.0, log_seq=0, version="0")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchloom.errors import BadInput
-from torchloom.knob_rules import BadValue, check
+from torchloom.knob_validation import BadValue, check
 from torchloom.protocol.codec import decode_report, encode
 from torchloom.protocol.rank import Knobs
 from torchloom.threadlet.changes.knob import Knob, log_level_knob, make_knob

@@ -24,8 +24,9 @@ from torch.optim.lr_scheduler import (
 )
 
 from torchloom.errors import BadInput
-from torchloom.knob_rules import check
-from torchloom.threadlet.changes.knob import Knob, optimizer_knobs
+from torchloom.knob_validation import check
+from torchloom.threadlet.changes.knob import Knob
+from torchloom.threadlet.changes.optimizer_knobs import optimizer_knobs
 
 Make = Callable[[torch.optim.Optimizer, float], Any]
 """A scheduler whose every rate is multiplied by a factor from the beginning."""

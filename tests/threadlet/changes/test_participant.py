@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchloom.knob_rules import BadValue
+from torchloom.knob_validation import BadValue
 from torchloom.protocol.rank import Action, Applied, ChangeSpec, Propose, Ready, Verdict
 from torchloom.threadlet.changes.participant import JOURNAL, NEVER, Handover, Participant
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from torchloom.cli.verb_call import Call, Verbs
 from torchloom.cli.verbs.jobs import add_rules, with_rules
 from torchloom.errors import BadInput
-from torchloom.job.declared_options import add_options, declared_options, read_options
 from torchloom.job.job_file_reader import make_task, span
+from torchloom.job.options_from_spec import add_options, declared_options, read_options
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.job_spec import JobSettings, Task, Torchft
 

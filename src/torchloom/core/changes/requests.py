@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from torchloom import knob_rules
+from torchloom import knob_validation
 from torchloom.core.changes.two_phase_commit import describe_success, query_steps
 from torchloom.core.decision import NOTHING, Commands, Decision, Handlers, Refused, address
 from torchloom.core.incidents.stack_evidence import of_ranks
@@ -150,11 +150,11 @@ def _check_values(cluster: ClusterState, ask: SetKnobs) -> None:
             raise Refused(phrase("knob_unknown", job=ask.job, name=name), hint)
         if ask.rank is not None and offered[name].per != "rank":
             raise Refused(phrase("knob_of_job", name=name), phrase("how_to_set_knob", job=ask.job, name=name))
-        if ask.over and not knob_rules.can_ramp(offered[name]):
+        if ask.over and not knob_validation.can_ramp(offered[name]):
             raise Refused(phrase("knob_not_a_number", name=name), phrase("leave_over_out"))
     try:
-        knob_rules.check_all(offered, ask.values)
-    except knob_rules.BadValue as error:
+        knob_validation.check_all(offered, ask.values)
+    except knob_validation.BadValue as error:
         raise Refused(error.message, phrase("see_bounds", job=ask.job)) from None
 
 

@@ -1,35 +1,25 @@
 """A knob in the script: a value that the training loop reads and that operators can change at a step boundary.
 
-Some are made here: for the hyperparameters of an optimizer, the checkpoint interval and the log level.
+Two are made here: for the checkpoint interval and the log level.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.errors import BadInput
-from torchloom.knob_rules import check
+from torchloom.knob_validation import check
 from torchloom.protocol.ids import NAME
 from torchloom.protocol.rank import KnobSpec, Value
 
 KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
 INTERVAL = "checkpoint_interval"
 MAX_CHOICES = 64
-_CYCLED = ("momentum", "betas")
-"""What OneCycleLR and CyclicLR set at every step, unless `cycle_momentum` is off."""
-_RATES = ("initial_lr", "max_lr", "min_lr")
-"""Rates that schedulers keep in a parameter group."""
-_BASES = ("base_lrs", "max_lrs")
-"""Rates that schedulers keep themselves, one per group."""
-_BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "lr": (0.0, None), "momentum": (0.0, 1.0), "betas": (0.0, 0.999999), "weight_decay": (0.0, None),
-}  # fmt: skip
-"""What is offered, with the least and the greatest value. A beta of 1 would divide by zero."""
 
 
 class Knob:
@@ -141,85 +131,3 @@ def _kind(value: Any, choices: Sequence[str]) -> str:
     if isinstance(value, str):
         return "enum" if choices else "text"
     return KINDS.get(value.__class__, "")
-
-
-# ── optimizers ──
-
-
-def optimizer_knobs(optimizer: Any, scheduler: Any = None, prefix: str = "") -> Iterator[Knob]:
-    """Knobs named `lr`, `momentum` and so on; with several parameter groups `lr:0`, `lr:1`, …
-
-    A learning-rate scheduler computes the rate at every step, from the previous rate or from a base value that it
-    keeps. A change of lr therefore scales the base values of the scheduler, and of the schedulers inside it, by the
-    same factor: the rest of the schedule is scaled. A floor of the schedule (`eta_min`, `min_lr`) is not changed.
-    """
-    groups = optimizer.param_groups
-    cycled = any(getattr(inner, "cycle_momentum", False) for inner in _schedulers(scheduler))
-    for index, group in enumerate(groups):
-        for name, (low, high) in _BOUNDS.items():
-            if group.get(name) is None or (cycled and name in _CYCLED):
-                continue
-            yield make_knob(
-                (f"{prefix}:" if prefix else "") + (name if len(groups) == 1 else f"{name}:{index}"),
-                get=_getter(optimizer, index, name),
-                set=_lr_setter(optimizer, index, scheduler) if name == "lr" else _setter(optimizer, index, name),
-                type="floats" if name == "betas" else "float",
-                low=low,
-                high=high,
-                help=f"{name} of {type(optimizer).__name__}" + (f", group {index}" if len(groups) > 1 else ""),
-            )
-
-
-# The groups are looked up each time: an optimizer replaces them when it loads a state.
-
-
-def _getter(optimizer: Any, index: int, name: str) -> Callable[[], Any]:
-    return lambda: optimizer.param_groups[index][name]
-
-
-def _setter(optimizer: Any, index: int, name: str) -> Callable[[Any], None]:
-    return lambda value: _store(optimizer.param_groups[index], name, value)
-
-
-def _lr_setter(optimizer: Any, index: int, scheduler: Any) -> Callable[[float], None]:
-    def set_lr(value: float) -> None:
-        group = optimizer.param_groups[index]
-        before = float(group["lr"])
-        for inner in _schedulers(scheduler):
-            floor = float(getattr(inner, "eta_min", 0.0))
-            for name in _BASES:
-                rates = getattr(inner, name, None)
-                if isinstance(rates, list) and index < len(rates):
-                    _store(rates, index, _moved(float(rates[index]), before, value, floor))
-            if index < len(getattr(inner, "_last_lr", ())):
-                _store(inner._last_lr, index, value)  # a list that SequentialLR shares with the one inside
-        for name in _RATES if scheduler is not None else ():
-            if group.get(name) is not None:
-                _store(group, name, _moved(float(group[name]), before, value))
-        _store(group, "lr", value)
-
-    return set_lr
-
-
-def _moved(rate: float, before: float, after: float, floor: float = 0.0) -> float:
-    """A rate scaled by the factor by which lr changes above the floor. If lr was zero, the new lr itself."""
-    if not floor < min(before, after):
-        floor = 0.0
-    return floor + (rate - floor) * (after - floor) / (before - floor) if before else after
-
-
-def _store(place: Any, key: Any, value: Any) -> None:
-    fill = getattr(place[key], "fill_", None)  # a capturable optimizer keeps its lr as a tensor, which graphs refer to
-    if fill is not None:
-        fill(value)
-    else:
-        place[key] = value
-
-
-def _schedulers(scheduler: Any) -> Iterator[Any]:
-    """A scheduler and those inside it (SequentialLR, ChainedScheduler)."""
-    if scheduler is None:
-        return
-    yield scheduler
-    for inner in getattr(scheduler, "_schedulers", ()):
-        yield from _schedulers(inner)

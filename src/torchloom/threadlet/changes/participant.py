@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from torchloom.knob_rules import BadValue
+from torchloom.knob_validation import BadValue
 from torchloom.protocol.message import Part
 from torchloom.protocol.rank import Applied, ChangeSpec, Ordered, Propose, Ready, Value, Verdict
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
-from torchloom.knob_rules import BadValue, check, ramp
+from torchloom.knob_validation import BadValue, check, ramp
 from torchloom.protocol.rank import Applied, ChangeSpec, Order, Ordered, Propose, Ready, Reply, Value, Verdict
 from torchloom.settings import Settings
 from torchloom.threadlet.changes.knob import INTERVAL, Knob, interval_knob

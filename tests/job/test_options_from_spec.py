@@ -10,7 +10,7 @@ import pytest
 from msgspec import Meta
 
 from torchloom.errors import BadInput
-from torchloom.job.declared_options import add_options, read_options
+from torchloom.job.options_from_spec import add_options, read_options
 from torchloom.protocol.job_spec import Option
 
 

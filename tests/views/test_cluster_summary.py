@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchloom.protocol.node import AttemptStatus, Fitness, NodeBeat, RankStatus
 from torchloom.protocol.phrase import phrase
-from torchloom.views.view_builders import readable
+from torchloom.views.cluster_summary import readable
 
 LIFE = "0" * 24
 
