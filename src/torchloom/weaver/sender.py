@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,10 +28,8 @@ from torchloom.views.format.tables import clean, cut
 from torchloom.views.records import sentences
 from torchloom.views.wording.phrases import render
 from torchloom.weaver.event_queue import EventQueue
-from torchloom.weaver.health import Health
+from torchloom.weaver.health import Health, log
 from torchloom.weaver.observers import ProcessExitProbe
-
-log = logging.getLogger("torchloom.weaver")
 
 LOG_LINE = 500
 """Most characters of a record in the log file; `loom events` shows all of them."""

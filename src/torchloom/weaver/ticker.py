@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 
 import msgspec
@@ -12,10 +11,8 @@ from nats.aio.client import Client
 
 from torchloom.core.engine import Engine
 from torchloom.weaver.event_queue import EventQueue
-from torchloom.weaver.health import Clock
+from torchloom.weaver.health import Clock, log
 from torchloom.weaver.observers import ConnectionAdvisories, ServerLiveness
-
-log = logging.getLogger("torchloom.weaver")
 
 TICK_SECONDS = 0.25
 TICKS_PER_PASS = 4
