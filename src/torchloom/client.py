@@ -169,7 +169,6 @@ class AsyncClient:
                 over=over,
                 dry_run=dry_run,
                 wait=wait,
-                operator=self.operator,
             )
         )
 
@@ -182,12 +181,12 @@ class AsyncClient:
         """The values that a change found come back."""
         check_name("job", job)
         check_name("change", change)
-        return await self._ask(asks.Revert(request=uuid4().hex, job=job, change=change, operator=self.operator))
+        return await self._ask(asks.Revert(request=uuid4().hex, job=job, change=change))
 
     async def annotate(self, job: str, text: str) -> Done:
         """Add a note to a job; `loom events`, `loom why` and `loom curves` show it."""
         check_name("job", job)
-        return await self._ask(asks.Annotate(request=uuid4().hex, job=job, text=text, operator=self.operator))
+        return await self._ask(asks.Annotate(request=uuid4().hex, job=job, text=text))
 
     # ── steering: a target is written JOB, JOB/REPLICA or JOB/REPLICA/RANK ──
 
@@ -214,7 +213,7 @@ class AsyncClient:
         job, replica, rank = parse_target(target)
         if replica is None or rank is not None:
             raise BadInput(f"{target!r} is not a replica", hint="write JOB/REPLICA; `loom map` lists them")
-        return await self._ask(asks.EvictReplica(job=job, replica=replica, operator=self.operator))
+        return await self._ask(asks.EvictReplica(job=job, replica=replica))
 
     async def stacks(self, target: str) -> Done:
         """Where every thread of every rank is; the results hold the text."""
@@ -224,16 +223,16 @@ class AsyncClient:
 
     async def fail(self, device: str, cause: str = "unspecified") -> Done:
         check_name("device", device)
-        return await self._ask(asks.Fail(device=device, cause=cause[:2000], operator=self.operator))
+        return await self._ask(asks.Fail(device=device, cause=cause[:2000]))
 
     async def recover(self, device: str) -> Done:
-        return await self._ask(asks.Recover(device=check_name("device", device), operator=self.operator))
+        return await self._ask(asks.Recover(device=check_name("device", device)))
 
     async def register(self, device: str, job: str, replica: str) -> Done:
         check_name("device", device)
         check_name("job", job)
         check_name("replica", replica)
-        return await self._ask(asks.Register(device=device, job=job, replica=replica, operator=self.operator))
+        return await self._ask(asks.Register(device=device, job=job, replica=replica))
 
     # ── how ──
 
@@ -253,11 +252,10 @@ class AsyncClient:
 
     async def _steer(self, verb: Verb, target: str) -> Done:
         job, replica, rank = parse_target(target)
-        return await self._ask(
-            asks.Steer(request=uuid4().hex, verb=verb, job=job, replica=replica, rank=rank, operator=self.operator)
-        )
+        return await self._ask(asks.Steer(request=uuid4().hex, verb=verb, job=job, replica=replica, rank=rank))
 
     async def _ask(self, ask: Ask) -> Done:
+        ask = msgspec.structs.replace(ask, operator=self.operator)
         if isinstance(ask, (asks.SetKnobs, asks.Revert, asks.Steer)):
             # It is answered before we stop waiting, if it is certain by then.
             ask = msgspec.structs.replace(ask, patience=max(0.3, min(10.0, 0.6 * self.timeout)))

@@ -39,7 +39,6 @@ def check(spec: KnobSpec, value: Value) -> Value:
         case "bool":
             if not isinstance(value, bool):
                 raise BadValue(spec.name, value, "expected true or false")
-            return value
         case "int":
             if isinstance(value, bool) or not isinstance(value, int):
                 raise BadValue(spec.name, value, "expected a whole number")
@@ -56,14 +55,14 @@ def check(spec: KnobSpec, value: Value) -> Value:
         case "enum":
             if value not in spec.choices:
                 raise BadValue(spec.name, value, f"expected one of {', '.join(spec.choices)}")
-            return value
         case "text":
             if not isinstance(value, str):
                 raise BadValue(spec.name, value, "expected a text")
             if len(value) > MAX_TEXT:
                 raise BadValue(spec.name, value, f"{len(value)} characters are more than {MAX_TEXT}")
-            return value
-    raise AssertionError(f"no rule for a knob of kind {spec.kind}")
+        case _:
+            raise AssertionError(f"no rule for a knob of kind {spec.kind}")
+    return value
 
 
 def parse(spec: KnobSpec, text: str) -> Value:

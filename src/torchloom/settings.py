@@ -149,10 +149,9 @@ class Settings:
         values: dict[str, object] = {}
         for field in fields(cls):
             names = ADDRESS_VARIABLES if field.name == "addr" else (f"TORCHLOOM_{field.name.upper()}",)
-            for name in names:
-                if env.get(name):
-                    values[field.name] = _parse(name, env[name], type(field.default))
-                    break
+            name = next((name for name in names if env.get(name)), None)
+            if name is not None:
+                values[field.name] = _parse(name, env[name], type(field.default))
         return cls(**values)  # type: ignore[arg-type]
 
     def with_state(self, state: str | Path | None) -> Settings:
@@ -193,6 +192,5 @@ def documentation() -> list[tuple[str, str, str]]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             name = node.target.id
             meaning = " ".join(ast.literal_eval(following.value).split())
-            variable = "TORCHLOOM_ADDR" if name == "addr" else f"TORCHLOOM_{name.upper()}"
-            rows.append((variable, str(getattr(Settings, name)), meaning))
+            rows.append((f"TORCHLOOM_{name.upper()}", str(getattr(Settings, name)), meaning))
     return rows

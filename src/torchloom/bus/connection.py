@@ -19,15 +19,14 @@ from nats.aio.client import Client
 from torchloom.bus.credentials import SYSTEM
 from torchloom.bus.state_folder import StateFolder
 from torchloom.errors import BadState, Unreachable
-from torchloom.protocol.ids import MAX_RANK, RankId
+from torchloom.protocol.ids import MAX_RANK, NAME, RankId
 from torchloom.protocol.permissions import inbox_prefix
 from torchloom.protocol.subjects import Role
 from torchloom.settings import DEFAULT_ADDRESS, Settings
 
 Hook = Callable[[], Awaitable[None]]
 ErrorHook = Callable[[Exception], Awaitable[None]]
-_NAME = "[A-Za-z0-9_:-]{1,128}"
-_PATTERN = re.compile(rf"rank ({_NAME})/({_NAME})/(0|[1-9][0-9]{{0,6}}) ([0-9a-f]{{24}})")
+_PATTERN = re.compile(rf"rank ({NAME.pattern})/({NAME.pattern})/(0|[1-9][0-9]{{0,6}}) ([0-9a-f]{{24}})")
 
 
 @dataclass(frozen=True)
@@ -149,10 +148,10 @@ async def connect(
     return client
 
 
-async def close_quietly(client: Client, seconds: float = 1.0) -> None:
+async def close_quietly(client: Client) -> None:
     """Close a connection that may be broken, or may never have been open."""
     with contextlib.suppress(Exception):
-        await asyncio.wait_for(client.close(), seconds)
+        await asyncio.wait_for(client.close(), 1)
 
 
 def is_denied(error: Exception) -> bool:

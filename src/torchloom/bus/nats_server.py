@@ -136,8 +136,7 @@ class EmbeddedServer:
             tail = _tail(log, log_size) or _tail(errors, 0)
             raise BadState(f"{error.message}{': ' + tail if tail else ''}", hint=error.hint) from None
         # Keep the chosen port: ranks look for the server where it was.
-        port = split_url(url)[1]
-        self.listen = replace(self.listen, port=port)
+        self.listen = replace(self.listen, port=split_url(url)[1])
         cert = str(self.listen.cert or "")
         endpoint = Endpoint(url=url, account=authority.account_key, listen=self.listen.host, cert=cert)
         write_private(self.folder.endpoint, msgspec.json.encode(endpoint))

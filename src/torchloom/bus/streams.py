@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
@@ -43,7 +42,6 @@ class Stored(NamedTuple):
     """One message of a stream."""
 
     seq: int
-    at: float
     data: bytes
     subject: str
 
@@ -104,10 +102,10 @@ async def _read_batch(
                 return messages, None
             if status == "204":
                 return messages, int(headers["Nats-Num-Pending"])
-            sequence, at = int(headers["Nats-Sequence"]), datetime.fromisoformat(headers["Nats-Time-Stamp"])
+            sequence = int(headers["Nats-Sequence"])
             if sequence < first:
                 return messages, None
-            messages.append(Stored(sequence, at.timestamp(), message.data, headers["Nats-Subject"]))
+            messages.append(Stored(sequence, message.data, headers["Nats-Subject"]))
     except (nats.errors.Error, OSError):  # if the connection is closed, the next attempt says so
         return messages, None
     finally:
@@ -115,11 +113,11 @@ async def _read_batch(
             await subscription.unsubscribe()
 
 
-async def extent(client: Client, stream: str, *, patience: float = PATIENCE) -> Extent:
+async def extent(client: Client, stream: str) -> Extent:
     """What a stream holds at this moment."""
     for attempt in range(ATTEMPTS):
         try:
-            reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=patience)
+            reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=PATIENCE)
         except (nats.errors.Error, OSError) as error:
             if client.is_closed or attempt == ATTEMPTS - 1:
                 raise Unreachable(f"the server does not say what stream {stream} holds: {error}") from error

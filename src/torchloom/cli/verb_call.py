@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # help, completion and verbs that ask nobody do not wait for 
     from torchloom.views.format.tables import Screen
 
 T = TypeVar("T")
-Completer = Callable[..., list[str]]
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(run=run)
         return self
 
-    def add_argument(self, *names: str, complete: Completer | str = "", **how: Any) -> argparse.Action:
+    def add_argument(self, *names: str, complete: Callable[..., list[str]] | str = "", **how: Any) -> argparse.Action:
         """`complete` gives what the shell offers, or says which names those are."""
         if not names[0].startswith("-"):
             how.setdefault("metavar", names[0].upper())

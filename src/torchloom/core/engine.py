@@ -91,8 +91,8 @@ class Engine:
     def hear_reply(self, rank: RankId, reply: Reply) -> events.ReplyReceived | None:
         return None if self.cluster.runtime.operations.take(rank, reply) is None else events.ReplyReceived(rank, reply)
 
-    def hear_link(self, event: events.LinkOpened | events.LinkClosed) -> None:
-        """The server announced a connect or a disconnect, which is handled next."""
+    def hear_link(self, event: events.LinkEvent) -> None:
+        """Of an event that is handled next."""
         life = (event.rank, event.incarnation)
         self.cluster.runtime.link_changed(life, event.link, opened=isinstance(event, events.LinkOpened))
 

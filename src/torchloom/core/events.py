@@ -103,16 +103,19 @@ class FindingsMade(Event, frozen=True):
     findings: tuple[Finding, ...]
 
 
-class LinkOpened(Event, frozen=True):
+class LinkEvent(Event, frozen=True):
+    """The server announced a connect or a disconnect."""
+
     rank: RankId
     incarnation: str
     link: str
 
 
-class LinkClosed(Event, frozen=True):
-    rank: RankId
-    incarnation: str
-    link: str
+class LinkOpened(LinkEvent, frozen=True):
+    """The incarnation has one more connection."""
+
+
+class LinkClosed(LinkEvent, frozen=True):
     reason: str
 
 

@@ -31,9 +31,8 @@ def _check_job(cluster: ClusterState, job: Job, now: float) -> Decision:
     if len(gone) == len(members) and members:
         lingers = now - max(rank.since for rank in members) < cluster.settings.linger_seconds
         return NOTHING if lingers else _end_job(cluster, job, gone)
-    oldest = sorted(gone, key=lambda rank: (rank.since, rank.id))
-    excess = max(0, len(gone) - cluster.settings.keep_gone_ranks)
-    return Decision(tuple(RankForgotten(rank=rank.id) for rank in oldest[:excess]))
+    oldest_first = sorted(gone, key=lambda rank: (rank.since, rank.id))
+    return Decision(tuple(RankForgotten(rank=rank.id) for rank in oldest_first[: -cluster.settings.keep_gone_ranks]))
 
 
 def _end_job(cluster: ClusterState, job: Job, ranks: list[Rank]) -> Decision:

@@ -13,11 +13,10 @@ from torchloom.protocol.phrase import Statement
 AlertName = Annotated[str, Meta(max_length=64)]
 
 
-class DeviceFailed(Message, frozen=True):
-    """A monitoring system, an agent or a person says that a device is broken."""
+class DeviceReport(Message, frozen=True):
+    """Base of what a source says about whether a device works."""
 
     device: Name
-    cause: Statement = "unspecified"
     source: Text = "monitoring"
     alert: AlertName = ""
     """The alert that says so, under the name it has also when it is over; empty: the source itself."""
@@ -25,13 +24,14 @@ class DeviceFailed(Message, frozen=True):
     """Which time the alert fires: when it began to."""
 
 
-class DeviceRecovered(Message, frozen=True):
-    """The source that reported a device as broken takes that back. The device works again when no source reports it."""
+class DeviceFailed(DeviceReport, frozen=True):
+    """A monitoring system, an agent or a person says that a device is broken."""
 
-    device: Name
-    source: Text = "monitoring"
-    alert: AlertName = ""
-    began: Seconds = 0.0
+    cause: Statement = "unspecified"
+
+
+class DeviceRecovered(DeviceReport, frozen=True):
+    """The source that reported a device as broken takes that back. The device works again when no source reports it."""
 
 
 ALL_OVER: Final = "all"

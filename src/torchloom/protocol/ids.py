@@ -15,7 +15,7 @@ NAME = re.compile(r"[A-Za-z0-9_:-]{1,128}")
 MAX_RANK: Final = 1_000_000
 
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_:-]{1,128}$")]
+Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}$")]
 
 
 Text = Annotated[str, Meta(max_length=2000)]

@@ -27,6 +27,13 @@ class JobRequest(Request, frozen=True):
     job: Name
 
 
+class ReplicaRequest(Request, frozen=True):
+    """Base of the requests about one replica."""
+
+    job: Name
+    replica: Name
+
+
 class Fail(Request, frozen=True):
     device: Name
     cause: Text = "unspecified"
@@ -36,12 +43,10 @@ class Recover(Request, frozen=True):
     device: Name
 
 
-class Register(Request, frozen=True):
+class Register(ReplicaRequest, frozen=True):
     """By hand: this replica uses this device."""
 
     device: Name
-    job: Name
-    replica: Name
     node: Annotated[str, Meta(max_length=255)] = ""
 
 
@@ -49,19 +54,24 @@ Patience = Annotated[float, Meta(gt=0, le=86_400)]
 """Seconds to wait for a committed change to take effect; then the answer is that it is committed."""
 
 
-class SetKnobs(JobRequest, frozen=True):
-    """Change values on all ranks of a job (or of one replica, or of one rank) at one step."""
+class RankRequest(JobRequest, frozen=True):
+    """Base of the requests to all ranks of a job, of one replica, or to one rank."""
 
-    values: Values
     replica: Name | None = None
     rank: RankNumber | None = None
+    patience: Patience = 10.0
+
+
+class SetKnobs(RankRequest, frozen=True, kw_only=True):
+    """Change values, at one step."""
+
+    values: Values
     at_step: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     over: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     """Steps over which the values move from old to new."""
     dry_run: bool = False
     wait: bool = True
     """Answer when it has taken effect; otherwise when it is certain that it will."""
-    patience: Patience = 10.0
 
 
 class Revert(JobRequest, frozen=True):
@@ -71,13 +81,8 @@ class Revert(JobRequest, frozen=True):
     patience: Patience = 10.0
 
 
-class Steer(JobRequest, frozen=True):
-    """Do something to all ranks of a job, of one replica, or to one rank."""
-
+class Steer(RankRequest, frozen=True, kw_only=True):
     verb: Literal["pause", "resume", "stop", "checkpoint", "kill", "stacks"]
-    replica: Name | None = None
-    rank: RankNumber | None = None
-    patience: Patience = 10.0
 
 
 class Submit(JobRequest, frozen=True):
@@ -99,18 +104,13 @@ class Drain(Request, frozen=True):
     undo: bool = False
 
 
-class EvictReplica(Request, frozen=True):
+class EvictReplica(ReplicaRequest, frozen=True):
     """Kill a replica and do not count on it any more; if torchLoom started it, start it again."""
 
-    job: Name
-    replica: Name
 
-
-class DrainReplica(Request, frozen=True):
+class DrainReplica(ReplicaRequest, frozen=True):
     """Have a replica leave at the end of a step, and start it again only when that is undone."""
 
-    job: Name
-    replica: Name
     undo: bool = False
 
 

@@ -160,42 +160,39 @@ class About(Part, frozen=True):
     """Which part of it, where several may have an incident at once: a kind of trouble, a change, a node's agent."""
 
 
-class IncidentOpened(Message, frozen=True):
+class IncidentRecord(Message, frozen=True):
+    """Base of the records about an incident."""
+
     id: str
+    culprits: tuple[int, ...] = ()
+    """Ranks that have the trouble; none if all wait and nobody stands out."""
+    errors: tuple[str, ...] = ()
+    """Those that the evidence contains (SaveFailed.error)."""
+    evidence: tuple[Prose, ...] = ()
+    decision: Prose = ""
+    reason: Prose = ""
+
+
+class IncidentOpened(IncidentRecord, frozen=True, kw_only=True):
     what: Prose
     """One line: what went wrong."""
     about: About
     job: str = ""
     affected: tuple[ReplicaId, ...] = ()
     """The replicas on a device."""
-    culprits: tuple[int, ...] = ()
-    """Ranks that have the trouble; none if all wait and nobody stands out."""
     checkpoints: tuple[str, ...] = ()
     """Those that are damaged."""
-    errors: tuple[str, ...] = ()
-    """Which of them the evidence contains (SaveFailed.error)."""
-    evidence: tuple[Prose, ...] = ()
-    decision: Prose = ""
-    reason: Prose = ""
     kind: str = ""
     """One of EventKind, where a policy may act on it."""
 
 
-class IncidentAmended(Message, frozen=True):
-    """More is known: evidence is added, a decision or an outcome is replaced."""
+class IncidentAmended(IncidentRecord, frozen=True):
+    """More is known: culprits, errors and evidence are added, a decision or an outcome is replaced."""
 
-    id: str
-    evidence: tuple[Prose, ...] = ()
-    decision: Prose = ""
-    reason: Prose = ""
     outcome: Prose = ""
     closed: bool = False
-    culprits: tuple[int, ...] = ()
-    """Further ranks that have the trouble."""
     stacks: str | None = None
     """The evidence is the stacks of ranks: the node whose agent took them, or empty if ranks told them themselves."""
-    errors: tuple[str, ...] = ()
-    """Further ones that the evidence contains."""
 
 
 class KnobsOffered(Message, frozen=True):
@@ -219,6 +216,11 @@ class ChangeProposed(Message, frozen=True):
     replica: str | None = None
     rank: int | None = None
     reverts: str = ""
+
+    @property
+    def target(self) -> str:
+        """JOB, JOB/REPLICA or JOB/REPLICA/RANK."""
+        return "/".join(str(part) for part in (self.job, self.replica, self.rank) if part is not None)
 
 
 class Abort(Part, frozen=True):

@@ -78,7 +78,6 @@ class AttemptBegan(AttemptRecord, frozen=True):
     """All ranks of a job are to be started, on these nodes."""
 
     places: tuple[Place, ...]
-    reason: Prose = ""
 
 
 class AttemptLaunched(AttemptRecord, frozen=True):

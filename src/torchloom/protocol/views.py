@@ -7,20 +7,11 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from torchloom.protocol import rank as messages
 from torchloom.protocol.ids import Name, RankId, RankNumber, ReplicaId, Seconds, Text
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.node import Check, NodeBeat, Reading
 from torchloom.protocol.operator import Done, No
-from torchloom.protocol.rank import (
-    Beat,
-    ChangeSpec,
-    CheckpointFailed,
-    CheckpointSaved,
-    JobResumed,
-    KnobSpec,
-    RankDescription,
-    Value,
-)
 from torchloom.protocol.records import IncidentOpened, Record
 from torchloom.protocol.run_records import RunDescription
 
@@ -113,14 +104,14 @@ class CurvePoints(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[tuple[RankId, Point], ...]
 
 
-class RankView(RankDescription, frozen=True, kw_only=True):
+class RankView(messages.RankDescription, frozen=True, kw_only=True):
     rank: RankId
     presence: str
     since: float
     reason: str
     heard: float | None = None
     """When it last spoke; absent if not since this weaver began."""
-    beat: Beat | None = None
+    beat: messages.Beat | None = None
     member: str = ""
     """The id that torchft has given its replica."""
     evicted: bool = False
@@ -231,23 +222,23 @@ class PlaneView(Part, frozen=True):
 class KnobState(Part, frozen=True):
     """A knob of a job, as the weaver has it."""
 
-    spec: KnobSpec
-    value: Value
+    spec: messages.KnobSpec
+    value: messages.Value
     """In force, as far as the weaver knows."""
     change: str = ""
     """The change that gave it this value."""
 
 
 class KnobView(KnobState, frozen=True):
-    elsewhere: dict[str, Value] = {}
+    elsewhere: dict[str, messages.Value] = {}
     """By replica, where it has another value than the others."""
     changed_by: str = ""
     changed: float | None = None
 
 
-class ChangeView(ChangeSpec, frozen=True, kw_only=True):
+class ChangeView(messages.ChangeSpec, frozen=True, kw_only=True):
     job: str
-    before: dict[str, Value]
+    before: dict[str, messages.Value]
     phase: str
     outcome: str
     operator: str
@@ -263,19 +254,19 @@ class KnobsView(Message, frozen=True):
     """Newest first."""
 
 
-class SavedStep(CheckpointSaved, frozen=True, kw_only=True, tag=False):
+class SavedStep(messages.CheckpointSaved, frozen=True, kw_only=True, tag=False):
     """A checkpoint that was written, and when the weaver learnt of it."""
 
     at: float
 
 
-class FailedStep(CheckpointFailed, frozen=True, kw_only=True, tag=False):
+class FailedStep(messages.CheckpointFailed, frozen=True, kw_only=True, tag=False):
     """A checkpoint that could not be written."""
 
     at: float
 
 
-class ResumedStep(JobResumed, frozen=True, kw_only=True, tag=False):
+class ResumedStep(messages.JobResumed, frozen=True, kw_only=True, tag=False):
     """Where training resumed."""
 
     at: float

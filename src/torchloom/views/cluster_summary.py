@@ -97,8 +97,7 @@ def _readings(cluster: ClusterState, now: float) -> dict[str, Reading]:
 
 def _idle(cluster: ClusterState) -> dict[str, Device]:
     """Devices that are known only because an agent says that its node has them."""
-    nodes = cluster.runtime.nodes.items()
-    listed = {device: node for node, seen in nodes for device in seen.beat.devices}
+    listed = {device: node for node, seen in cluster.runtime.nodes.items() for device in seen.beat.devices}
     return {device: Device(id=device, node=node) for device, node in listed.items() if device not in cluster.devices}
 
 

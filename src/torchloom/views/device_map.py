@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from torchloom.core.detect.hang import consecutive
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.views import Assignment, DeviceView
 from torchloom.views.format.tables import Column, Screen, table
@@ -74,7 +75,7 @@ def replica_table(assignments: Sequence[Assignment], screen: Screen) -> list[str
     devices = by_replica(assignments)
 
     def ranks(replica: ReplicaId) -> str:
-        return spans(sorted({a.rank for a in assignments if a.replica == replica and a.rank is not None})) or "by hand"
+        return spans({a.rank for a in assignments if a.replica == replica and a.rank is not None}) or "by hand"
 
     columns: list[Column[ReplicaId]] = [
         Column("JOB", lambda replica: replica.job, shrinks=True),
@@ -85,12 +86,6 @@ def replica_table(assignments: Sequence[Assignment], screen: Screen) -> list[str
     return table(columns, devices, screen)
 
 
-def spans(numbers: Sequence[int]) -> str:
+def spans(numbers: Iterable[int]) -> str:
     """`0-3,7` for 0 1 2 3 7."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in consecutive(numbers))

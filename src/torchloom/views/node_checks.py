@@ -9,9 +9,6 @@ from torchloom.protocol.node import Check
 from torchloom.views.format.tables import Cell, Column, Screen, clean, table
 from torchloom.views.wording.phrases import render
 
-FIT, DOUBTED, NOT_FIT = "ok", "look", "not fit"
-"""In doubt is what is fit and has a remedy nevertheless."""
-
 
 def fitness(checks_by_node: Mapping[str, tuple[Check, ...]], screen: Screen) -> list[str]:
     """What was found on each node; below it, what to do about what is not good."""
@@ -34,9 +31,10 @@ def fitness(checks_by_node: Mapping[str, tuple[Check, ...]], screen: Screen) -> 
 
 
 def _state(check: Check) -> Cell:
+    """In doubt is what is fit and has a remedy nevertheless."""
     if not check.fit:
-        return Cell(NOT_FIT, "red")
-    return Cell(DOUBTED, "yellow") if check.remedy else Cell(FIT, "green")
+        return Cell("not fit", "red")
+    return Cell("look", "yellow") if check.remedy else Cell("ok", "green")
 
 
 def document(checks_by_node: Mapping[str, tuple[Check, ...]]) -> dict[str, Any]:

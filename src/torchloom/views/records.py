@@ -31,6 +31,8 @@ from torchloom.views.wording.phrases import fill, names, render, render_all
 class Row(NamedTuple):
     text: str | Callable[[Any], str | list[str]]
     style: str | Callable[[Any], str] = ""
+    more: Callable[[Any], dict[str, str]] = lambda _record: {}
+    """What the template takes besides the fields of the record."""
 
 
 def _registered(record: log.RankJoined) -> list[str]:
@@ -45,11 +47,10 @@ def _registered(record: log.RankJoined) -> list[str]:
 def _proposed(record: log.ChangeProposed) -> str:
     change = record.change
     moves = moved(change.action, change.values, record.before, change.over)
-    target = "/".join(str(part) for part in (record.job, record.replica, record.rank) if part is not None)
     return fill(
         "Change {change.id} asked by {operator:or|someone}: {moves} on {target} at step {change.step:,} ({lives:#rank})"
         "{reverts:?, reverting }",
-        asdict(record) | {"moves": moves, "target": target},
+        asdict(record) | {"moves": moves, "target": record.target},
     )
 
 
@@ -85,6 +86,12 @@ def _launched(record: runs.AttemptLaunched) -> str:
     return fill(f"Job {{job}} starts {how}", asdict(record))
 
 
+def _incident_texts(record: log.IncidentRecord) -> dict[str, str]:
+    """The reason belongs to a decision, and is not shown without one."""
+    reason = f" ({render(record.reason)})" if record.decision and record.reason else ""
+    return {"reason": reason, "evidence": "; ".join(render_all(record.evidence))}
+
+
 AFTER = {
     "restart": "then started again",
     "fail": "and given up",
@@ -98,10 +105,9 @@ ROWS: Mapping[type[Record], Row] = {
     log.TermBegan: Row("Term {term} began: weaver {weaver} is in charge"),
     log.JobBegan: Row("Job {job} began"),
     log.JobEnded: Row(
-        lambda record: fill(
-            "Job {job} {was}{outcome}{reason:?: }", asdict(record) | {"was": "was " * (record.outcome == "stopped")}
-        ),
+        "Job {job} {was}{outcome}{reason:?: }",
         lambda record: _ENDED.get(record.outcome, ""),
+        lambda record: {"was": "was " * (record.outcome == "stopped")},
     ),
     log.JobForgotten: Row("Job {job} forgotten: it ended long ago"),
     log.RankJoined: Row(_registered),
@@ -124,24 +130,17 @@ ROWS: Mapping[type[Record], Row] = {
     ),
     log.DeviceMarkedRecovered: Row("Device {device} recovered (said by {source})", "green"),
     log.IncidentOpened: Row(
-        lambda record: fill(
-            "Incident {id} opened: {name}: {what}{evidence:? [|]}{decision:?; decided: }{reason}",
-            _incident_fields(record) | {"name": name_of(record.about)},
-        ),
+        "Incident {id} opened: {name}: {what}{evidence:? [|]}{decision:?; decided: }{reason}",
         "red",
+        lambda record: _incident_texts(record) | {"name": name_of(record.about)},
     ),
     log.IncidentAmended: Row(
-        lambda record: fill(
-            "Incident {id} {closed:if|closed|amended}{evidence:?: }{decision:?; decided: }{reason}"
-            "{outcome:?; outcome: }",
-            _incident_fields(record),
-        )
+        "Incident {id} {closed:if|closed|amended}{evidence:?: }{decision:?; decided: }{reason}{outcome:?; outcome: }",
+        more=_incident_texts,
     ),
     log.KnobsOffered: Row(
-        lambda record: fill(
-            "Job {job} offers knobs: {names}{checkpoints:if|; it saves checkpoints when asked}",
-            asdict(record) | {"names": ", ".join(knob.name for knob in record.knobs) or "none"},
-        )
+        "Job {job} offers knobs: {names}{checkpoints:if|; it saves checkpoints when asked}",
+        more=lambda record: {"names": ", ".join(knob.name for knob in record.knobs) or "none"},
     ),
     log.ChangeProposed: Row(_proposed),
     log.ChangeDecided: Row(_verdict, lambda record: "" if record.commit else "yellow"),
@@ -191,12 +190,6 @@ ROWS: Mapping[type[Record], Row] = {
         "{drained:if|Nothing more is started on {node}|{node} may be used again}{operator:? (|)}"
     ),
 }
-
-
-def _incident_fields(record: log.IncidentOpened | log.IncidentAmended) -> dict[str, Any]:
-    """The reason belongs to a decision, and is not shown without one."""
-    reason = f" ({render(record.reason)})" if record.decision and record.reason else ""
-    return asdict(record) | {"reason": reason, "evidence": "; ".join(render_all(record.evidence))}
 
 
 class Event(NamedTuple):
@@ -252,6 +245,6 @@ def as_object(event: Event) -> dict[str, Any]:
 
 
 def sentences(record: Record) -> list[str]:
-    text = ROWS[type(record)].text
-    texts = fill(text, asdict(record)) if isinstance(text, str) else text(record)
+    row = ROWS[type(record)]
+    texts = fill(row.text, asdict(record) | row.more(record)) if isinstance(row.text, str) else row.text(record)
     return [texts] if isinstance(texts, str) else texts

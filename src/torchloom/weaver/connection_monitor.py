@@ -30,7 +30,7 @@ from nats.aio.msg import Msg
 
 from torchloom.bus.connection import parse_connection_name
 from torchloom.bus.tasks import TaskSet
-from torchloom.core.events import LinkClosed, LinkOpened
+from torchloom.core.events import LinkClosed, LinkEvent, LinkOpened
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.rank_states import Presence, Rank
 from torchloom.core.state.runtime import Life
@@ -94,7 +94,7 @@ class ConnectionAdvisories:
     client: Client
     account: str
 
-    async def listen(self, report: Callable[[LinkOpened | LinkClosed], None]) -> None:
+    async def listen(self, report: Callable[[LinkEvent], None]) -> None:
         async def on_advisory(message: Msg) -> None:
             advisory = _advisory(message.data)
             life = parse_connection_name(advisory.client.name)
@@ -197,7 +197,6 @@ class ProcessExitProbe:
             if now is None or now.incarnation != rank.incarnation or now.presence is not Presence.LOST:
                 return  # it is back, or given up
             if has_ended(rank.process):
-                job, replica, number = rank.id.job, rank.id.replica, rank.id.rank
-                fact = RankExited(job=job, replica=replica, rank=number, incarnation=rank.incarnation)
+                fact = RankExited(**rank.id._asdict(), incarnation=rank.incarnation)
                 await self._send(FACT.to(source="weaver"), encode(fact))
                 return

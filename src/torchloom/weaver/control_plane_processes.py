@@ -303,9 +303,8 @@ def _loom(settings: Settings, *words: str) -> list[str]:
 
 
 def _detach(settings: Settings, listen: ListenRequest, folder: StateFolder, say: Say) -> int:
-    if holder(folder) is not None:
-        with _locked(folder):
-            pass  # raises AlreadyUp
+    with _locked(folder):
+        pass  # raises AlreadyUp
     words = ["up"]
     options = {"--listen": listen.host, "--port": listen.port, "--tls-cert": listen.cert, "--tls-key": listen.key}
     for option, value in options.items():

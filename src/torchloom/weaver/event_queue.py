@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import re
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,12 +19,10 @@ from torchloom.bus.streams import read_log
 from torchloom.core.events import Event, FactReceived, ReportReceived
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import decode_fact, decode_report
-from torchloom.protocol.ids import RankId, check_name
+from torchloom.protocol.ids import NAME, RankId
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import INBOX_STREAM
-from torchloom.weaver.health import Health
-
-log = logging.getLogger("torchloom.weaver")
+from torchloom.weaver.health import Health, log
 
 BATCH = 1000
 """Most events that are decided together."""
@@ -36,6 +34,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two attempts if the bell does not ring."""
 PATIENCE = 30.0
 """Seconds after which a reading is restarted."""
+_SUBJECT_OF_RANK = re.compile(rf"loom\.[a-z]+\.({NAME.pattern})\.({NAME.pattern})\.([0-9]{{1,7}})")
 
 
 class EventQueue(asyncio.Queue[tuple[Event, int]]):
@@ -118,10 +117,5 @@ class Inbox:
 
 def parse_rank(subject: str) -> RankId | None:
     """The rank that a subject names; None if it names none."""
-    parts = subject.split(".")
-    if len(parts) != 5 or not parts[4].isdigit() or len(parts[4]) > 7:
-        return None
-    try:
-        return RankId(check_name("job", parts[2]), check_name("replica", parts[3]), int(parts[4]))
-    except TorchLoomError:
-        return None
+    match = _SUBJECT_OF_RANK.fullmatch(subject)
+    return RankId(match[1], match[2], int(match[3])) if match else None

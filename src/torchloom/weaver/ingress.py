@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import logging
 import secrets
 import ssl
 from collections import Counter
@@ -38,10 +37,8 @@ from torchloom.protocol.subjects import FACT
 from torchloom.settings import Settings
 from torchloom.shared.addresses import is_loopback, join_address, split_url
 from torchloom.views.wording.phrases import render, render_all
-from torchloom.weaver.health import Health
+from torchloom.weaver.health import Health, log
 from torchloom.weaver.http_server import SLOW_SECONDS, Answer, converse
-
-log = logging.getLogger("torchloom.weaver")
 
 PATH = "/alertmanager"
 LEAST_TOKEN = 16
@@ -171,11 +168,8 @@ class Ingress:
             why = str(error) or type(error).__name__
             log.warning("alerts could not be stored: %s", why)
             return Answer(503, f"not stored ({why}); try again")
-        lines = [
-            phrase("facts_stored", count=len(facts)),
-            *(_counted(doubts) if alarms else [phrase("alerts_harmless")]),
-        ]
-        return Answer(200, "\n".join(render_all(lines)))
+        more = _counted(doubts) if alarms else [phrase("alerts_harmless")]
+        return Answer(200, "\n".join(render_all([phrase("facts_stored", count=len(facts)), *more])))
 
     # ── what alerts say ──
 

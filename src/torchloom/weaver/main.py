@@ -25,12 +25,10 @@ from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
 from torchloom.weaver.connection_monitor import ConnectionAdvisories
 from torchloom.weaver.gc_tuning import short_collections
-from torchloom.weaver.health import Clock, Health
+from torchloom.weaver.health import Clock, Health, log
 from torchloom.weaver.ingress import Ingress
 from torchloom.weaver.service import Weaver
 from torchloom.weaver.storage import Store
-
-log = logging.getLogger("torchloom.weaver")
 
 START_SECONDS = 30.0
 """Time that a starting weaver waits for its server."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,9 +29,7 @@ from torchloom.views.records import sentences
 from torchloom.views.wording.phrases import render
 from torchloom.weaver.connection_monitor import ProcessExitProbe
 from torchloom.weaver.event_queue import EventQueue
-from torchloom.weaver.health import Health
-
-log = logging.getLogger("torchloom.weaver")
+from torchloom.weaver.health import Health, log
 
 LOG_LINE = 500
 """Most characters of a record in the log file; `loom events` shows all of them."""

@@ -8,7 +8,6 @@ decision: the engine only takes them in.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torchloom.bus.message_batches import Batch, MessageBatches
 from torchloom.bus.tasks import end_all
 from torchloom.core.decision import Decision
 from torchloom.core.engine import Engine
-from torchloom.core.events import Event, LinkClosed, LinkOpened, RequestReceived, TookOver
+from torchloom.core.events import Event, LinkEvent, RequestReceived, TookOver
 from torchloom.core.state.cluster import ClusterState
 from torchloom.protocol import codec, views
 from torchloom.protocol.ids import RankId, is_incarnation
@@ -38,13 +37,11 @@ from torchloom.views.cluster_summary import curves, knobs, picture, runs
 from torchloom.views.wording.phrases import render
 from torchloom.weaver.connection_monitor import ConnectionAdvisories
 from torchloom.weaver.event_queue import EventQueue, Inbox, parse_rank
-from torchloom.weaver.health import Health, first_trouble, quietly
+from torchloom.weaver.health import Health, first_trouble, log, quietly
 from torchloom.weaver.ingress import Ingress
 from torchloom.weaver.sender import Sender
 from torchloom.weaver.storage import CurveStore, Store
 from torchloom.weaver.ticker import Ticker
-
-log = logging.getLogger("torchloom.weaver")
 
 HOLD_SECONDS = 0.003
 """Longest time for which decisions keep beats waiting."""
@@ -69,7 +66,6 @@ class Weaver:
         client, cluster, health = self.client, self.cluster, self.health
         self.engine = Engine(cluster)
         self.clock = health.clock
-        self.settings = cluster.settings
         self.began = self.clock()
         self.queue = EventQueue(health)
         self.curves = CurveStore(client, cluster, self.clock)
@@ -252,8 +248,7 @@ class Weaver:
         """The time of day on this machine. The clock of decisions does not jump with it."""
         await self.sender.answer(message.reply, views.ClockView(now=time.time()))
 
-    def on_link(self, event: LinkOpened | LinkClosed) -> None:
-        """The server announced a connect or a disconnect."""
+    def on_link(self, event: LinkEvent) -> None:
         self.engine.hear_link(event)
         if not self.queue.offer(event):
             self.cluster.runtime.reunion = True
@@ -268,9 +263,9 @@ class Weaver:
     async def _keep_snapshots(self) -> None:
         while True:
             await asyncio.sleep(1)
-            behind = self.store.seq - self.store.snapshot_seq
-            due = self.clock() - self._snapshot_at >= self.settings.snapshot_seconds
-            if behind >= self.settings.snapshot_entries or (behind and due):
+            behind, settings = self.store.seq - self.store.snapshot_seq, self.cluster.settings
+            due = self.clock() - self._snapshot_at >= settings.snapshot_seconds
+            if behind >= settings.snapshot_entries or (behind and due):
                 await quietly(self.write_snapshot)
 
     async def write_snapshot(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,25 +25,14 @@ from torchloom.bus.streams import Stored, extent, read_log, store_expected
 from torchloom.core.state.cluster import FORMAT, ClusterState, State
 from torchloom.core.state.runtime import Curve
 from torchloom.errors import BadState, Fenced, Unreachable
+from torchloom.protocol import subjects
 from torchloom.protocol.codec import decode_entry, decode_points, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import Entry, Record
-from torchloom.protocol.subjects import (
-    CURVES,
-    CURVES_STREAM,
-    LOG,
-    LOG_STREAM,
-    SNAPSHOT,
-    SNAPSHOT_STREAM,
-    STREAMS,
-    Stream,
-)
 from torchloom.protocol.views import CurvePoints, Point
 from torchloom.settings import Settings
-from torchloom.weaver.health import Clock, Health, quietly
-
-log = logging.getLogger("torchloom.weaver")
+from torchloom.weaver.health import Clock, Health, log, quietly
 
 ENTRY_BYTES = 256 * 1024
 """Records of one append are split into messages of about this size."""
@@ -99,7 +87,7 @@ class Store:
 
     async def open(self) -> None:
         """Create the streams, or update their limits."""
-        for stream in STREAMS:
+        for stream in subjects.STREAMS:
             try:
                 await self._ensure(stream)
             except nats.js.errors.APIError as error:
@@ -113,7 +101,7 @@ class Store:
                     hint="the server must run with JetStream enabled; look at logs/nats.log in the state folder",
                 ) from error
 
-    async def _ensure(self, stream: Stream) -> None:
+    async def _ensure(self, stream: subjects.Stream) -> None:
         config = StreamConfig(
             name=stream.name,
             description=stream.why,
@@ -135,7 +123,7 @@ class Store:
         """The stored cluster state: the newest snapshot that can be read, and every entry after it."""
         snapshot = await self._newest_snapshot(settings)
         cluster = ClusterState(settings, snapshot.state)
-        first, last = await extent(self.client, LOG_STREAM.name)
+        first, last = await extent(self.client, subjects.LOG_STREAM.name)
         if last > snapshot.seq and first > snapshot.seq + 1:
             raise BadState(
                 f"the log begins at {first} but the newest readable snapshot ends at {snapshot.seq}: "
@@ -143,7 +131,7 @@ class Store:
                 hint="restore the nats folder of the state folder from a backup; nothing was changed",
             )
         self.seq = self.snapshot_seq = snapshot.seq
-        async for stored in read_log(self.client, LOG_STREAM.name, snapshot.seq + 1):
+        async for stored in read_log(self.client, subjects.LOG_STREAM.name, snapshot.seq + 1):
             entry = _decode(stored, settings)
             cluster.fold(entry.records, entry.at)
             self.seq = stored.seq
@@ -163,7 +151,7 @@ class Store:
 
     async def _newest_snapshot(self, settings: Settings) -> Snapshot:
         newest = Snapshot(seq=0, state=State())
-        async for stored in read_log(self.client, SNAPSHOT_STREAM.name, 1):
+        async for stored in read_log(self.client, subjects.SNAPSHOT_STREAM.name, 1):
             self._snapshot_stream_seq = stored.seq
             try:
                 data = zlib.decompress(stored.data)
@@ -188,7 +176,7 @@ class Store:
         for pause in itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])):
             link = self.client.stats["reconnects"]
             try:
-                seq = await store_expected(self.client, LOG_STREAM, LOG.template, data, headers)
+                seq = await store_expected(self.client, subjects.LOG_STREAM, subjects.LOG.template, data, headers)
                 if seq is None and not await self._is_ours(data):
                     raise Fenced("a newer weaver has taken over; this one stops")
                 self.seq, self.refusing = seq or self.seq + 1, False
@@ -207,7 +195,7 @@ class Store:
 
     async def _is_ours(self, data: bytes) -> bool:
         """Whether what follows our last entry is this one: stored by an attempt whose acknowledgement got lost."""
-        async for stored in read_log(self.client, LOG_STREAM.name, self.seq + 1, last=self.seq + 1):
+        async for stored in read_log(self.client, subjects.LOG_STREAM.name, self.seq + 1, last=self.seq + 1):
             return stored.data == data
         return False
 
@@ -222,10 +210,11 @@ class Store:
             )  # fmt: skip
             return
         headers = {"Nats-Expected-Last-Sequence": str(self._snapshot_stream_seq)}
-        stream_seq = await store_expected(self.client, SNAPSHOT_STREAM, SNAPSHOT.template, data, headers)
+        stream, subject = subjects.SNAPSHOT_STREAM, subjects.SNAPSHOT.template
+        stream_seq = await store_expected(self.client, stream, subject, data, headers)
         if stream_seq is None:
             # Ours, stored but not acknowledged; or a newer weaver's, and then the next append says so.
-            self._snapshot_stream_seq = (await extent(self.client, SNAPSHOT_STREAM.name)).last
+            self._snapshot_stream_seq = (await extent(self.client, stream.name)).last
         else:
             self._snapshot_stream_seq, self.snapshot_seq = stream_seq, seq
 
@@ -274,7 +263,7 @@ class CurveStore:
             await quietly(self._extend_curves)
 
     async def _recall_curves(self) -> None:
-        async for stored in read_log(self.client, CURVES_STREAM.name, 1):
+        async for stored in read_log(self.client, subjects.CURVES_STREAM.name, 1):
             try:
                 points = decode_points(stored.data).points
             except msgspec.MsgspecError as error:
@@ -289,9 +278,10 @@ class CurveStore:
         for start in range(0, len(ranks), CURVE_RANKS):
             chunks.append(tuple(filter(None, (self._extend(rank, now) for rank in ranks[start : start + CURVE_RANKS]))))
             await asyncio.sleep(0)  # beats wait
+        js = self.client.jetstream(timeout=2)
         for chunk in filter(None, chunks):
             data = encode(CurvePoints(points=chunk))
-            await self.client.jetstream(timeout=2).publish(CURVES.template, data, stream=CURVES_STREAM.name)
+            await js.publish(subjects.CURVES.template, data, stream=subjects.CURVES_STREAM.name)
 
     def _extend(self, rank: RankId, now: float) -> tuple[RankId, Point] | None:
         """Add a point for the latest beat, if there was one since the last point."""

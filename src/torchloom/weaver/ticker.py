@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 
 import msgspec
@@ -13,9 +12,7 @@ from nats.aio.client import Client
 from torchloom.core.engine import Engine
 from torchloom.weaver.connection_monitor import ConnectionAdvisories, ServerLiveness
 from torchloom.weaver.event_queue import EventQueue
-from torchloom.weaver.health import Clock
-
-log = logging.getLogger("torchloom.weaver")
+from torchloom.weaver.health import Clock, log
 
 TICK_SECONDS = 0.25
 TICKS_PER_PASS = 4

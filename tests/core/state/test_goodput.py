@@ -10,7 +10,7 @@ from tests.core.loom import life
 from tests.core.site import JOB, Site
 from tests.examples import examples
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.goodput import KEEP_STRETCHES, Account, Stretch, tally
+from torchloom.core.state.goodput import KEEP_STRETCHES, Stretch
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import Place
@@ -279,6 +279,7 @@ def test_of_many_attempts_the_sum_is_kept() -> None:
         cluster.fold((begun(attempt), launched(attempt, step - 10), AttemptRunning(job=JOB, attempt=attempt)), at)
         cluster.fold((stopping(step, attempt=attempt), ended(attempt)), at + 1)
         at += 1
-    account: Account = cluster.goodput[JOB]
-    assert len(account.stretches) == KEEP_STRETCHES
-    assert tally(account, at).productive == pytest.approx(at)
+    assert len(cluster.goodput[JOB].stretches) == KEEP_STRETCHES
+    found = cluster.goodput.of(JOB, at)
+    assert found is not None
+    assert found.productive == pytest.approx(at)

@@ -33,10 +33,8 @@ def doctor(call: Call) -> int:
     findings = doctor_checks.examine_machine(folder) + doctor_checks.examine_torchft(os.environ)
     findings += call.wait(doctor_checks.examine_plane(call.settings, folder))
     failed = any(finding.level == "fail" for finding in findings)
-    if call.json:
-        call.print_json({"ok": not failed, "checks": findings})
-    else:
-        call.print(line for finding in findings for line in _lines(call, finding))
+    document = {"ok": not failed, "checks": findings}
+    call.show(document, lambda: (line for finding in findings for line in _lines(call, finding)))
     return 1 if failed else 0
 
 

@@ -12,7 +12,6 @@ from torchloom.errors import BadInput
 from torchloom.protocol.subjects import Role
 from torchloom.views.format.numbers import stamp
 
-_ROLES = ["threadlet", "agent", "viewer", "operator", "weaver"]
 _DEFAULT_ROLES = ["threadlet", "agent", "viewer"]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -20,7 +19,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def add(verbs: Verbs) -> None:
     verb = verbs["token"].define(token, "loom token --expires 7d | ssh other loom join -", output=False)
     roles = "Role that the token grants; may be repeated; default: threadlet, agent and viewer"
-    verb.add_argument("--role", action="append", choices=_ROLES, metavar="ROLE", help=roles)
+    verb.add_argument("--role", action="append", choices=list(Role), metavar="ROLE", help=roles)
     lifetime = "Lifetime of the credentials: 90s, 30m, 12h, 7d, never; default: 30d"
     verb.add_argument("--expires", default="30d", metavar="TIME", help=lifetime)
     verb.add_argument("--host", metavar="ADDR", help="Address at which the other machine reaches this one")

@@ -152,8 +152,7 @@ def _counts(text: str, gpus: int) -> tuple[int | None, int]:
     least, colon, most = text.partition(":")
     if not colon:
         return None, _count(text, gpus)
-    count = _count(most, gpus)
-    return span("--nproc-per-node", f"{least}:{count}")
+    return span("--nproc-per-node", f"{least}:{_count(most, gpus)}")
 
 
 def _count(text: str, gpus: int) -> int:

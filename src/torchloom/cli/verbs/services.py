@@ -59,8 +59,7 @@ def up(call: Call) -> int:
         raise BadInput(f"--listen says port {port} and --port says {args.port}", hint="give one of them")
     if (args.tls_cert is None) != (args.tls_key is None):
         raise BadInput("--tls-cert and --tls-key belong together", hint="give both, or neither to have them made")
-    cert, key = args.tls_cert, args.tls_key
-    for file in (cert, key):
+    for file in (args.tls_cert, args.tls_key):
         if file is not None and not file.is_file():
             raise BadInput(f"there is no file {file}")
     from torchloom.weaver import control_plane_processes
@@ -68,8 +67,8 @@ def up(call: Call) -> int:
     listen = control_plane_processes.ListenRequest(
         host=host,
         port=args.port if port is None else port,
-        cert=cert.absolute() if cert else None,
-        key=key.absolute() if key else None,
+        cert=args.tls_cert and args.tls_cert.absolute(),
+        key=args.tls_key and args.tls_key.absolute(),
     )
     return control_plane_processes.up(call.settings, listen, _say, args.detach)
 
@@ -99,10 +98,8 @@ def down(call: Call) -> int:
     from torchloom.bus.state_folder import StateFolder
     from torchloom.weaver import control_plane_processes
 
-    up_here = (
-        control_plane_processes.holder(StateFolder(call.settings.state_folder)) is not None
-    )  # not one that was only joined
-    live = _live(call) if up_here else {}
+    holder = control_plane_processes.holder(StateFolder(call.settings.state_folder))
+    live = {} if holder is None else _live(call)  # not of a control plane that was only joined
     if live:
         names = ", ".join(f"{job} ({count} {'rank' if count == 1 else 'ranks'})" for job, count in live.items())
         question = f"this control plane watches live training: {names}. It continues, but unwatched and unprotected"

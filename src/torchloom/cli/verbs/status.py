@@ -57,9 +57,7 @@ def see_job(call: Call, name: str | None, most: int | None) -> tuple[ClusterView
     async def look(weaver: WeaverClient) -> tuple[ClusterView, list[RunView]]:
         runs = (await weaver.runs(name)).runs if name is not None else ()
         view = await weaver.cluster(whole(name, runs), most=most)
-        if name is None:
-            return view, []
-        if not view.jobs and not runs:
+        if name is not None and not view.jobs and not runs:
             known_names.known_job(await weaver.cluster(most=0), name)
         return view, own_runs(view, runs)
 
@@ -152,11 +150,9 @@ def incidents(call: Call) -> int:
     """`loom why` explains one of them."""
     job = call.args.job
     view, runs = see_job(call, job, 0)
-    selected = [
-        incident
-        for incident in view.incidents
-        if (job is None or concerns(incident, job, runs)) and not (call.args.open and incident.closed is not None)
-    ]
+    selected = [incident for incident in view.incidents if job is None or concerns(incident, job, runs)]
+    if call.args.open:
+        selected = [incident for incident in selected if incident.closed is None]
     none = "no open incidents" if call.args.open else "no incidents"
     return call.show(selected, lambda: listings.incidents(selected, view.plane.now, call.screen), none)
 

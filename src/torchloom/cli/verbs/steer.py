@@ -9,7 +9,6 @@ from torchloom.cli.known_names import known_rank, known_replica
 from torchloom.cli.verb_call import Call, Verbs
 from torchloom.errors import Refused
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.operator import Done
 from torchloom.protocol.views import ClusterView, RankView
 from torchloom.shared.suggestions import unknown
 
@@ -51,12 +50,7 @@ def annotate(call: Call) -> int:
 
 
 def steer(call: Call) -> int:
-    async def work(client: AsyncClient) -> Done:
-        verb = getattr(client, call.args.verb)
-        done: Done = await verb(call.args.target)
-        return done
-
-    return call.show_done(call.request(work))
+    return call.show_done(call.request(lambda client: getattr(client, call.args.verb)(call.args.target)))
 
 
 def checkpoint(call: Call) -> int:

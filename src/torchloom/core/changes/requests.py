@@ -15,17 +15,10 @@ from torchloom import knob_validation
 from torchloom.core.changes.two_phase_commit import describe_success, query_steps
 from torchloom.core.decision import NOTHING, Commands, Decision, Handlers, Refused, address
 from torchloom.core.incidents.stack_evidence import of_ranks
+from torchloom.core.state import pending_operations as pending
 from torchloom.core.state.change_ledger import ChangePhase
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.pending_operations import (
-    ChangeRequest,
-    Lives,
-    OperationBegan,
-    OperationEnded,
-    PendingOperation,
-    RanksAskedAgain,
-    WaiterAdded,
-)
+from torchloom.core.state.pending_operations import ChangeRequest, Lives, PendingOperation
 from torchloom.core.state.rank_states import Presence
 from torchloom.protocol.operator import Done, No, Revert, SetKnobs, Steer
 from torchloom.protocol.phrase import Prose, phrase
@@ -58,9 +51,9 @@ def request_id(*parts: object) -> str:
     return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
-def _wait(request: str, reply: str) -> tuple[WaiterAdded, ...]:
+def _wait(request: str, reply: str) -> tuple[pending.WaiterAdded, ...]:
     """Of a request of the weaver itself nobody waits for the outcome."""
-    return (WaiterAdded(request, reply),) if reply else ()
+    return (pending.WaiterAdded(request, reply),) if reply else ()
 
 
 # ── changes ──
@@ -95,7 +88,7 @@ def request_change(cluster: ClusterState, ask: SetKnobs | Revert | Steer, reply:
     if inquiry is not None:
         operator = inquiry.change_request.ask.operator if inquiry.change_request else ""
         raise Refused(phrase("another_under_way", operator=operator, job=wanted.job), phrase("try_again_soon"))
-    began = OperationBegan(ask.request, wanted.job, lives, change_request, (reply,) if reply else ())
+    began = pending.OperationBegan(ask.request, wanted.job, lives, change_request, (reply,) if reply else ())
     return Decision((began,), query_steps(cluster, ask.request, lives))
 
 
@@ -262,12 +255,13 @@ def _end_order(cluster: ClusterState, operation: PendingOperation, expired: bool
 def poll_order(cluster: ClusterState, operation: PendingOperation, now: float) -> Decision:
     order = cluster.ledger.orders.get(operation.id)
     if order is None or order.outcome:
-        return Decision((OperationEnded(operation.request),))
+        return Decision((pending.OperationEnded(operation.request),))
     ended = _end_order(cluster, operation, expired=now - operation.began > EXPIRE_SECONDS)
     if ended or now - operation.sent < AGAIN_SECONDS:
         return ended
     silent = tuple((rank, life) for rank, life in operation.lives.items() if rank not in operation.ordered)
-    return Decision((RanksAskedAgain(operation.request),), _send_order(cluster, operation.id, order.verb, silent))
+    commands = _send_order(cluster, operation.id, order.verb, silent)
+    return Decision((pending.RanksAskedAgain(operation.request),), commands)
 
 
 HANDLERS: Handlers = {

@@ -20,18 +20,10 @@ from msgspec.structs import replace
 
 from torchloom.core.decision import NOTHING, Commands, Decision, WantedVerdict, address
 from torchloom.core.ranks.lifecycle import REPORT_ONLY, open_incident, welcome
+from torchloom.core.state import pending_operations as pending
 from torchloom.core.state.change_ledger import Change, ChangePhase, abort_phrase
 from torchloom.core.state.cluster import ClusterState
-from torchloom.core.state.pending_operations import (
-    ChangeRequest,
-    Lives,
-    OperationBegan,
-    OperationEnded,
-    PendingOperation,
-    RanksAskedAgain,
-    VerdictAsked,
-    WaitersAnswered,
-)
+from torchloom.core.state.pending_operations import ChangeRequest, Lives, PendingOperation
 from torchloom.core.state.rank_states import PRESENT, Rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done, No
@@ -124,7 +116,8 @@ def _propose(cluster: ClusterState, operation: PendingOperation, change: ChangeS
 
 def handle_ready(cluster: ClusterState, operation: PendingOperation) -> Decision:
     """A rank promised or refused; once all have promised, or one refused, a verdict is requested."""
-    if operation.committed or operation.verdict_asked is not None or operation.id not in cluster.ledger.changes:
+    change = cluster.ledger.changes.get(operation.id)
+    if change is None or change.phase is not ChangePhase.PROPOSED or operation.verdict_asked is not None:
         return NOTHING
     return _judge(cluster, operation)
 
@@ -150,7 +143,7 @@ def _find_newcomers(cluster: ClusterState, change: Change) -> list[Rank]:
 def _request_verdict(cluster: ClusterState, operation: PendingOperation, abort: Abort | None) -> Decision:
     key = cluster.ledger.changes[operation.id].change.key or operation.id
     return Decision(
-        (VerdictAsked(operation.request),),
+        (pending.VerdictAsked(operation.request),),
         verdicts=(WantedVerdict(operation.job, operation.id, abort is None, abort, key),),
     )
 
@@ -178,12 +171,12 @@ def handle_verdict(cluster: ClusterState, id: str, commit: bool, wanted: Abort |
         if not waiters or change_request is None or change_request.ask.wait:
             return decision
         replies = tuple((waiter, describe_success(change)) for waiter in waiters)
-        return decision + Decision((WaitersAnswered(change.request),), replies=replies)
+        return decision + Decision((pending.WaitersAnswered(change.request),), replies=replies)
     abort = wanted or Abort(why="overtaken")
     decision = Decision((ChangeDecided(id=id, commit=False, abort=abort),), commands)
     if change_request is not None and _may_try_again(change_request, abort):
         later = replace(change_request, attempt=change_request.attempt + 1)
-        again = OperationBegan(change.request, change.job, change.lives, later, waiters)
+        again = pending.OperationBegan(change.request, change.job, change.lives, later, waiters)
         return decision + Decision((again,), query_steps(cluster, change.request, change.lives))
     refused = No(why=phrase("change_aborted", id=id, why=abort_phrase(abort)), hint=phrase("no_rank_changed"))
     return decision + Decision(replies=tuple((waiter, refused) for waiter in waiters))
@@ -266,12 +259,12 @@ def poll(cluster: ClusterState, operation: PendingOperation, now: float) -> Deci
     silent = [(rank, life) for rank, life in operation.lives.items() if rank not in operation.applied]
     missing = [(rank, life) for rank, life in silent if rank not in gone]
     commands = address(missing, Verdict(term=cluster.term, incarnation="", id=operation.id, commit=True))
-    again = Decision((RanksAskedAgain(operation.request),), commands)
+    again = Decision((pending.RanksAskedAgain(operation.request),), commands)
     patience = operation.change_request.ask.patience if operation.change_request else REPLY_SECONDS
     if not operation.waiters or now - operation.began <= patience:
         return again
     replies = tuple((waiter, describe_success(change, operation)) for waiter in operation.waiters)
-    return again + Decision((WaitersAnswered(operation.request),), replies=replies)
+    return again + Decision((pending.WaitersAnswered(operation.request),), replies=replies)
 
 
 def _poll_inquiry(cluster: ClusterState, operation: PendingOperation, gone: list[RankId], now: float) -> Decision:
@@ -280,12 +273,11 @@ def _poll_inquiry(cluster: ClusterState, operation: PendingOperation, gone: list
         why = phrase("ranks_left_meanwhile", ranks=sorted(gone))
         return _give_up(operation, No(why=why, hint=phrase("nothing_changed")))
     if now - operation.began > ANSWER_SECONDS:
-        ranks = sorted(rank for rank, _ in silent)
-        why = phrase("ranks_unanswering", ranks=ranks)
+        why = phrase("ranks_unanswering", ranks=sorted(rank for rank, _ in silent))
         return _give_up(operation, No(why=why, hint=phrase("nothing_changed")))
     if now - operation.sent < AGAIN_SECONDS:
         return NOTHING
-    return Decision((RanksAskedAgain(operation.request),), query_steps(cluster, operation.request, silent))
+    return Decision((pending.RanksAskedAgain(operation.request),), query_steps(cluster, operation.request, silent))
 
 
 def _poll_proposal(
@@ -303,12 +295,12 @@ def _poll_proposal(
         return _request_verdict(cluster, operation, Abort(why="silent", ranks=tuple(silent)))
     if now - operation.sent < AGAIN_SECONDS:
         return NOTHING
-    return Decision((RanksAskedAgain(operation.request),), _propose(cluster, operation, change.change))
+    return Decision((pending.RanksAskedAgain(operation.request),), _propose(cluster, operation, change.change))
 
 
 def _give_up(operation: PendingOperation, why: No) -> Decision:
     replies = tuple((waiter, why) for waiter in operation.waiters)
-    return Decision((OperationEnded(operation.request),), replies=replies)
+    return Decision((pending.OperationEnded(operation.request),), replies=replies)
 
 
 # ── answers ──

@@ -222,19 +222,22 @@ def _numbers(ranks: Sequence[RankProgress]) -> tuple[int, ...]:
     return tuple(sorted(progress.rank for progress in ranks))
 
 
-def spans(numbers: Iterable[int]) -> tuple[tuple[int, int] | int, ...]:
-    """Ranks in little room, the first and the last of each that follow one another: (0, 2), (5, 5) of 0, 1, 2 and 5.
-
-    After the first dozen spans stands the number of all ranks instead of the others.
-    """
-    ordered = sorted(set(numbers))
+def consecutive(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last of each that follow one another: (0, 2), (5, 5) of 0, 1, 2 and 5."""
     pairs: list[tuple[int, int]] = []
-    for number in ordered:
+    for number in sorted(numbers):
         if pairs and number == pairs[-1][1] + 1:
             pairs[-1] = (pairs[-1][0], number)
         else:
             pairs.append((number, number))
-    return (*pairs[:MOST_SPANS], len(ordered)) if len(pairs) > MOST_SPANS else tuple(pairs)
+    return pairs
+
+
+def spans(numbers: Iterable[int]) -> tuple[tuple[int, int] | int, ...]:
+    """Ranks in little room: after the first dozen spans stands the number of all ranks instead of the others."""
+    ranks = set(numbers)
+    pairs = consecutive(ranks)
+    return (*pairs[:MOST_SPANS], len(ranks)) if len(pairs) > MOST_SPANS else tuple(pairs)
 
 
 @dataclass

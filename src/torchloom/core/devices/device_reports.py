@@ -85,12 +85,10 @@ def recover(cluster: ClusterState, device: str, source: str) -> Decision:
     existing = _find_device(cluster, device, guess=True)
     if not existing.failed:
         return Decision(answer=Done(text=phrase("device_had_not_failed", device=device)))
-    entries: list[Record] = []
-    if existing.incident:
-        outcome = phrase("source_says_works", source=source)
-        entries.append(close_incident(existing.incident, outcome))
-    entries.append(records.DeviceMarkedRecovered(device=device, source=source))
-    return Decision(tuple(entries), answer=Done(text=phrase("device_works_again", device=device)))
+    outcome = phrase("source_says_works", source=source)
+    closed = (close_incident(existing.incident, outcome),) if existing.incident else ()
+    recovered = records.DeviceMarkedRecovered(device=device, source=source)
+    return Decision((*closed, recovered), answer=Done(text=phrase("device_works_again", device=device)))
 
 
 def warn(cluster: ClusterState, fact: DeviceWarned, now: float) -> Decision:
@@ -127,10 +125,8 @@ def register(cluster: ClusterState, ask: Register) -> Decision:
     assignment = Assignment(device=ask.device, replica=replica, node=node)
     before = assignment in cluster.drmap
     text = phrase("device_registered", device=ask.device, replica=ask.replica, job=ask.job, before=before)
-    if before:
-        return Decision(answer=Done(text=text, replicas=(replica,)))
     record = records.DeviceRegistered(device=ask.device, replica=replica, node=node, operator=ask.operator)
-    return Decision((record,), answer=Done(text=text, replicas=(replica,)))
+    return Decision(() if before else (record,), answer=Done(text=text, replicas=(replica,)))
 
 
 def _find_device(cluster: ClusterState, device: str, *, guess: bool = False) -> Device:

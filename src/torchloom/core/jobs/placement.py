@@ -43,7 +43,7 @@ def place(cluster: ClusterState, run: Run, now: float) -> Decision:
             chance = hashlib.sha256(f"{run.name} {attempt} {rank} {now!r}".encode()).hexdigest()[:12]
             life = f"{int(now * 1000):012x}{chance}"
             places.append(Place(rank=rank, local=local, node=node, incarnation=life, device=device))
-    record = AttemptBegan(job=run.name, attempt=attempt, places=tuple(places), reason=run.reason)
+    record = AttemptBegan(job=run.name, attempt=attempt, places=tuple(places))
     return Decision((record,), tasks=((places[0].node, prepare(cluster, run, attempt)),))
 
 
@@ -164,12 +164,8 @@ def _processor_failed(cluster: ClusterState, node: str) -> bool:
     if any(cluster.devices[device].node == node for device in failed):
         return True
     # An agent that serves one job has its own node name: the ranks report which devices they used.
-    here = [
-        run.rank(place.rank)
-        for run in cluster.runs.by_name.values()
-        for place in run.places
-        if place.node == node and not run.over
-    ]
+    runs = [run for run in cluster.runs.by_name.values() if not run.over]
+    here = [run.rank(place.rank) for run in runs for place in run.places if place.node == node]
     return any(failed.intersection(cluster.ranks[rank].devices) for rank in here if rank in cluster.ranks)
 
 

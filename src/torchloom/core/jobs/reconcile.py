@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec.structs import replace
-
 from torchloom.core.decision import NOTHING, Decision, close_incident
 from torchloom.core.detect.hang import HangDiagnosis
 from torchloom.core.detect.kinds_and_responses import HANGS
@@ -24,17 +22,10 @@ from torchloom.core.state.rank_states import PRESENT, JobPhase
 from torchloom.core.state.run_states import Run, RunPhase
 from torchloom.core.torchft import replica_groups
 from torchloom.core.torchft.members import ask_to_leave, was_asked_to_leave
+from torchloom.protocol import run_records
 from torchloom.protocol.node import Dismiss, Halt, Launch, NodeCommand, RankStatus
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import About, JobEnded, Record
-from torchloom.protocol.run_records import (
-    AttemptEnded,
-    AttemptLaunched,
-    AttemptPaused,
-    AttemptRunning,
-    Failure,
-    RunEnded,
-)
 
 SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGABRT": 6, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15}
 """Numbers of signals: a shell reports 128 plus this number as the exit code."""
@@ -113,15 +104,10 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
     if status.trouble:
         why = phrase("agent_has_trouble", node=first, trouble=status.trouble)
         return stop(cluster, run, now, Cause(why, next_action="fail", code=status.trouble_code))
-    launched = replace(
-        run,
-        host=run.host or cluster.runtime.nodes[first].beat.host,
-        port=run.port or status.port,
-        resume=status.resume,
-        resume_step=status.resume_step,
-    )
+    host = run.host or cluster.runtime.nodes[first].beat.host
+    launched = run.with_fields(status, host=host, port=run.port or status.port)
     heals = replica_groups.heals(cluster, run)
-    record = AttemptLaunched.from_fields(launched, job=run.name, rejected=status.rejected, heals=heals)
+    record = run_records.AttemptLaunched.from_fields(launched, job=run.name, rejected=status.rejected, heals=heals)
     launch = _launch(cluster, launched)
     return Decision((record,), tasks=tuple((node, launch) for node in run.nodes))
 
@@ -172,7 +158,7 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
     if run.phase is RunPhase.STARTING and running:
         warm = sum(rank.warm for rank in ranks.values())
         cold = next((rank.why_cold for rank in ranks.values() if rank.why_cold), "")
-        records.append(AttemptRunning(job=run.name, attempt=run.attempt, warm=warm, why_cold=cold))
+        records.append(run_records.AttemptRunning(job=run.name, attempt=run.attempt, warm=warm, why_cold=cold))
         records += _close_incidents(cluster, run)
     records += _record_pause(cluster, run)
     seen = Decision(tuple(records), tasks=tuple(tasks))
@@ -198,7 +184,7 @@ def _stop_failed(cluster: ClusterState, run: Run, failed: list[RankStatus], now:
     # A kill from outside may not happen again; every other failure could repeat, on any rank.
     outside = first.signal == "SIGKILL" and not first.cause
     error = str(first.error) if first.cause == "exception" else ""
-    failure = Failure(kind="crash", signal=first.signal, code=first.code, cause=first.cause, error=error)
+    failure = run_records.Failure(kind="crash", signal=first.signal, code=first.code, cause=first.cause, error=error)
     code = 128 + SIGNALS.get(first.signal, 0) if first.signal else first.code or 1
     evidence: tuple[Prose, ...] = (first.evidence,) if first.error else (how, first.evidence)
     # Where it heals from peers, they have all that its ranks could save.
@@ -227,11 +213,10 @@ def _record_left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) 
 
 def _record_pause(cluster: ClusterState, run: Run) -> list[Record]:
     """Whether all ranks are paused, if that has changed."""
-    beats = [cluster.runtime.last_beat(run.rank(at.rank), at.incarnation) for at in run.places]
-    held = all(beat is not None and beat.paused for beat in beats)
+    held = all(beat is not None and beat.paused for beat in cluster.last_beats(run))
     if held == (run.phase is RunPhase.PAUSED) or run.phase is RunPhase.STARTING:
         return []
-    return [AttemptPaused(job=run.name, attempt=run.attempt, held=held)]
+    return [run_records.AttemptPaused(job=run.name, attempt=run.attempt, held=held)]
 
 
 # ── stopping ──
@@ -250,7 +235,7 @@ def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
         return halt(cluster, run, left, run.kill_now)
     if run.next_action == "restart":
         wait = _backoff(run)
-        record = AttemptEnded(job=run.name, attempt=run.attempt, wait_seconds=wait)
+        record = run_records.AttemptEnded(job=run.name, attempt=run.attempt, wait_seconds=wait)
         ended = Decision((*_end_ranks(cluster, run), record))
         # Without a wait the next attempt begins at once: the next tick may be a quarter of a second away.
         return ended if wait else ended + place(cluster, run, now)
@@ -299,7 +284,7 @@ def end(cluster: ClusterState, run: Run, phase: Literal["done", "failed", "cance
     records: list[Record] = _end_ranks(cluster, run)
     over = [i for i in cluster.incidents_of(run) if not i.about.node]
     records += [close_incident(i.id, phrase("job_is_over", phase=phase)) for i in over]
-    records.append(RunEnded(job=run.name, phase=phase, reason=reason, step=cluster.furthest(run)))
+    records.append(run_records.RunEnded(job=run.name, phase=phase, reason=reason, step=cluster.furthest(run)))
     job = cluster.jobs.get(run.replica_id.job)
     last = cluster.runs.of_job(run.replica_id.job) == [run]
     if job is not None and job.phase is JobPhase.RUNNING and last:

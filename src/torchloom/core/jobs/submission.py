@@ -48,9 +48,7 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
             raise Refused(phrase("node_serves_one_job", node=ask.task.node), phrase("name_other_node"))
     if not ask.task.attended and (why := explain_too_large(cluster, ask.task)):
         raise Refused(why, phrase("use_more_nodes"))
-    records: list[Record] = [
-        RunSubmitted(job=name, task=task, request=ask.request, operator=ask.operator) for name, task in runs
-    ]
+    records: list[Record] = [RunSubmitted.from_fields(ask, job=name, task=task) for name, task in runs]
     if job is None or job.phase is not JobPhase.RUNNING:
         records.insert(0, JobBegan(job=ask.job))
     return Decision(tuple(records), answer=Done(text=phrase("submitted", job=ask.job)))
@@ -120,9 +118,7 @@ def _find_error(task: Task) -> Phrase | None:
 
 
 def _no_agent(cluster: ClusterState, node: str) -> Refused:
-    there = sorted(cluster.runtime.nodes)
-    hint = phrase("agents_are_on", nodes=there)
-    return Refused(phrase("no_agent_on_node", node=node), hint)
+    return Refused(phrase("no_agent_on_node", node=node), phrase("agents_are_on", nodes=sorted(cluster.runtime.nodes)))
 
 
 HANDLERS: Handlers = {

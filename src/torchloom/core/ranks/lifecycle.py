@@ -17,22 +17,11 @@ from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.incident_history import Incident
 from torchloom.core.state.rank_states import JobPhase, Presence, Rank
 from torchloom.core.state.run_states import RunPhase
+from torchloom.protocol import rank as messages
 from torchloom.protocol import records
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.rank import (
-    Beat,
-    ChangeSpec,
-    Farewell,
-    Goodbye,
-    Hello,
-    Introduce,
-    Knobs,
-    KnobSpec,
-    Muted,
-    Welcome,
-)
 from torchloom.protocol.records import Record
 
 FROZEN_REASONS = frozenset({"Stale Connection", "Slow Consumer (Pending Bytes)", "Slow Consumer (Write Deadline)"})
@@ -43,7 +32,7 @@ MOST_OF_WHY = 500
 """Characters of why a rank is dead, in an outcome."""
 
 
-def handle_hello(cluster: ClusterState, rank_id: RankId, report: Hello) -> Decision:
+def handle_hello(cluster: ClusterState, rank_id: RankId, report: messages.Hello) -> Decision:
     rank = cluster.ranks.get(rank_id)
     if rank is not None and report.incarnation < rank.incarnation:
         return Decision(commands=((rank_id, _mute(cluster, report.incarnation, rank)),))
@@ -69,13 +58,14 @@ def handle_hello(cluster: ClusterState, rank_id: RankId, report: Hello) -> Decis
     return Decision(tuple(entries), commands)
 
 
-def _mute(cluster: ClusterState, incarnation: str, newer: Rank | Hello) -> Muted:
-    return Muted(term=cluster.term, incarnation=incarnation, newest=newer.incarnation, pid=newer.pid, node=newer.node)
+def _mute(cluster: ClusterState, incarnation: str, newer: Rank | messages.Hello) -> messages.Muted:
+    newest = newer.incarnation
+    return messages.Muted.from_fields(newer, term=cluster.term, incarnation=incarnation, newest=newest)
 
 
-def welcome(cluster: ClusterState, incarnation: str, changes: tuple[ChangeSpec, ...]) -> Welcome:
+def welcome(cluster: ClusterState, incarnation: str, changes: tuple[messages.ChangeSpec, ...]) -> messages.Welcome:
     beat_seconds = cluster.beat_seconds()
-    return Welcome(term=cluster.term, incarnation=incarnation, beat_seconds=beat_seconds, changes=changes)
+    return messages.Welcome(term=cluster.term, incarnation=incarnation, beat_seconds=beat_seconds, changes=changes)
 
 
 def open_incident(
@@ -93,7 +83,7 @@ def open_incident(
     )
 
 
-def _report_duplicate(rank_id: RankId, rank: Rank, report: Hello) -> list[Record]:
+def _report_duplicate(rank_id: RankId, rank: Rank, report: messages.Hello) -> list[Record]:
     opened = open_incident(
         phrase("rank_id_twice", rank=rank_id),
         rank_id,
@@ -107,8 +97,8 @@ def _report_duplicate(rank_id: RankId, rank: Rank, report: Hello) -> list[Record
     return [opened, close_incident(opened.id, phrase("twice_muted"))]
 
 
-def handle_goodbye(cluster: ClusterState, rank_id: RankId, report: Goodbye) -> Decision:
-    farewell = Decision(commands=((rank_id, Farewell(term=cluster.term, incarnation=report.incarnation)),))
+def handle_goodbye(cluster: ClusterState, rank_id: RankId, report: messages.Goodbye) -> Decision:
+    farewell = Decision(commands=((rank_id, messages.Farewell(term=cluster.term, incarnation=report.incarnation)),))
     rank = cluster.ranks.find(rank_id, report.incarnation)
     if rank is None:
         return farewell
@@ -241,7 +231,7 @@ def handle_link_opened(cluster: ClusterState, rank_id: RankId, incarnation: str,
     return _find_again(cluster, rank, phrase("link_open_again"), now)
 
 
-def handle_beat(cluster: ClusterState, rank_id: RankId, beat: Beat, now: float) -> Decision:
+def handle_beat(cluster: ClusterState, rank_id: RankId, beat: messages.Beat, now: float) -> Decision:
     rank = cluster.ranks.get(rank_id)
     life = (rank_id, beat.incarnation)
     if rank is not None and rank.incarnation == beat.incarnation:
@@ -253,11 +243,10 @@ def handle_beat(cluster: ClusterState, rank_id: RankId, beat: Beat, now: float) 
         return NOTHING
     if rank is not None and beat.incarnation < rank.incarnation:
         return Decision(commands=((rank_id, _mute(cluster, beat.incarnation, rank)),))
-    introduce = Introduce(term=cluster.term, incarnation=beat.incarnation)
-    return Decision(commands=((rank_id, introduce),))
+    return Decision(commands=((rank_id, messages.Introduce(term=cluster.term, incarnation=beat.incarnation)),))
 
 
-def _compare_changes(cluster: ClusterState, rank: Rank, beat: Beat) -> Decision:
+def _compare_changes(cluster: ClusterState, rank: Rank, beat: messages.Beat) -> Decision:
     """Report a rank that lacks a change which all ranks must have, until it has that change again."""
     rank_runtime = cluster.runtime.ranks[rank.id]
     if rank_runtime.mended:
@@ -280,7 +269,7 @@ def _compare_changes(cluster: ClusterState, rank: Rank, beat: Beat) -> Decision:
     return Decision((opened,), _welcome_again(cluster, rank))  # in case the change never reached it
 
 
-def record_knobs(cluster: ClusterState, rank: Rank, report: Knobs) -> Decision:
+def record_knobs(cluster: ClusterState, rank: Rank, report: messages.Knobs) -> Decision:
     """A rank offers knobs; recorded if they differ from what its job has offered so far."""
     job = rank.id.job
     offered = cluster.ledger.knobs.get(job, {})
@@ -291,7 +280,7 @@ def record_knobs(cluster: ClusterState, rank: Rank, report: Knobs) -> Decision:
     return Decision((records.KnobsOffered(job=job, knobs=news, checkpoints=report.checkpoints),))
 
 
-def _differs(offered: KnobSpec, spec: KnobSpec) -> bool:
+def _differs(offered: messages.KnobSpec, spec: messages.KnobSpec) -> bool:
     """Whether it accepts other values than before. Its current value does not matter."""
     return replace(offered, value=spec.value) != spec
 
@@ -299,12 +288,11 @@ def _differs(offered: KnobSpec, spec: KnobSpec) -> bool:
 def _find_again(cluster: ClusterState, rank: Rank, why: Prose, now: float) -> Decision:
     if rank.presence not in {Presence.LOST, Presence.DEAD}:
         return NOTHING
-    entries: list[Record] = [records.RankFound(rank=rank.id, incarnation=rank.incarnation, reason=why)]
-    if rank.incident:
-        outcome = phrase("rank_came_back", seconds=now - rank.since, why=why)
-        entries.append(close_incident(rank.incident, outcome))
+    found = records.RankFound(rank=rank.id, incarnation=rank.incarnation, reason=why)
+    outcome = phrase("rank_came_back", seconds=now - rank.since, why=why)
+    closed = (close_incident(rank.incident, outcome),) if rank.incident else ()
     # What was changed while it was missing did not ask for it.
-    return Decision(tuple(entries), _welcome_again(cluster, rank))
+    return Decision((found, *closed), _welcome_again(cluster, rank))
 
 
 def _welcome_again(cluster: ClusterState, rank: Rank) -> Commands:

@@ -62,10 +62,6 @@ class Change(records.ChangeProposed, frozen=True, kw_only=True):
     def is_for(self, rank: RankId) -> bool:
         return self.job == rank.job and self.replica in {None, rank.replica} and self.rank in {None, rank.rank}
 
-    @property
-    def target(self) -> str:
-        return "/".join(str(part) for part in (self.job, self.replica, self.rank) if part is not None)
-
 
 def abort_phrase(abort: records.Abort) -> Phrase:
     return phrase(f"change_{abort.why}", ranks=sorted(abort.ranks), refusal=abort.refusal)
@@ -156,21 +152,19 @@ class Ledger(msgspec.Struct, kw_only=True):
                 return change
             case records.ChangeDecided():
                 return self._decide(record)
-            case records.ChangeSettled(id=id, outcome=outcome, applied=applied, failed=failed):
-                change = self.changes[id]
-                phase = CHANGE_NEXT[(change.phase, "settle")]
-                change = replace(change, phase=phase, outcome=outcome, applied=applied, failed=failed)
-                self.changes[id] = change
+            case records.ChangeSettled(id=id):
+                phase = CHANGE_NEXT[(self.changes[id].phase, "settle")]
+                self.changes[id] = change = self.changes[id].with_fields(record, phase=phase)
                 self._trim(change.job)
                 return change
             case records.OrderGiven(id=id):
                 self.order_count = max(self.order_count, int(id[1:]))
                 self.orders[id] = order = GivenOrder.from_fields(record, asked=at)
                 return order
-            case records.OrderEnded(id=id, outcome=outcome, ok=ok, applied=applied):
-                self.orders[id] = order = replace(self.orders[id], outcome=outcome, ok=ok, applied=applied)
+            case records.OrderEnded(id=id):
+                self.orders[id] = order = self.orders[id].with_fields(record)
                 ended = [o.id for o in self.orders.values() if o.job == order.job and o.ended]
-                for old in ended[: max(0, len(ended) - KEEP_CHANGES)]:
+                for old in ended[:-KEEP_CHANGES]:
                     del self.orders[old]
                 return order
 
@@ -224,5 +218,5 @@ class Ledger(msgspec.Struct, kw_only=True):
         ended = [c for c in self.of_job(job) if c.ended]
         idle = [c for c in ended if not c.takes_effect or c.change.action != "set" or c.reverted_by]
         replaced = [c for c in ended if c not in idle and self._replaced(c)] if len(ended) > KEEP_CHANGES else []
-        for old in idle[: max(0, len(idle) - KEEP_CHANGES)] + replaced[: max(0, len(replaced) - KEEP_CHANGES)]:
+        for old in idle[:-KEEP_CHANGES] + replaced[:-KEEP_CHANGES]:
             del self.changes[old.id]

@@ -137,15 +137,15 @@ class ClusterState:
 
     def furthest(self, run: Run) -> int:
         """The furthest step reported of the attempt under way, or the step it resumed from."""
-        steps = [run.resume_step or 0]
-        for place in run.places:
-            beat = self.runtime.last_beat(run.rank(place.rank), place.incarnation)
-            if beat is not None:
-                steps.append(beat.step)
+        steps = [run.resume_step or 0, *(beat.step for beat in self.last_beats(run) if beat is not None)]
         for node in run.nodes:  # an agent sees steps that a rank did not live to report
             if (status := self.runtime.attempt_status(node, run)) is not None:
                 steps += [rank.step for rank in status.ranks]
         return max(steps)
+
+    def last_beats(self, run: Run) -> list[Beat | None]:
+        """Of each rank of the attempt under way; None if it was not heard since the weaver started."""
+        return [self.runtime.last_beat(run.rank(place.rank), place.incarnation) for place in run.places]
 
     def ranks_of(self, run: Run) -> list[RankId]:
         """The ranks that have joined of the replica that it starts."""
@@ -316,14 +316,14 @@ class ClusterState:
         self.runtime.forgotten(rank)
 
     def _run_of(self, record: Record) -> str:
-        """The name of the run that a record about a rank or an incident concerns."""
+        """The name of the run that a record concerns."""
         match record:
             case records.RankJoined(rank=rank) | JobResumed(rank=rank):
                 run = self.runs.of(rank.replica_id)
             case records.IncidentOpened(job=job, about=about):
                 run = self.runs.concerned(job, about)
             case _:
-                run = None
+                return getattr(record, "job", "")
         return run.name if run is not None else ""
 
     def _refer(self, about: records.About, incident: str) -> None:

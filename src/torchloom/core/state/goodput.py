@@ -96,7 +96,15 @@ class Accounts(dict[str, Account]):
     def of(self, job: str, now: float, step: int | None = None) -> Goodput | None:
         """Where its time went; `step` is how far the attempt under way is known to be."""
         account = self.get(job)
-        return None if account is None else tally(account, now, step)
+        if account is None:
+            return None
+        if account.ended is None:
+            account = _charged(account, now)
+            if account.joined and step is not None and step <= account.first:
+                account = _not_begun(account)
+        productive = sum(stretch.seconds for stretch in account.stretches) + account.running
+        lost = {cause: seconds for cause, seconds in sorted(account.lost.items()) if seconds > 0}
+        return Goodput(elapsed=account.since - account.submitted, productive=productive, lost=lost)
 
     def blame(self, job: str, kind: str, opened: float, at: float) -> None:
         """The attempt of this job that was just ended was ended for an incident."""
@@ -110,28 +118,16 @@ class Accounts(dict[str, Account]):
             account = replace(account, stretches=stretches, lost=_plus(account.lost, kind, idle), latest=0.0)
         self[job] = replace(account, doing=kind, cause=kind)
 
-    def fold(self, record: Record, at: float, run: str = "") -> None:
-        """`run` is the name of the run that a record about a rank or an incident concerns."""
+    def fold(self, record: Record, at: float, job: str) -> None:
+        """`job` is the name of the run that the record concerns."""
         if isinstance(record, run_records.RunSubmitted):
             self[record.job] = Account(job=record.job, submitted=at, since=at)
             return
-        job = run if isinstance(record, JobResumed | RankJoined | IncidentOpened) else getattr(record, "job", "")
         if isinstance(record, IncidentAmended) and record.closed:
             job = next((a.job for a in self.values() if a.standing == record.id), "")
         account = self.get(job)
         if account is not None and account.ended is None:
             self[job] = _folded(account, record, at)
-
-
-def tally(account: Account, now: float, step: int | None = None) -> Goodput:
-    """The account closed for the moment."""
-    if account.ended is None:
-        account = _charged(account, now)
-        if account.joined and step is not None and step <= account.first:
-            account = _not_begun(account)
-    productive = sum(stretch.seconds for stretch in account.stretches) + account.running
-    lost = {cause: seconds for cause, seconds in sorted(account.lost.items()) if seconds > 0}
-    return Goodput(elapsed=account.since - account.submitted, productive=productive, lost=lost)
 
 
 def _folded(account: Account, record: Record, at: float) -> Account:

@@ -80,7 +80,6 @@ class PendingOperation:
     sent: float = 0.0
     """When its ranks were last asked."""
     verdict_asked: float | None = None
-    committed: bool = False
     waiters: list[str] = field(default_factory=list)
     """Reply subjects of the operators that wait."""
     step_reports: dict[RankId, StepReport] = field(default_factory=dict)
@@ -123,7 +122,6 @@ class PendingOperations:
         if operation is None or operation.id not in {"", item.id}:
             operation = self.by_request[item.request] = PendingOperation(item.request, item.job, dict(item.lives))
         operation.id, operation.began, operation.sent = item.id, at, at
-        operation.committed = isinstance(item, Change) and item.takes_effect
 
     def take(self, rank: RankId, reply: Reply) -> PendingOperation | None:
         """The operation that a reply belongs to, if it is new there."""

@@ -29,6 +29,8 @@ from torchloom.settings import Settings
 DUE_KEPT = 8
 NODE_SILENCE = 6.0
 """Seconds without a beat after which an agent counts as gone."""
+ANSWER_PAUSE = 2.0
+"""Seconds between two answers to the same unknown or muted incarnation."""
 Life = tuple[RankId, str]
 """One incarnation of one rank."""
 Attempts = tuple[tuple[str, int], ...]
@@ -337,8 +339,8 @@ class RuntimeState:
     def expired(self, now: float) -> list[RankId]:
         return [rank for rank, deadline in self.deadlines.items() if deadline <= now]
 
-    def may_answer(self, life: Life, now: float, pause: float = 2.0) -> bool:
-        return self.answered.get(life, float("-inf")) + pause <= now
+    def may_answer(self, life: Life, now: float) -> bool:
+        return self.answered.get(life, float("-inf")) + ANSWER_PAUSE <= now
 
     def note_answer(self, life: Life, now: float) -> None:
         if len(self.answered) > 20_000:

@@ -171,9 +171,8 @@ def evict_replica(cluster: ClusterState, ask: EvictReplica, now: float) -> Decis
 def drain_replica(cluster: ClusterState, ask: DrainReplica) -> Decision:
     replica = ReplicaId(ask.job, ask.replica)
     run = cluster.runs.of(replica)
-    if run is None and (
-        names := [str(other.replica_id) for other in cluster.runs.of_job(ask.job) if not other.is_lighthouse]
-    ):
+    names = [str(other.replica_id) for other in cluster.runs.of_job(ask.job) if not other.is_lighthouse]
+    if run is None and names:
         raise Refused(phrase("replica_unknown", replica=replica), phrase("replicas_are", job=ask.job, replicas=names))
     if run is None or run.task.torchft is None or run.is_lighthouse:
         raise Refused(phrase("replica_not_drainable", replica=replica), phrase("stop_or_drain_node", job=ask.job))

@@ -122,6 +122,6 @@ def _line(row: Sequence[Cell], columns: Sequence[Column[Item]], widths: Sequence
         text = cut(cell.text, width)
         blank = " " * (width - columns_of(text))
         painted = screen.paint(text, cell.style)
-        parts.append(blank + painted if columns[i].right else painted if i == len(row) - 1 else painted + blank)
+        parts.append(blank + painted if columns[i].right else painted + blank)
         room = None if room is None else room - width - len(_GAP)
     return _GAP.join(parts).rstrip()
