@@ -65,8 +65,8 @@ class Engine:
     # ── what arrives ──
 
     def hear(self, rank: RankId, beat: Beat, now: float) -> events.BeatReceived | None:
-        runtime = self.cluster.runtime
-        return None if runtime.hear(rank, beat, now) else events.BeatReceived(rank, beat, runtime.take_findings(rank))
+        findings = self.cluster.runtime.hear(rank, beat, now)
+        return None if findings is None else events.BeatReceived(rank, beat, findings)
 
     def hear_node(self, node: str, beat: NodeBeat, now: float) -> tuple[events.Event, ...]:
         if not self.cluster.runtime.hear_node(node, beat, now):

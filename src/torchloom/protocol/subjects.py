@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from torchloom.protocol.ids import RankId, check_name
+from torchloom.protocol.ids import NAME, RankId, check_name
 
 
 class Role(StrEnum):
@@ -19,6 +20,9 @@ class Role(StrEnum):
 
 
 W, A, T, O, V = Role.WEAVER, Role.AGENT, Role.THREADLET, Role.OPERATOR, Role.VIEWER  # noqa: E741
+
+
+_SUBJECT_OF_RANK = re.compile(rf"loom\.[a-z]+\.({NAME.pattern})\.({NAME.pattern})\.([0-9]{{1,7}})")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,12 @@ class Subject:
     def pattern(self, **tokens: str | int) -> str:
         """The subject with ``*`` for every token not given."""
         return self.template.format_map(defaultdict(lambda: "*", _checked(tokens)))
+
+
+def parse_rank(subject: str) -> RankId | None:
+    """The rank that a subject names; None if it names none."""
+    match = _SUBJECT_OF_RANK.fullmatch(subject)
+    return RankId(match[1], match[2], int(match[3])) if match else None
 
 
 def _checked(tokens: Mapping[str, str | int]) -> dict[str, str]:

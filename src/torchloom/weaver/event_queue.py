@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,9 +18,8 @@ from torchloom.bus.streams import read_log
 from torchloom.core.events import Event, FactReceived, ReportReceived
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import decode_fact, decode_report
-from torchloom.protocol.ids import NAME, RankId
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.subjects import INBOX_STREAM
+from torchloom.protocol.subjects import INBOX_STREAM, parse_rank
 from torchloom.weaver.health import Health, log
 
 BATCH = 1000
@@ -34,7 +32,6 @@ LOOK_SECONDS = 1.0
 """Seconds between two attempts if the bell does not ring."""
 PATIENCE = 30.0
 """Seconds after which a reading is restarted."""
-_SUBJECT_OF_RANK = re.compile(rf"loom\.[a-z]+\.({NAME.pattern})\.({NAME.pattern})\.([0-9]{{1,7}})")
 
 
 class EventQueue(asyncio.Queue[tuple[Event, int]]):
@@ -113,9 +110,3 @@ class Inbox:
             why = str(error) if isinstance(error, msgspec.MsgspecError) else repr(error)
             self.health.refuse(phrase("not_accepted", what=subject.split(".")[1], why=why))
         return None
-
-
-def parse_rank(subject: str) -> RankId | None:
-    """The rank that a subject names; None if it names none."""
-    match = _SUBJECT_OF_RANK.fullmatch(subject)
-    return RankId(match[1], match[2], int(match[3])) if match else None

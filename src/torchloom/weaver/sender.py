@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,8 +61,6 @@ class Sender:
     async def send(self, decision: Decision, reply: str) -> None:
         """Send everything that a stored decision contains, and its answer to the subject `reply`."""
         for record in decision.stored:
-            for sentence in sentences(record):
-                log.info("%s", cut(clean(sentence), LOG_LINE))  # evidence may be long, and comes from outside
             if isinstance(record, RankLost):
                 self._exits.watch(record.rank)
         for rank, command in decision.commands:
@@ -78,6 +77,7 @@ class Sender:
             self.health.refuse(decision.answer.why)
         for verdict in decision.verdicts:
             self._verdicts.start(self._write_verdict(verdict))
+        asyncio.get_running_loop().call_soon(_log, decision)  # after nats-py has sent what it was given
 
     async def _write_verdict(self, verdict: WantedVerdict) -> None:
         try:
@@ -98,6 +98,12 @@ class Sender:
     async def _send(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(nats.errors.Error):  # not connected: the receiver asks again
             await self.client.publish(subject, data)
+
+
+def _log(decision: Decision) -> None:
+    for record in decision.stored:
+        for sentence in sentences(record):
+            log.info("%s", cut(clean(sentence), LOG_LINE))  # evidence may be long, and comes from outside
 
 
 def fitting(answer: Answer, most: int) -> bytes:

@@ -32,11 +32,11 @@ from torchloom.protocol.operator import Ask, No
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Reply
 from torchloom.protocol.records import Record
-from torchloom.protocol.subjects import ASK, BEAT, CLOCK, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, Subject
+from torchloom.protocol.subjects import ASK, BEAT, CLOCK, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, Subject, parse_rank
 from torchloom.views.cluster_summary import curves, knobs, picture, runs
 from torchloom.views.wording.phrases import render
 from torchloom.weaver.connection_monitor import ConnectionAdvisories
-from torchloom.weaver.event_queue import EventQueue, Inbox, parse_rank
+from torchloom.weaver.event_queue import EventQueue, Inbox
 from torchloom.weaver.health import Health, first_trouble, log, quietly
 from torchloom.weaver.ingress import Ingress
 from torchloom.weaver.sender import Sender

@@ -15,7 +15,7 @@ from torchloom.core.incidents.findings import look_at_run
 from torchloom.core.incidents.responses import continue_response
 from torchloom.core.jobs import node_health
 from torchloom.core.jobs.placement import place, prepare
-from torchloom.core.jobs.restart_decision import Cause, halt, stop
+from torchloom.core.jobs.restart_decision import Cause, backoff, halt, stop
 from torchloom.core.ranks.lifecycle import record_left
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.rank_states import PRESENT, JobPhase
@@ -31,8 +31,6 @@ SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGABRT": 6, "SIGKILL": 9, "
 """Numbers of signals: a shell reports 128 plus this number as the exit code."""
 AT_EXIT = frozenset({"SIGABRT", "SIGSEGV"})
 """Signals with which a process may end after it has finished its work."""
-LONGEST_WAIT = 30.0
-"""Seconds before the next attempt: none at first, then more while there is no progress."""
 
 
 # ── time and beats ──
@@ -234,23 +232,13 @@ def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
     if left:
         return halt(cluster, run, left, run.kill_now)
     if run.next_action == "restart":
-        wait = _backoff(run)
+        wait = backoff(run)
         record = run_records.AttemptEnded(job=run.name, attempt=run.attempt, wait_seconds=wait)
         ended = Decision((*_end_ranks(cluster, run), record))
         # Without a wait the next attempt begins at once: the next tick may be a quarter of a second away.
         return ended if wait else ended + place(cluster, run, now)
     ways: dict[str, Literal["done", "failed", "cancelled"]] = {"cancel": "cancelled", "done": "done"}
     return end(cluster, run, ways.get(run.next_action, "failed"), run.reason)
-
-
-def _backoff(run: Run) -> float:
-    """No wait after progress; then more each time."""
-    idle = 0
-    for before, after in zip(reversed(run.notes[:-1]), reversed(run.notes), strict=False):
-        if after.step > before.step:
-            break
-        idle += 1
-    return 0.0 if idle == 0 else min(LONGEST_WAIT, 0.5 * 2.0 ** (idle - 1))
 
 
 def _end_ranks(cluster: ClusterState, run: Run) -> list[Record]:

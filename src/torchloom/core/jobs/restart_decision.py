@@ -1,4 +1,4 @@
-"""Stopping an attempt: the cause, whether another attempt follows, and the incident that reports it."""
+"""Stopping an attempt: the cause, whether and when another attempt follows, and the incident that reports it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from torchloom.protocol.run_records import AttemptStopping, Failure
 Then = Literal["restart", "fail", "cancel", "done"]
 LOOP = 2
 """Attempts that fail in the same way without progress before the run is given up as a crash loop."""
+LONGEST_WAIT = 30.0
+"""Seconds before the next attempt: none at first, then more while there is no progress."""
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -95,6 +97,16 @@ def _choose_next_action(run: Run, now: float, cause: Cause, step: int) -> tuple[
     if cause.failure is not None and cause.kind not in HANGS and len(alike) >= LOOP - 1:
         return "fail", phrase("crash_loop", reason=cause.reason)
     return "restart", cause.reason
+
+
+def backoff(run: Run) -> float:
+    """Seconds before the next attempt: none after progress; then more each time."""
+    idle = 0
+    for before, after in zip(reversed(run.notes[:-1]), reversed(run.notes), strict=False):
+        if after.step > before.step:
+            break
+        idle += 1
+    return 0.0 if idle == 0 else min(LONGEST_WAIT, 0.5 * 2.0 ** (idle - 1))
 
 
 def _record_incident(

@@ -102,8 +102,6 @@ class RankRuntime:
     """Beats in a row in which that change was missing."""
     mended: bool = False
     """The latest beat has all changes again."""
-    findings: tuple[Finding, ...] = ()
-    """Findings that have not been taken yet."""
 
     def compare(self, beat: Beat) -> None:
         """Compare the change that a beat reports with those that must be in force."""
@@ -161,21 +159,21 @@ class RuntimeState:
 
     # ── what is seen ──
 
-    def hear(self, rank: RankId, beat: Beat, now: float) -> bool:
-        """Take in a beat. True if that is all there is to it: a known life that was not missing spoke."""
+    def hear(self, rank: RankId, beat: Beat, now: float) -> tuple[Finding, ...] | None:
+        """Take in a beat. None if that is all there is to it; else what was found, for a decision."""
         rank_runtime = self.ranks.get(rank)
         if rank_runtime is None or rank_runtime.incarnation != beat.incarnation:
-            return False
+            return ()
         rank_runtime.beat = beat
         rank_runtime.heard = now
         findings = rank_runtime.detectors.hear(beat, now)
         if not (findings or rank_runtime.missing or rank_runtime.due or rank_runtime.astray or rank_runtime.mended):
-            return True  # as mostly
-        rank_runtime.findings += findings
+            return None  # as mostly
         if rank_runtime.due or rank_runtime.astray or rank_runtime.mended:
             rank_runtime.compare(beat)
         # A change that only one beat lacks may be under way.
-        return not (findings or rank_runtime.missing or rank_runtime.mended or rank_runtime.astray == 2)
+        wanted = findings or rank_runtime.missing or rank_runtime.mended or rank_runtime.astray == 2
+        return findings if wanted else None
 
     def last_beat(self, rank: RankId, incarnation: str) -> Beat | None:
         """The last beat of this incarnation, if one was heard since the weaver started."""
@@ -186,14 +184,6 @@ class RuntimeState:
         """What the agent of a node last reported about the attempt under way."""
         attempts = self.nodes[node].beat.attempts if node in self.nodes else ()
         return next((status for status in attempts if (status.job, status.attempt) == (run.name, run.attempt)), None)
-
-    def take_findings(self, rank: RankId) -> tuple[Finding, ...]:
-        """The findings of a rank since the last call."""
-        rank_runtime = self.ranks.get(rank)
-        if rank_runtime is None:
-            return ()
-        findings, rank_runtime.findings = rank_runtime.findings, ()
-        return findings
 
     def hang_tracker(self, job: str, attempts: Attempts = ()) -> HangTracker:
         """The hang tracker of a job or run, for these attempts."""
