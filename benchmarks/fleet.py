@@ -18,7 +18,7 @@ import msgspec
 import nkeys
 
 from benchmarks.puppet import Answer, obey
-from torchloom.bus.connection import connection_name, find
+from torchloom.bus.connection import connection_name, find, keep_read_buffers
 from torchloom.protocol.codec import decode_command, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.permissions import inbox_prefix
@@ -159,6 +159,7 @@ def make_beat(incarnation: str, step: int, now: float) -> Beat:
 
 class Fleet:
     def __init__(self, settings: Settings, count: int) -> None:
+        keep_read_buffers()  # as each rank does when it connects
         address = find(settings, Role.THREADLET)
         assert address.creds is not None
         self._host, _, port = address.urls[0].partition("://")[2].rpartition(":")

@@ -1,6 +1,10 @@
-"""The name of a rank's connection says who it is, and nothing else passes for one."""
+"""The name of a rank's connection says who it is, and nothing else passes for one. Read buffers are kept."""
 
 from __future__ import annotations
+
+import platform
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -30,3 +34,28 @@ def test_what_is_named_is_read_again(job: str, replica: str, rank: int, life: st
 )  # fmt: skip
 def test_any_other_text_is_nobody(text: str) -> None:
     assert parse_connection_name(text) is None
+
+
+MAPPED = """
+import ctypes, sys
+
+class Mallinfo(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Mallinfo
+if "kept" in sys.argv:
+    from torchloom.bus.connection import keep_read_buffers
+    keep_read_buffers()
+before = mallinfo().hblks
+buffer = bytes(256 * 1024)
+print(mallinfo().hblks - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the threshold is glibc's")
+@pytest.mark.parametrize(("words", "mapped"), [((), 1), (("kept",), 0)])
+def test_a_read_buffer_is_not_mapped_once_buffers_are_kept(words: tuple[str, ...], mapped: int) -> None:
+    printed = subprocess.run([sys.executable, "-c", MAPPED, *words], capture_output=True, text=True, check=True).stdout
+    assert int(printed) == mapped

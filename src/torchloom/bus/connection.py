@@ -116,6 +116,7 @@ async def connect(
         if on_error is not None:
             await on_error(error)
 
+    keep_read_buffers()
     client = nats.NATS()
     options: dict[str, Any] = {
         # nats-py would shuffle with the global random module, whose state belongs to the training in a rank.
@@ -146,6 +147,15 @@ async def connect(
         await close_quietly(client)
         raise _explain(address, [error, *reversed(errors)]) from error
     return client
+
+
+def keep_read_buffers() -> None:
+    """Let glibc serve the buffers into which asyncio reads from its heap.
+
+    asyncio reads into a new buffer of 256 KiB each time. Above a threshold glibc maps and unmaps a block of its own for
+    each, which costs more than the read itself. Freeing one larger block raises the threshold above it.
+    """
+    bytes(1024**2)
 
 
 async def close_quietly(client: Client) -> None:
