@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.agent.harness import ENV, SECONDS, SupervisorHarness, lives, until
+from tests.damaged_json import GARBAGE, damage
 from torchloom.agent.supervisor.children import read_records
 from torchloom.agent.supervisor.protocol import (
     MAX_BYTES,
@@ -25,6 +26,7 @@ from torchloom.agent.supervisor.protocol import (
     Ended,
     Look,
     NotBegun,
+    RankRecord,
     State,
     connect,
     encode,
@@ -292,11 +294,32 @@ async def test_a_new_agent_takes_the_place_of_the_old(light_folder: Path, tmp_pa
     await new.link.close()
 
 
-async def test_rubbish_does_not_disturb_the_supervisor(harness: SupervisorHarness) -> None:
-    for rubbish in (b"{", b'{"is": "Begin"}', b"@", b'{"is": "Nothing"}', b"\xff" * 50_000):
-        harness.link.connection.stream.sendall(rubbish + b"\n")
+async def test_rubbish_disturbs_neither_the_supervisor_nor_its_ranks(harness: SupervisorHarness) -> None:
+    harness.script(SLEEP)
+    begun = await harness.begin(harness.order("train.py"))
+    for rubbish in (*GARBAGE, *damage(encode(harness.order("train.py"))), b"\xff" * 50_000):
+        harness.link.connection.unsent += rubbish + b"\n"
+    state = await harness.link.look()
+    assert [(kept.begun, kept.ended) for kept in state.kept] == [(begun, None)]
+    assert lives(begun.pid)
     harness.script("")
     assert (await harness.live("train.py")).ended.code == 0
+
+
+async def test_damaged_records_are_passed_over_and_the_others_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "supervisor"
+    folder.mkdir(mode=0o700)
+    whole = RankRecord(begun=Begun(key="whole", pid=1, at=1.0), ended=Ended(key="whole", at=2.0, code=3))
+    (folder / "whole.json").write_bytes(encode(whole))
+    for number, data in enumerate(damage(encode(whole))):
+        (folder / f"damaged-{number}.json").write_bytes(data)
+    assert read_records(folder) == {"whole": whole}
+    harness = SupervisorHarness(tmp_path)
+    assert (await harness.start(folder, SupervisorOptions(tied=True, env=ENV))).kept == (whole,)
+    harness.script("")
+    assert (await harness.live("train.py")).ended.code == 0
+    assert "damaged-0.json cannot be read" in (folder / LOG).read_text()
+    await harness.link.close()
 
 
 def test_a_message_of_many_megabytes_arrives_whole() -> None:

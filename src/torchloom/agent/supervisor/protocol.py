@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from torchloom.protocol.phrase import Prose
+from torchloom.shared.json_decoding import decoder
 
 ALREADY = 5
 """Exit code where another supervisor has the folder."""
@@ -145,13 +146,8 @@ FromAgent = Begin | Signal | Forget | Look | Leave
 FromSupervisor = State | Begun | NotBegun | Ended | Replaced
 
 encode = msgspec.json.Encoder().encode
-from_agent: Callable[[bytes], FromAgent] = msgspec.json.Decoder(FromAgent).decode
-from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.json.Decoder(FromSupervisor).decode
-
-
-def check(begin: Begin) -> None:
-    """Raise msgspec.ValidationError or UnicodeEncodeError if a supervisor would not accept it."""
-    msgspec.json.decode(encode(begin), type=Begin)
+from_agent: Callable[[bytes], FromAgent] = decoder(FromAgent)
+from_supervisor: Callable[[bytes], FromSupervisor] = decoder(FromSupervisor)
 
 
 # ── the socket ──

@@ -173,8 +173,8 @@ class SupervisorClient:
     async def begin(self, begin: Begin) -> Begun | NotBegun:
         """Returns when the rank runs, or could not be started. A warm rank waits for the end of preloading."""
         try:
-            protocol.check(begin)
-        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            protocol.from_agent(protocol.encode(begin))  # as the supervisor will
+        except (msgspec.MsgspecError, UnicodeEncodeError) as error:
             raise BadInput(f"cannot start {begin.key!r}: {error}") from error
         if begin.key in self._starts:
             raise BadInput(f"{begin.key} is being started already")
