@@ -18,6 +18,7 @@ import pytest
 from tests.agent.harness import ENV, SECONDS, SupervisorHarness, lives, until
 from tests.damaged_json import GARBAGE, damage
 from torchloom.agent.supervisor.children import read_records
+from torchloom.agent.supervisor.main import MOST_SILENT
 from torchloom.agent.supervisor.protocol import (
     MAX_BYTES,
     Begin,
@@ -27,12 +28,14 @@ from torchloom.agent.supervisor.protocol import (
     Look,
     NotBegun,
     RankRecord,
+    Replaced,
     State,
     connect,
     encode,
     from_agent,
+    from_supervisor,
 )
-from torchloom.agent.supervisor.supervisor_client import LOG, SupervisorClient, SupervisorGone, SupervisorOptions
+from torchloom.agent.supervisor.supervisor_client import LOG, Gone, SupervisorClient, SupervisorGone, SupervisorOptions
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
 from torchloom.protocol.phrase import Phrase, phrase
 
@@ -226,6 +229,8 @@ async def test_a_folder_too_deep_for_a_socket_address_works(tmp_path: Path) -> N
     harness = SupervisorHarness(tmp_path)
     folder = tmp_path.joinpath(*["a-rather-long-name-of-a-folder"] * 6)
     await harness.start(folder, SupervisorOptions(tied=True, env=ENV))
+    harness.link.tied = False  # it dies with the test, but not with its first agent
+    await harness.link.close()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "supervisor.sock").stat().st_mode) == 0o600
     harness.script("")
@@ -279,18 +284,58 @@ async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> No
     await harness.link.close()
 
 
-async def test_a_new_agent_takes_the_place_of_the_old(light_folder: Path, tmp_path: Path) -> None:
-    old, new = SupervisorHarness(tmp_path), SupervisorHarness(tmp_path)
-    await old.find(light_folder)
-    await new.find(light_folder)
-    await until(lambda: bool(old.gone))
-    assert old.gone[0].replaced
-    assert old.gone[0].why == phrase("supervisor_replaced")
+async def test_a_new_agent_takes_the_place_of_the_old(standing: SupervisorHarness) -> None:
+    new = SupervisorHarness(standing.home)
+    await new.find(standing.link.folder)
+    await until(lambda: bool(standing.gone))
+    assert standing.gone == [Gone(phrase("supervisor_replaced"), replaced=True)]
     with pytest.raises(SupervisorGone):
-        old.link.signal("any", 15)
+        standing.link.signal("any", 15)
     new.script("")
-    life = await new.live("train.py")
-    new.link.forget(life.begun.key)
+    await new.live("train.py")
+    await new.link.close()
+
+
+async def test_a_connection_that_says_nothing_valid_replaces_nobody(standing: SupervisorHarness) -> None:
+    curious = []
+    for number in range(3 * MOST_SILENT):
+        curious.append(connect(standing.link.folder))
+        curious[-1].sendall(GARBAGE[number % len(GARBAGE)][:1000] + b"\n")
+        await standing.link.look()
+    for early in curious[:-MOST_SILENT]:  # there may be many of them
+        early.settimeout(SECONDS)
+        assert early.recv(1) == b""
+    standing.script("")
+    await standing.live("train.py")
+    assert not standing.gone
+    for stream in curious:
+        stream.close()
+
+
+async def test_nobody_replaces_the_agent_of_a_tied_supervisor(harness: SupervisorHarness) -> None:
+    with pytest.raises(SupervisorGone, match="it serves another agent now") as caught:
+        await SupervisorClient.find(harness.link.folder, None)
+    assert caught.value.replaced
+    harness.script("")
+    await harness.live("train.py")
+    assert not harness.gone
+
+
+async def test_an_agent_that_reads_late_still_learns_that_it_was_replaced(standing: SupervisorHarness) -> None:
+    late = connect(standing.link.folder)
+    refused = msgspec.structs.replace(standing.order("train.py"), stdout="x" * (4 << 20))  # the answer repeats it
+    await asyncio.to_thread(late.sendall, encode(refused) + b"\n")
+    await until(lambda: bool(standing.gone))
+    new = SupervisorHarness(standing.home)
+    await new.find(standing.link.folder)
+    late.settimeout(SECONDS)
+    lines = late.makefile("rb")
+    answers = [await asyncio.to_thread(lines.readline) for _ in range(2)]
+    assert [type(from_supervisor(answer)) for answer in answers] == [NotBegun, Replaced]
+    late.sendall(encode(Look()) + b"\n")
+    late.close()
+    await new.link.look()
+    assert not new.gone
     await new.link.close()
 
 
@@ -334,8 +379,9 @@ def test_a_message_of_many_megabytes_arrives_whole() -> None:
 
 
 async def test_an_agent_that_does_not_read_is_given_up_and_finds_in_the_state_what_it_missed(
-    harness: SupervisorHarness,
+    standing: SupervisorHarness,
 ) -> None:
+    harness = standing
     harness.script("raise SystemExit(3)")
     begin = harness.order("train.py")
     silent = connect(harness.link.folder)
