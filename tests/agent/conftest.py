@@ -85,6 +85,18 @@ async def harness(tmp_path: Path) -> AsyncIterator[SupervisorHarness]:
     await harness.link.close()
 
 
+@pytest.fixture
+async def standing(tmp_path: Path) -> AsyncIterator[SupervisorHarness]:
+    """The same, which outlives its agent."""
+    harness = SupervisorHarness(tmp_path)
+    await harness.start(tmp_path / "supervisor", SupervisorOptions(env=ENV))
+    yield harness
+    assert harness.link.process
+    harness.link.process.kill()
+    harness.link.process.wait()
+    await harness.link.close()
+
+
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """Loaded under its own name, so that it is what pynvml finds. Without FAKE_NVML it says that there is no driver."""

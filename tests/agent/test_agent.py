@@ -11,11 +11,13 @@ import psutil
 import pytest
 from nats.aio.client import Client
 
-from tests.agent.harness import until
+from tests.agent.harness import SECONDS, lives, until
 from tests.flow.plane import plane
 from torchloom.agent.agent import COLD, Agent
 from torchloom.agent.node import this_node
+from torchloom.agent.supervisor.supervisor_client import SupervisorClient
 from torchloom.bus.connection import connect, find
+from torchloom.errors import AlreadyUp
 from torchloom.protocol.codec import encode
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import Dismiss, Launch, NodeCommand, Place, RankStatus
@@ -26,8 +28,9 @@ from torchloom.shared.incarnation import new_incarnation
 class Told:
     """An agent, and the one who tells it what to do."""
 
-    def __init__(self, agent: Agent, weaver: Client, folder: Path) -> None:
+    def __init__(self, agent: Agent, running: asyncio.Task[None], weaver: Client, folder: Path) -> None:
         self.agent = agent
+        self.running = running
         self.weaver = weaver
         self.folder = folder
 
@@ -56,17 +59,17 @@ class Told:
 
 
 @contextlib.asynccontextmanager
-async def told(folder: Path) -> AsyncIterator[Told]:
+async def told(folder: Path, tied: bool = True) -> AsyncIterator[Told]:
     async with plane(folder / "state", weaver=False) as up:
         client = await connect(find(up.settings, Role.AGENT), name="agent n1")
         weaver = await connect(find(up.settings, Role.WEAVER), name="weaver")
-        agent = Agent(client, this_node("n1"), folder / "jobs", tied=True, preload=())
+        agent = Agent(client, this_node("n1"), folder / "jobs", tied=tied, preload=())
         beats = await weaver.subscribe(NODE.to(node="n1"))
         await weaver.flush()
         running = asyncio.create_task(agent.run())
         try:
             await beats.next_msg(timeout=60)  # it hears what it is told before it says anything
-            yield Told(agent, weaver, folder)
+            yield Told(agent, running, weaver, folder)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -102,6 +105,47 @@ async def test_nothing_of_a_supervisor_is_left_when_its_job_is_over(tmp_path: Pa
         await until(lambda: not (tmp_path / "jobs" / "mnist" / "supervisor").exists())
         assert here.agent.jobs == {}
         assert list((tmp_path / "jobs" / "mnist" / "logs").glob("*/attempt-1/rank-0.out"))
+
+
+@contextlib.asynccontextmanager
+async def taken_over(folder: Path) -> AsyncIterator[None]:
+    """By another agent, which ends it."""
+    other = await SupervisorClient.find(folder, None)
+    try:
+        yield
+    finally:
+        await other.dismiss()
+
+
+async def test_an_agent_that_was_replaced_leaves_the_ranks_alone_and_says_so(tmp_path: Path) -> None:
+    async with told(tmp_path, tied=False) as here:
+        await here.tell(here.launch(1, "import time; time.sleep(600)"))
+        await until(lambda: getattr(here.rank(1), "state", "") == "running")
+        async with taken_over(tmp_path / "jobs" / "mnist" / COLD):
+            with pytest.raises(AlreadyUp, match="another agent has taken over the ranks of mnist on n1"):
+                await asyncio.wait_for(here.running, SECONDS)
+            await here.agent.close(kill=False)
+            rank = here.rank(1)
+            assert rank is not None
+            assert (rank.state, lives(rank.pid)) == ("running", True)
+
+
+async def test_a_start_that_another_agent_takes_over_is_not_reported_as_failed(tmp_path: Path) -> None:
+    async with told(tmp_path, tied=False) as here:
+        await here.tell(here.launch(1))
+        await until(lambda: here.done(1))
+        link = here.agent.jobs["mnist"].supervisors[COLD]
+        supervisor = psutil.Process(link.state.pid)
+        supervisor.suspend()
+        await here.tell(here.launch(2, "import time; time.sleep(600)"))
+        await until(lambda: bool(link._starts))
+        asyncio.get_running_loop().call_soon(supervisor.resume)
+        async with taken_over(link.folder):
+            with pytest.raises(AlreadyUp):
+                await asyncio.wait_for(here.running, SECONDS)
+            rank = here.rank(2)
+            assert rank is not None
+            assert rank.state != "ended"
 
 
 async def test_a_rank_gets_the_threads_that_its_job_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

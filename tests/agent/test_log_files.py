@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.damaged_json import damage
 from torchloom.agent.attempt import LAUNCH
-from torchloom.agent.log_files import find, log_folder
+from torchloom.agent.log_files import find, launches, log_folder
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import encode
 from torchloom.protocol.job_spec import Task
@@ -36,3 +37,11 @@ def test_what_a_run_before_printed_is_not_taken_for_what_this_one_prints(tmp_pat
     assert find(tmp_path, look, "n1") == log_folder(tmp_path / "mnist", new) / "rank-0.out"
     assert find(tmp_path, QueryLines(job="mnist"), "n1").parent == log_folder(tmp_path / "mnist", new)
     assert find(tmp_path, QueryLines(job="mnist", submitted=100.0), "n1").parent == log_folder(tmp_path / "mnist", old)
+
+
+def test_a_damaged_file_is_passed_over_and_the_other_attempts_found(tmp_path: Path) -> None:
+    whole = launch(tmp_path, 1, submitted=100.0)
+    for number, data in enumerate(damage(encode(whole)), 2):
+        launch(tmp_path, number, submitted=100.0)
+        (tmp_path / "mnist" / f"attempt-{number}" / LAUNCH).write_bytes(data)
+    assert launches(tmp_path / "mnist") == [(whole, False)]

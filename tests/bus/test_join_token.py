@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.damaged_json import GARBAGE
 from torchloom.bus.connection import connect, find
 from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.join_token import join, make_token, read_token
@@ -110,6 +111,7 @@ def test_a_line_broken_by_a_mail_program_is_mended() -> None:
     "text",
     [
         "", "   ", "hello", "💥", "A" * 300_000, base64.urlsafe_b64encode(b"{}").decode(), encoded(v=2),
+        *(base64.urlsafe_b64encode(data).decode() for data in GARBAGE),
         encoded(url="http://x:1"), encoded(url="tls://user:secret@x:1"), encoded(url="tls://x"),
         encoded(url="nats://10.0.0.1:4222"), encoded(creds={"../../etc/passwd": "x"}), encoded(creds={"viewer": 3}),
     ],

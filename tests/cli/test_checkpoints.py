@@ -15,7 +15,8 @@ from tests.cli.test_main import on_terminal
 from torchloom.checkpoints.store.locks import reading
 from torchloom.cli.verbs.shell import offered
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.views import CheckpointsView, QueryCheckpoints, SavedStep
+from torchloom.protocol.job_spec import Task
+from torchloom.protocol.views import CheckpointsView, QueryCheckpoints, RunsView, RunView, SavedStep
 
 
 @pytest.fixture
@@ -130,6 +131,39 @@ def test_a_job_whose_folder_is_elsewhere_is_listed_as_told(weaver: Responder, at
         assert (ran.code, ran.out) == (4, "")
         assert "/nowhere/runs is on n7" in ran.err
         assert "there" in ran.err
+
+
+def started(weaver: Responder, **task: str) -> None:
+    """torchLoom started mnist in this way."""
+    run = RunView(job="mnist", phase="running", since=1.0, submitted=1.0, task=Task(argv=("a.py",), **task))  # type: ignore[arg-type]
+    weaver.runs = RunsView(runs=(run,))
+
+
+def test_a_job_that_reports_nothing_is_read_where_it_resumes_from(weaver: Responder, at: Loom, runs: Path) -> None:
+    started(weaver, cwd=str(runs.parent), checkpoint_dir="runs")
+    ran = at("checkpoints", "mnist", "--verify")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(f"mnist saves into {runs}\n")
+    assert "a resume takes step-200" in ran.out
+    assert "step-100" in at("checkpoints", "prune", "mnist", "--last", "2", "--dry-run").out
+    weaver.checkpoints["mnist"] = told("/nowhere/earlier")
+    assert "a resume takes step-200" in at("checkpoints", "mnist", "--verify").out
+    (runs / "model_7.pt").write_bytes(b"")
+    started(weaver, cwd=str(runs.parent), checkpoint_dir="runs", checkpoint_pattern="model_{step}.pt")
+    assert "model_7.pt" in at("checkpoints", "mnist").out
+    assert "model_7.pt" not in at("checkpoints", "mnist", "--pattern", "other_{step}.pt").out
+
+
+def test_a_folder_that_a_job_resumes_from_and_that_is_not_here(weaver: Responder, at: Loom) -> None:
+    started(weaver, checkpoint_dir="/nowhere/runs")
+    ran = at("checkpoints", "mnist")
+    assert ran.code == 0
+    assert ran.out.endswith(
+        "not here; if another machine has it, run `loom checkpoints --verify /nowhere/runs` there\n"
+    )
+    assert at("checkpoints", "mnist", "--verify").code == 4
+    weaver.checkpoints["mnist"] = told("/nowhere/saved")
+    assert "reported by n7" in at("checkpoints", "mnist").out
 
 
 def test_a_job_that_saved_nothing_and_one_that_is_unknown(weaver: Responder, at: Loom) -> None:

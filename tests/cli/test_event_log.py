@@ -38,8 +38,16 @@ def test_the_past_while_no_weaver_answers(weaver: Responder, at: Loom) -> None:
     registered = f"Registered device: {GPU} for replica_id: {REPLICA} (job mnist, rank 0 of 2, node n1, pid 9)"
     assert told(at("events").out) == ["Job mnist began", registered, "Job bert began"]
     assert told(at("events", "--job", "mnist").out) == ["Job mnist began", registered]
-    assert at("events", "--job", "nobody").out == ""
     assert not weaver.looked
+
+
+def test_a_job_without_events_is_refused_with_a_guess(weaver: Responder, at: Loom) -> None:
+    weaver.append(JobBegan(job="mnist"), JobBegan(job="bert"))
+    ran = at("events", "--job", "mnits")
+    assert (ran.code, ran.out) == (4, "")
+    assert "did you mean mnist?" in ran.err
+    assert at("events", "--job", "mnits", "-o", "json").code == 4
+    assert at("events", "--job", "mnits", "--last", "0").code == 0
 
 
 def test_the_last_ones_count_what_is_told_not_what_is_stored(weaver: Responder, at: Loom) -> None:
@@ -119,6 +127,18 @@ def test_following_shows_everything_once_and_ends_quietly(weaver: Responder, fol
     assert follower.process.wait(DEADLINE) == 130
     assert follower.out.empty()
     assert "Traceback" not in "\n".join(follower.err.queue)
+
+
+def test_a_job_that_has_no_events_yet_is_waited_for(weaver: Responder, settings: Settings) -> None:
+    weaver.append(JobBegan(job="past"))
+    follower = Follower(settings, "--job", "future")
+    try:
+        follower.until_said("'future'")
+        weaver.append(JobBegan(job="future"))
+        assert follower.next() == "Job future began"
+    finally:
+        follower.process.kill()
+        follower.process.wait()
 
 
 def test_a_ring_for_something_the_server_did_not_store_shows_nothing(weaver: Responder, follower: Follower) -> None:

@@ -68,6 +68,37 @@ def test_a_reader_that_goes_away_is_no_error(weaver: Responder, settings: Settin
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("words", ["status", "status -o json", "events", "doctor", "--help", "--version"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "| head -0"])
+def test_closed_streams_are_no_error(weaver: Responder, settings: Settings, words: str, closed: str) -> None:
+    weaver.append(JobBegan(job="a"))
+    line = f"{' '.join(LOOM)} --state {settings.state} {words} {closed}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in {0, 141}
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["status \udcff", "annotate a \udcff", "cancel --yes \udcff", "run --env A=\udcff {}", "run {} --name=\udcff"],
+)
+def test_what_is_not_utf_8_is_refused(weaver: Responder, settings: Settings, words: str, tmp_path: Path) -> None:
+    weaver.view = cluster(jobs=(job("a"),))
+    (tmp_path / "train.py").write_text("")
+    done = run("--state", settings.state, *words.format(tmp_path / "train.py").split())
+    assert done.returncode == 2, done.stderr
+    assert "\\udcff' cannot be encoded as utf-8" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    for how in ((), ("--detach",)):
+        done = run("--state", f"{tmp_path}/\udcff", "up", "--port", "0", *how)
+        assert done.returncode == 2, done.stderr
+        assert "cannot be encoded as utf-8" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_text_survives_a_terminal_without_unicode(weaver: Responder, settings: Settings) -> None:
     weaver.view = cluster(jobs=(job(reason="größe 漢"),))
     done = run("--state", settings.state, "jobs", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")

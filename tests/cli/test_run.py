@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Loom
+from torchloom.bus.weaver_client import WeaverClient
 from torchloom.cli.parser import parse
 from torchloom.cli.verbs.run import _count, _counts, silent_lighthouse, with_replicas
 from torchloom.core.torchft.replica_groups import timeouts
 from torchloom.errors import BadInput
 from torchloom.launcher.local_run import output_folder
 from torchloom.protocol.job_spec import Task, Torchft
+from torchloom.protocol.operator import Submit
+from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
 
 
@@ -69,6 +72,20 @@ def test_the_usage_names_the_script_and_what_is_for_it(loom: Loom) -> None:
     usage = loom("run", "--help").out.split("\n\n")[0]
     assert "loom run [options] SCRIPT [ARGS ...]" in usage
     assert "-m MODULE [ARGS ...]" in usage
+
+
+def test_a_command_that_no_message_can_carry_is_refused_before_anything_is_started(loom: Loom, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    ran = loom("--state", str(tmp_path / "state"), "run", str(tmp_path / "train.py"), *["x" * 90_000] * 10)
+    assert (ran.code, "900," in ran.err, "786,432" in ran.err) == (2, True, True)
+    assert not (tmp_path / "state").exists()
+
+
+async def test_a_request_that_the_server_does_not_take_is_refused_with_its_size(settings: Settings) -> None:
+    task = Task(argv=("a.py", *["x" * 90_000] * 12))
+    async with WeaverClient(settings, Role.OPERATOR) as weaver:
+        with pytest.raises(BadInput, match=r"1,080,\d{3} bytes; the server takes 1,048,576"):
+            await weaver.ask(Submit(request="r" * 32, job="a", task=task, operator="o"))
 
 
 # ── replicas under torchft ──

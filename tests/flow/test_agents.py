@@ -15,6 +15,8 @@ import pytest
 
 from tests.flow.agents import LOOM, PATIENCE, Cluster, cluster, needs_nodes, ours, said
 from tests.flow.records import BY_SIGKILL, KILLED, phrases, rank_failed
+from torchloom.agent.supervisor.protocol import Look, connect, encode
+from torchloom.agent.supervisor.supervisor_client import LOG
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.run_records import RunEnded
 from torchloom.views.wording.phrases import render
@@ -171,6 +173,28 @@ def test_an_agent_that_is_told_to_leave_says_what_goes_on(site: Cluster) -> None
     assert psutil.pid_exists(site.pid(0))
     assert "1 rank continues; `loom agent` finds it again" in site.log()
     site.start_agent("n2")
+
+
+def test_a_curious_connection_changes_nothing_and_a_replaced_agent_leaves_its_ranks_to_the_next(site: Cluster) -> None:
+    site.submit(node="n2")
+    site.until(lambda: site.trains(1), "a rank")
+    site.until(lambda: {node.node: node.used for node in site.nodes()}["n2"] == 1, "its node")
+    pid, agent = site.pid(0), site.agent("n2")
+    (folder,) = site.folder.glob("state/agents/n2/jobs/mnist/supervisor")
+    with connect(folder) as curious:
+        curious.sendall(b"\xff\n{}\n")
+        site.until(lambda: "not understood" in (folder / LOG).read_text(), "it was heard")
+    with connect(folder) as other:
+        other.sendall(encode(Look()) + b"\n")
+        _, alive = psutil.wait_procs([psutil.Process(agent)], timeout=PATIENCE)
+        assert not alive
+    assert "another agent has taken over the ranks of mnist on n2; they continue" in site.log()
+    site.start_agent("n2")
+    site.until(lambda: {node.node: node.used for node in site.nodes()}["n2"] == 1, "its rank is known")
+    assert (site.pid(0), psutil.pid_exists(pid)) == (pid, True)
+    (site.folder / "finish").touch()
+    waited = site.loom("wait", "mnist", "--timeout", "60")
+    assert (waited.returncode, "restart" in waited.stderr) == (0, False), waited.stderr
 
 
 @pytest.fixture

@@ -100,6 +100,17 @@ def test_what_is_wrong_is_said_with_the_name_that_was_used(tmp_path: Path, text:
     assert hint in error.value.hint
 
 
+def test_a_job_that_no_message_can_carry_is_refused_with_its_size(tmp_path: Path) -> None:
+    def text(count: int) -> str:
+        return f'script = "a.py"\nargs = {["x" * 50_000] * count}\n'
+
+    assert len(job_file_reader.read(write(tmp_path, text(15)))[1].argv) == 16
+    with pytest.raises(BadInput, match=r"too long: 800,\d{3} bytes, the limit is 786,432\n"):
+        job_file_reader.read(write(tmp_path, text(16)))
+    with pytest.raises(BadInput, match="the limit is 262,144 for each of 3 replicas"):
+        job_file_reader.read(write(tmp_path, text(15) + "[torchft]\nreplicas = 2\nspares = 1"))
+
+
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read: No such file"):
         job_file_reader.read(tmp_path / "missing.toml")

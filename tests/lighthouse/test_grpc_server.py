@@ -10,9 +10,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from tests.damaged_json import damage
 from tests.lighthouse.conftest import Start, until
 from tests.lighthouse.test_torchft_messages import GARBAGE
-from torchloom.errors import AlreadyUp, BadInput
+from torchloom.errors import AlreadyUp, BadInput, BadState
 from torchloom.lighthouse import quorum_store as keeping_module
 from torchloom.lighthouse.grpc_server import BindAddress, parse_bind
 from torchloom.lighthouse.quorum import DurableState, NotYet, decide
@@ -270,8 +271,9 @@ def test_two_lighthouses_do_not_share_a_folder(tmp_path: Path) -> None:
     QuorumStore(tmp_path).close()
 
 
-def test_a_damaged_memory_is_not_begun_anew(tmp_path: Path) -> None:
-    (tmp_path / STATE).write_bytes(b'{"quorum": ')
-    with pytest.raises(Exception, match="damaged") as caught:
+@pytest.mark.parametrize("data", damage(b'{"quorum":7,"members":["a"]}'))
+def test_a_damaged_memory_is_not_begun_anew(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / STATE).write_bytes(data)
+    with pytest.raises(BadState, match="damaged") as caught:
         QuorumStore(tmp_path)
-    assert "no replica of the job runs" in getattr(caught.value, "hint", "")
+    assert "no replica of the job runs" in caught.value.hint

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.damaged_json import damage
 from torchloom import __version__
 from torchloom.bus.connection import connect, find
 from torchloom.bus.state_folder import StateFolder
@@ -175,17 +176,20 @@ def test_a_port_in_use_is_a_clear_error_with_the_remedy(home: Home) -> None:
     assert holder(home.folder) is None
 
 
-@pytest.mark.parametrize("damage", ["authority.json", "endpoint.json"])
-def test_a_damaged_state_folder_is_named_and_left_alone(home: Home, damage: str) -> None:
+@pytest.mark.parametrize("name", ["authority.json", "endpoint.json"])
+def test_a_damaged_state_folder_is_named_and_left_alone(home: Home, name: str) -> None:
     up = home.up()
     up.terminate()
     up.wait(60)
-    path = home.folder.path / damage
-    path.write_text('{"operator": "nonsense", "account": "x", "system": "y"}' if "auth" in damage else "{")
-    result = home.run("up")
-    assert result.returncode == 6
-    assert damage in result.stderr
-    assert path.read_text().startswith("{")
+    path = home.folder.path / name
+    for data in (b'{"operator":"nonsense","account":"x","system":"y"}', *damage(path.read_bytes())):
+        path.write_bytes(data)
+        result = home.run("up")
+        assert result.returncode == 6
+        assert name in result.stderr
+        assert "Traceback" not in result.stderr
+        assert "→" in result.stderr
+        assert path.read_bytes() == data
 
 
 async def write_old_log(settings: Settings) -> None:

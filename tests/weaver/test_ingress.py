@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.core.loom import life
+from tests.damaged_json import damage
 from torchloom.bus.connection import connect, find
 from torchloom.bus.nats_server import EmbeddedServer
 from torchloom.bus.state_folder import StateFolder
@@ -289,6 +290,13 @@ async def test_the_address_is_kept_in_the_form_of_earlier_versions(settings: Set
     async with opened(settings) as door:
         kept = StateFolder(settings.state_folder).ingress.read_bytes()
         assert json.loads(kept) == {"url": door.ingress.url}
+
+
+@pytest.mark.parametrize("data", damage(b'{"url":"http://127.0.0.1:1"}'))
+def test_a_damaged_note_of_the_address_counts_as_none(tmp_path: Path, data: bytes) -> None:
+    folder = StateFolder(tmp_path)
+    folder.ingress.write_bytes(data)
+    assert last_place(folder) == ""
 
 
 async def test_a_port_that_is_taken_is_waited_for(settings: Settings) -> None:

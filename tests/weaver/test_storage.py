@@ -9,6 +9,7 @@ import pytest
 from nats.aio.client import Client
 
 import torchloom
+from tests.damaged_json import damage
 from torchloom.bus.connection import connect, find
 from torchloom.bus.streams import read_log
 from torchloom.core.state.cluster import FORMAT
@@ -21,7 +22,7 @@ from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
 from torchloom.views.wording.phrases import render
 from torchloom.weaver.health import Clock, Health
-from torchloom.weaver.storage import ENTRY_BYTES, Store
+from torchloom.weaver.storage import ENTRY_BYTES, Snapshot, Store
 
 STREAM_OF = {"loom.log": "LOOM_LOG", "loom.snapshot": "LOOM_SNAPSHOT"}
 # As the last version of format 1 encoded them.
@@ -116,6 +117,8 @@ async def test_a_damaged_snapshot_is_passed_over(settings: Settings) -> None:
     cluster = await store.load(settings)
     await store.write_snapshot(cluster.state())
     await client.jetstream().publish("loom.snapshot", b"not what it should be")
+    for data in damage(encode(Snapshot(seq=store.seq + 1, state=cluster.state()))):
+        await client.jetstream().publish("loom.snapshot", zlib.compress(data))
     again = await Store(client, Health(Clock())).load(settings)
     assert again.state() == cluster.state()
     await client.close()

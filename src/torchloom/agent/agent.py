@@ -36,7 +36,7 @@ from torchloom.agent.supervisor.protocol import Ended
 from torchloom.agent.supervisor.spare import Spare
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorOptions
 from torchloom.bus.tasks import TaskSet, end_all
-from torchloom.errors import TorchLoomError
+from torchloom.errors import AlreadyUp, TorchLoomError
 from torchloom.protocol.codec import decode_node_command, encode
 from torchloom.protocol.node import Dismiss, Examine, Halt, Inspect, Launch, NodeBeat, NodeCommand, Prepare
 from torchloom.protocol.phrase import phrase
@@ -71,6 +71,8 @@ class JobHere:
     """Prepares the standby."""
     before: asyncio.Task[None] | None = None
     """Ends the supervisors of an earlier job of the same name, which has the same folder."""
+    superseded: bool = False
+    """Another agent has its ranks, or some of them."""
 
     def rank(self, key: str) -> tuple[Attempt, int] | None:
         """The rank that supervisors know by this key."""
@@ -86,7 +88,10 @@ class JobHere:
 
     def supervisor_gone(self, link: SupervisorClient, gone: Gone) -> None:
         for attempt in self.attempts.values():
-            if attempt.link is link:
+            if attempt.link is link and gone.replaced:
+                self.superseded = self.superseded or not attempt.over
+                attempt.changed()
+            elif attempt.link is link:
                 attempt.lost(gone)
         if self.supervisors.get(STANDBY) is link:
             self.awaited = None
@@ -134,13 +139,18 @@ class Agent:
     # ── talking ──
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Raises AlreadyUp if another agent has taken over ranks, which continue."""
         await self.client.subscribe(TASK.to(node=self.node.name), cb=self._on_task)
         self._tasks.start(watch(lambda: self.attempts, self._news.set))
         self._tasks.start(self.health.watch())
         await self.examining.listen()
         await self.client.flush()
         while True:
+            if job := next((name for name, job in self.jobs.items() if job.superseded), None):
+                raise AlreadyUp(
+                    f"another agent has taken over the ranks of {job} on {self.node.name}; they continue",
+                    hint="this agent gets them back when it is started again",
+                )
             self._news.clear()
             with contextlib.suppress(nats.errors.Error):
                 await self.client.publish(NODE.to(node=self.node.name), encode(self.beat()))

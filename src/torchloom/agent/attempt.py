@@ -107,7 +107,8 @@ class Attempt:
         try:
             answer = await link.begin(begin)
         except SupervisorGone as error:
-            self._end(rank, evidence=error.why)
+            if not error.replaced:
+                self._end(rank, evidence=error.why)
             return
         except TorchLoomError as error:
             self._end(rank, code=1, evidence=phrase("rank_not_started", why=error.message))
@@ -139,9 +140,10 @@ class Attempt:
         self._end(rank, **examine_end(ended, self.log(rank, "err"), self.error_file(rank)))
 
     def lost(self, gone: Gone) -> None:
+        """Their supervisor is dead."""
         for rank, status in self.ranks.items():
             if status.state != "ended":
-                if status.pid and not gone.replaced:
+                if status.pid:
                     # It died with its supervisor; the processes it had started did not.
                     with contextlib.suppress(OSError):
                         os.killpg(status.pid, signal.SIGKILL)

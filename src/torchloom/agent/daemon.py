@@ -72,8 +72,10 @@ async def serve(
             say(render(phrase("agent_waits", node=node.name, host=node.host, cores=node.cores, gb=gb, gpus=gpus)))
             if spare:
                 agent.keep_spare()
-            left = await _run_until_signal(agent, taken)
-            await agent.close(kill=tied)
+            try:
+                left = await _run_until_signal(agent, taken)
+            finally:
+                await agent.close(kill=tied)
             if left:
                 say(render(phrase("ranks_ended_with_agent" if tied else "ranks_continue", count=left)))
         finally:
@@ -177,7 +179,9 @@ async def _take_over(job: JobHere, name: str) -> int:
     folder = job.folder / name
     try:
         link = await SupervisorClient.find(folder, job)
-    except (Unreachable, SupervisorGone):
+    except (Unreachable, SupervisorGone) as error:
+        if isinstance(error, SupervisorGone) and error.replaced:
+            raise
         link = None
     if not job.attempts:  # it is over
         if link is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import time
 from pathlib import Path
@@ -13,8 +13,10 @@ from torchloom.agent.attempt import LAUNCH, OVER
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.node import Launch, Prepare
 from torchloom.protocol.views import LinesView, QueryLines
+from torchloom.shared.json_decoding import decoder
 
-_decode = msgspec.json.Decoder(Launch).decode
+logger = logging.getLogger("torchloom.agent")
+_decode = decoder(Launch)
 
 
 def log_folder(job_folder: Path, command: Prepare | Launch) -> Path:
@@ -33,8 +35,10 @@ def launches(job_folder: Path) -> list[tuple[Launch, bool]]:
     started: list[tuple[Launch, bool]] = []
     for name in (LAUNCH, OVER):
         for path in job_folder.glob(f"attempt-*/{name}"):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
+            try:
                 started.append((_decode(path.read_bytes()), name == OVER))
+            except (OSError, msgspec.MsgspecError) as error:
+                logger.warning("%s cannot be read and is passed over: %s", path, error)
     return sorted(started, key=lambda pair: pair[0].attempt, reverse=True)
 
 

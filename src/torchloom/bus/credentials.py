@@ -22,6 +22,7 @@ from torchloom.errors import BadState
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.permissions import Permissions, permissions
 from torchloom.protocol.subjects import Role
+from torchloom.shared.json_decoding import decoder
 
 SYSTEM = "system"
 """Name of the credential with which the weaver receives the server's own advisories."""
@@ -84,7 +85,7 @@ def ensure_authority(folder: StateFolder) -> Authority:
     """The folder's authority, created on first use, with a credentials file for each role beside it."""
     if folder.authority.exists():
         try:
-            authority = msgspec.json.decode(folder.authority.read_bytes(), type=Authority)
+            authority = decoder(Authority)(folder.authority.read_bytes())
             authority.server_config()  # a damaged seed shows here, not in the server
         except (OSError, msgspec.MsgspecError, nkeys.NkeysError, ValueError, TypeError) as error:
             raise BadState(
@@ -124,7 +125,7 @@ def _read_claims(path: Path) -> tuple[str, Permissions] | None:
     """The signer of a credentials file, and its permissions."""
     try:
         body = path.read_bytes().split(b"\n")[1].split(b".")[1]
-        token = msgspec.json.decode(base64.urlsafe_b64decode(body + b"=="))  # padding in excess does no harm
+        token = decoder(dict)(base64.urlsafe_b64decode(body + b"=="))  # padding in excess does no harm
         claims = token["nats"]
         allowed = Permissions(tuple(claims["pub"]["allow"]), tuple(claims["sub"]["allow"]), "resp" in claims)
         return token["iss"], allowed

@@ -7,7 +7,6 @@ base64url of JSON {v, url, ca, account, creds: {role: text}}. It holds secrets, 
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
 from torchloom.errors import BadInput, BadState
 from torchloom.protocol.subjects import Role
 from torchloom.shared.addresses import EVERY_ADDRESS, is_loopback, join_address, split_address, split_url
+from torchloom.shared.json_decoding import decoder
 
 MAX_BYTES = 256 * 1024
 
@@ -55,8 +55,8 @@ def read_token(text: str) -> JoinToken:
     if not text or len(text) > MAX_BYTES:
         raise _not_a_token("it is empty" if not text else "it is too long")
     try:
-        token = msgspec.json.decode(base64.b64decode(text, altchars=b"-_", validate=True), type=JoinToken)
-    except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
+        token = decoder(JoinToken)(base64.b64decode(text, altchars=b"-_", validate=True))
+    except (ValueError, msgspec.MsgspecError) as error:
         raise _not_a_token(str(error)) from error
     if token.v != 1:
         raise BadInput(f"this join token is of version {token.v}", hint="install the same torchLoom on both machines")

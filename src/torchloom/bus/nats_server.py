@@ -26,6 +26,7 @@ from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
 from torchloom.errors import BadInput, BadState, TorchLoomError
 from torchloom.shared.addresses import EVERY_ADDRESS, check_free, is_loopback, join_address, split_url
+from torchloom.shared.json_decoding import decoder
 
 START_SECONDS = 15.0
 STOP_SECONDS = 5.0
@@ -149,8 +150,8 @@ class EmbeddedServer:
             if self.process.poll() is not None:
                 raise BadState(f"nats-server ended at once (exit code {self.process.returncode})")
             for file in ports.glob("*.ports"):
-                with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-                    port = int(json.loads(file.read_text())["nats"][0].rpartition(":")[2])
+                with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError, KeyError, IndexError):
+                    port = int(decoder(dict[str, list[str]])(file.read_bytes())["nats"][0].rpartition(":")[2])
                     host = "127.0.0.1" if self.listen.host in EVERY_ADDRESS else self.listen.host
                     with socket.create_connection((host, port), timeout=1):
                         scheme = "tls" if self.listen.cert else "nats"

@@ -19,6 +19,7 @@ import msgspec
 
 from torchloom.errors import BadState
 from torchloom.shared.files import replace_file
+from torchloom.shared.json_decoding import decoder
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +73,7 @@ class StateFolder:
     def read_endpoint(self) -> Endpoint | None:
         """The endpoint of the server, or None if no control plane was ever up here."""
         try:
-            return msgspec.json.decode(self.endpoint.read_bytes(), type=Endpoint)
+            return decoder(Endpoint)(self.endpoint.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:

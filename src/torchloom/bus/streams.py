@@ -19,6 +19,7 @@ from nats.aio.client import Client
 
 from torchloom.errors import TorchLoomError, Unreachable
 from torchloom.protocol.subjects import ABORT, COMMIT, VERDICT_STREAM, Stream
+from torchloom.shared.json_decoding import decoder
 
 BATCH = 256
 BATCH_BYTES = 8 * 1024 * 1024
@@ -123,7 +124,7 @@ async def extent(client: Client, stream: str) -> Extent:
                 raise Unreachable(f"the server does not say what stream {stream} holds: {error}") from error
             await asyncio.sleep(_PAUSE)
             continue
-        answer = msgspec.json.decode(reply.data)
+        answer = decoder(dict)(reply.data)
         if answer.get("error", {}).get("code") == 404:
             raise Unreachable(f"there is no stream {stream} yet", hint="the weaver makes it when it starts: `loom up`")
         if "error" in answer:

@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from nats.js.api import Header
 
 from torchloom.bus.connection import connect, find
-from torchloom.errors import Refused, TorchLoomError, Unreachable
+from torchloom.errors import BadInput, Refused, TorchLoomError, Unreachable
 from torchloom.protocol import views
 from torchloom.protocol.codec import decode_answer, encode
 from torchloom.protocol.operator import Ask, Done, No
@@ -126,6 +126,11 @@ class WeaverClient:
 
     async def _request(self, subject: str, message: Ask | views.Look, until: float, kind: type[View]) -> View:
         data = encode(message)
+        if len(data) > self.client.max_payload:
+            raise BadInput(
+                f"this request has {len(data):,} bytes; the server takes {self.client.max_payload:,}",
+                hint="ask for less at once, or raise max_payload in the configuration of the server",
+            )
         try:
             reply = await (self._send_until(subject, data, until) if until else self._send(subject, data))
         except (nats.errors.Error, OSError) as error:

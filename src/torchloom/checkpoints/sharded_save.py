@@ -43,6 +43,7 @@ from torchloom.checkpoints.store.checksums import ChecksummedFile, describe, sig
 from torchloom.checkpoints.store.manifest import FileEntry
 from torchloom.errors import BadInput, BadState
 from torchloom.shared.files import replace_file
+from torchloom.shared.json_decoding import decoder
 
 POLL_SECONDS = 0.01
 PATIENCE = 60.0
@@ -284,7 +285,7 @@ class ShardedSave:
     def _complete(self, saving: PendingSave) -> None:
         """All parts are complete: write one description of them, and rename."""
         parts = [torch_files.load_metadata(data) for data in self._await_parts()]
-        entries = [entry for files, _ in parts for entry in msgspec.json.decode(files, type=list[FileEntry])]
+        entries = [entry for files, _ in parts for entry in decoder(list[FileEntry])(files)]
         writer = dcp.FileSystemWriter(self._draft, sync_files=True)
         writer.finish(self._metadata, [results for _, results in parts])
         entries.append(describe(self._draft / METADATA))

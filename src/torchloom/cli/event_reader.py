@@ -19,10 +19,11 @@ from nats.aio.msg import Msg
 
 from torchloom.bus.connection import connect, find
 from torchloom.bus.streams import extent, read_log
-from torchloom.cli.verb_call import Call
-from torchloom.errors import Unreachable
+from torchloom.cli.verb_call import Call, print_error
+from torchloom.errors import Refused, Unreachable
 from torchloom.protocol.codec import decode_entry
 from torchloom.protocol.subjects import LOG, LOG_STREAM, Role
+from torchloom.shared.suggestions import did_you_mean
 from torchloom.views.records import Event, Teller, as_object, lines
 
 _WIDEN = 4
@@ -125,6 +126,11 @@ class EventReader:
                 break
             span *= _WIDEN
         self._show(events)
+        if wanted and not events and (job := self._call.args.job) is not None:
+            nothing = Refused(f"the log has no event of job {job!r}", hint=did_you_mean(job, sorted(self._teller.jobs)))
+            if not self._call.args.follow:
+                raise nothing
+            print_error(nothing)  # its first event may be yet to come
         return whole.last
 
     async def _catch_up(self, client: Client, position: int) -> int:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from torchloom import __version__
-from torchloom.errors import TorchLoomError
+from torchloom.errors import BadInput, TorchLoomError
 
 INTERRUPTED = 130
 READER_GONE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # `loom status >&-`; the next file that is opened must not become stdout
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
     words = list(sys.argv[1:] if argv is None else argv)
     if words == ["--version"]:
         print(f"loom {__version__}")
@@ -38,7 +42,8 @@ def run(words: Sequence[str]) -> int:
         call = parse(words)
         code: int = call.args.run(call)
         return code
-    except TorchLoomError as error:
+    except (TorchLoomError, UnicodeEncodeError) as raised:
+        error = raised if isinstance(raised, TorchLoomError) else _not_text(raised)
         print_error(error)
         if "TORCHLOOM_REPORT_FD" in os.environ:  # started in the background
             from torchloom.weaver.control_plane_processes import send_error
@@ -50,6 +55,13 @@ def run(words: Sequence[str]) -> int:
         return INTERRUPTED
     except SystemExit as end:  # argparse after --help
         return end.code if isinstance(end.code, int) else 0
+
+
+def _not_text(error: UnicodeEncodeError) -> BadInput:
+    """For an argument, a path or a variable with bytes that are no text, which Python carries as surrogates."""
+    before, after = error.object[: error.start].rpartition('"')[2], error.object[error.start :].partition('"')[0]
+    text = ascii(before[-100:] + after[:100])
+    return BadInput(f"{text} cannot be encoded as {error.encoding}", hint="arguments, paths and variables are UTF-8")
 
 
 def complete() -> None:

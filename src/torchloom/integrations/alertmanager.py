@@ -25,6 +25,7 @@ from msgspec import Meta
 from torchloom.errors import BadInput
 from torchloom.protocol.facts import DeviceFailed, DeviceRecovered, DeviceWarned
 from torchloom.protocol.ids import NAME
+from torchloom.shared.json_decoding import decoder
 
 MOST_ALERTS = 2000
 """Most alerts in one post."""
@@ -63,7 +64,7 @@ class _Post(msgspec.Struct, frozen=True):
     alerts: Annotated[tuple[_Alert, ...], Meta(max_length=MOST_ALERTS)]
 
 
-_decode = msgspec.json.Decoder(_Post).decode
+_decode = decoder(_Post)
 
 
 class Alarm(NamedTuple):
@@ -104,10 +105,8 @@ def read(body: bytes) -> list[Alarm]:
     """
     try:
         post = _decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except msgspec.MsgspecError as error:
         raise BadInput(f"this is not what Alertmanager posts: {error}") from None
-    except RecursionError:
-        raise BadInput("this is not what Alertmanager posts: nested too deeply") from None
     if post.version != "4":
         raise BadInput(f"this is version {post.version[:20]!r} of Alertmanager's webhook; version 4 is understood")
     alarms = [_alarm(alert) for alert in post.alerts]

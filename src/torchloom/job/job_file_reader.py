@@ -43,6 +43,7 @@ from torchloom.errors import BadInput
 from torchloom.job.options_from_spec import read_table
 from torchloom.job.policy_syntax import EVENTS, rule
 from torchloom.job.replicas import as_replicas
+from torchloom.protocol.codec import encode
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.job_spec import JobSettings, Rule, Task
 from torchloom.shared.suggestions import did_you_mean
@@ -53,6 +54,8 @@ _SWITCHES = ("dry_run", "check")
 
 MOST = 10_000
 """Nodes of a job; of ranks on one there are fewer."""
+MOST_BYTES = 768 * 1024
+"""Of a job as a message. One message has at most 1 MiB, and the weaver adds credentials and how attempts ended."""
 
 
 class JobFile(JobSettings, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +96,8 @@ def read(path: Path) -> tuple[str, Task]:
     with _errors_in(f"{path}: "):
         task = _task(file, (path.parent / file.cwd).absolute())
         with _errors_in("[torchft] "):
-            return name, task if file.torchft is None else as_replicas(task, file.torchft)
+            task = task if file.torchft is None else as_replicas(task, file.torchft)
+        return name, check_size(task)
 
 
 @contextlib.contextmanager
@@ -160,4 +164,17 @@ def make_task(settings: Mapping[str, Any], **rest: Any) -> Task:
         raise BadInput(str(error).replace("`$.", "`")) from error
     if task.checkpoint_pattern and "{step}" not in task.checkpoint_pattern:
         raise BadInput(f"checkpoint_pattern {task.checkpoint_pattern!r} has no {{step}}", hint="step_{step}.pt")
+    return task
+
+
+def check_size(task: Task) -> Task:
+    """The task, if it and its replicas fit into one message, with room for what the weaver adds."""
+    replicas = task.torchft.replicas + task.torchft.spares if task.torchft is not None else 1
+    size, limit = len(encode(task)), MOST_BYTES // replicas
+    if size > limit:
+        raise BadInput(
+            f"the command of the job, with its environment, is too long: {size:,} bytes, the limit is {limit:,}"
+            + (f" for each of {replicas} replicas" if replicas > 1 else ""),
+            hint="let the script read long arguments from a file",
+        )
     return task

@@ -15,6 +15,7 @@ import msgspec
 from torchloom.errors import AlreadyUp, BadState
 from torchloom.lighthouse.quorum import DurableState
 from torchloom.shared.files import open_locked, replace_file, sync_folder
+from torchloom.shared.json_decoding import decoder
 
 STATE = "quorum.json"
 PORT = "port"
@@ -56,7 +57,7 @@ class QuorumStore:
     def _read(self) -> DurableState:
         path = self.folder / STATE
         try:
-            return msgspec.json.decode(path.read_bytes(), type=DurableState)
+            return decoder(DurableState)(path.read_bytes())
         except FileNotFoundError:
             return DurableState()
         except OSError as error:

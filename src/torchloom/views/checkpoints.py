@@ -31,7 +31,8 @@ def answer(
     else:
         lines += [f"no checkpoints in {folder}"]
     if report and folder and not here:
-        lines += [f"the folder is on {clean(report.node)}: run `loom checkpoints --verify {folder}` there"]
+        where = f"on {clean(report.node)}:" if report.node else "not here; if another machine has it,"
+        lines += [f"the folder is {where} run `loom checkpoints --verify {folder}` there"]
     if report and report.failed is not None:
         last, times = report.failed, f"{report.failures:,} time{'' if report.failures == 1 else 's'}"
         lines += [f"saving failed {times}, the last at step {last.step:,}, {ago(last.at, now)}: {clean(last.why)}"]

@@ -207,6 +207,8 @@ class Teller:
 
     def __init__(self, job: str | None = None) -> None:
         self.job = job
+        self.jobs: set[str] = set()
+        """All that the log has named so far."""
         self._jobs_of_id: dict[str, frozenset[str]] = {}
         self._jobs_of_run: dict[str, frozenset[str]] = {}
 
@@ -214,6 +216,7 @@ class Teller:
         """The records of one entry to show: nothing internal, nothing of other jobs if one was asked for."""
         for record in entry.records:
             jobs = self._jobs(record)
+            self.jobs |= jobs
             if not isinstance(record, log.InboxRead) and (self.job is None or self.job in jobs):
                 yield Event(seq, entry.at, entry.term, record)
 

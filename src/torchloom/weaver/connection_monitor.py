@@ -38,6 +38,7 @@ from torchloom.protocol.codec import encode
 from torchloom.protocol.facts import RankExited
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.subjects import FACT
+from torchloom.shared.json_decoding import decoder
 from torchloom.shared.process_id import has_ended
 
 EVERYONE = 65_536
@@ -85,8 +86,8 @@ class _ConnzReply(msgspec.Struct):
     data: _Connz | None = None
 
 
-_advisory = msgspec.json.Decoder(_Advisory).decode
-_connz = msgspec.json.Decoder(_ConnzReply).decode
+_advisory = decoder(_Advisory)
+_connz = decoder(_ConnzReply)
 
 
 @dataclass(eq=False)

@@ -36,6 +36,7 @@ from torchloom.protocol.views import PlaneView
 from torchloom.settings import Settings
 from torchloom.shared.addresses import is_loopback, split_url
 from torchloom.shared.files import open_locked
+from torchloom.shared.json_decoding import decoder
 
 Say = Callable[[str], None]
 DEFAULT_PORT = 4222
@@ -385,6 +386,6 @@ def send_error(error: TorchLoomError) -> None:
 def read_report(pipe: IO[bytes]) -> StartupReport:
     """Waits until it is sent, or the process has ended."""
     try:
-        return msgspec.json.decode(pipe.read(), type=StartupReport)
+        return decoder(StartupReport)(pipe.read())
     except msgspec.DecodeError:
         return StartupReport()

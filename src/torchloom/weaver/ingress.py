@@ -36,6 +36,7 @@ from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.subjects import FACT
 from torchloom.settings import Settings
 from torchloom.shared.addresses import is_loopback, join_address, split_url
+from torchloom.shared.json_decoding import decoder
 from torchloom.views.wording.phrases import render, render_all
 from torchloom.weaver.health import Health, log
 from torchloom.weaver.http_server import SLOW_SECONDS, Answer, converse
@@ -271,7 +272,7 @@ def read_token(settings: Settings) -> str:
 def last_place(folder: StateFolder) -> str:
     """Where the weaver of this folder last received alerts; empty if it never has."""
     try:
-        return msgspec.json.decode(folder.ingress.read_bytes(), type=dict[str, str])["url"]
+        return decoder(dict[str, str])(folder.ingress.read_bytes())["url"]
     except (OSError, KeyError, msgspec.MsgspecError):
         return ""
 

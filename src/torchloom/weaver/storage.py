@@ -32,6 +32,7 @@ from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import Entry, Record
 from torchloom.protocol.views import CurvePoints, Point
 from torchloom.settings import Settings
+from torchloom.shared.json_decoding import decoder
 from torchloom.weaver.health import Clock, Health, log, quietly
 
 ENTRY_BYTES = 256 * 1024
@@ -155,8 +156,8 @@ class Store:
             self._snapshot_stream_seq = stored.seq
             try:
                 data = zlib.decompress(stored.data)
-                _check_format(msgspec.json.decode(data, type=_SnapshotFormat).state.format, settings)
-                snapshot = msgspec.json.decode(data, type=Snapshot)
+                _check_format(decoder(_SnapshotFormat)(data).state.format, settings)
+                snapshot = decoder(Snapshot)(data)
             except (zlib.error, msgspec.MsgspecError) as error:
                 log.warning("snapshot %d cannot be read and is passed over: %s", stored.seq, error)
                 continue
@@ -225,7 +226,7 @@ def _decode(stored: Stored, settings: Settings) -> Entry:
         entry = decode_entry(stored.data)
     except msgspec.MsgspecError as error:
         with suppress(msgspec.MsgspecError):
-            _check_format(msgspec.json.decode(stored.data, type=_Format).format, settings)
+            _check_format(decoder(_Format)(stored.data).format, settings)
         raise BadState(
             f"log entry {stored.seq} cannot be read: {error}",
             hint="restore the nats folder of the state folder from a backup, or use a new --state; nothing was changed",

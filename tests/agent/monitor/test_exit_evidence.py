@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.harness import ENV, SupervisorHarness
+from tests.damaged_json import NESTED
 from torchloom.agent.attempt import Attempt
 from torchloom.agent.monitor.exit_evidence import (
     cause_of,
@@ -57,6 +58,8 @@ def test_the_last_lines_are_bounded_in_number_and_bytes(tmp_path: Path) -> None:
         ('{"message": ', ""),
         ("[]", ""),
         ("\udcff", ""),
+        ('{"message": "\udcff"}', ""),
+        (NESTED.decode(), ""),
     ],
 )
 def test_the_error_file_of_torch(tmp_path: Path, content: str, error: str) -> None:

@@ -16,7 +16,9 @@ import psutil
 import pytest
 
 from tests.agent.harness import ENV, SECONDS, SupervisorHarness, lives, until
+from tests.damaged_json import GARBAGE, damage
 from torchloom.agent.supervisor.children import read_records
+from torchloom.agent.supervisor.main import MOST_SILENT
 from torchloom.agent.supervisor.protocol import (
     MAX_BYTES,
     Begin,
@@ -25,12 +27,15 @@ from torchloom.agent.supervisor.protocol import (
     Ended,
     Look,
     NotBegun,
+    RankRecord,
+    Replaced,
     State,
     connect,
     encode,
     from_agent,
+    from_supervisor,
 )
-from torchloom.agent.supervisor.supervisor_client import LOG, SupervisorClient, SupervisorGone, SupervisorOptions
+from torchloom.agent.supervisor.supervisor_client import LOG, Gone, SupervisorClient, SupervisorGone, SupervisorOptions
 from torchloom.errors import AlreadyUp, BadInput, TorchLoomError, Unreachable
 from torchloom.protocol.phrase import Phrase, phrase
 
@@ -224,6 +229,8 @@ async def test_a_folder_too_deep_for_a_socket_address_works(tmp_path: Path) -> N
     harness = SupervisorHarness(tmp_path)
     folder = tmp_path.joinpath(*["a-rather-long-name-of-a-folder"] * 6)
     await harness.start(folder, SupervisorOptions(tied=True, env=ENV))
+    harness.link.tied = False  # it dies with the test, but not with its first agent
+    await harness.link.close()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "supervisor.sock").stat().st_mode) == 0o600
     harness.script("")
@@ -277,26 +284,87 @@ async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> No
     await harness.link.close()
 
 
-async def test_a_new_agent_takes_the_place_of_the_old(light_folder: Path, tmp_path: Path) -> None:
-    old, new = SupervisorHarness(tmp_path), SupervisorHarness(tmp_path)
-    await old.find(light_folder)
-    await new.find(light_folder)
-    await until(lambda: bool(old.gone))
-    assert old.gone[0].replaced
-    assert old.gone[0].why == phrase("supervisor_replaced")
+async def test_a_new_agent_takes_the_place_of_the_old(standing: SupervisorHarness) -> None:
+    new = SupervisorHarness(standing.home)
+    await new.find(standing.link.folder)
+    await until(lambda: bool(standing.gone))
+    assert standing.gone == [Gone(phrase("supervisor_replaced"), replaced=True)]
     with pytest.raises(SupervisorGone):
-        old.link.signal("any", 15)
+        standing.link.signal("any", 15)
     new.script("")
-    life = await new.live("train.py")
-    new.link.forget(life.begun.key)
+    await new.live("train.py")
     await new.link.close()
 
 
-async def test_rubbish_does_not_disturb_the_supervisor(harness: SupervisorHarness) -> None:
-    for rubbish in (b"{", b'{"is": "Begin"}', b"@", b'{"is": "Nothing"}', b"\xff" * 50_000):
-        harness.link.connection.stream.sendall(rubbish + b"\n")
+async def test_a_connection_that_says_nothing_valid_replaces_nobody(standing: SupervisorHarness) -> None:
+    curious = []
+    for number in range(3 * MOST_SILENT):
+        curious.append(connect(standing.link.folder))
+        curious[-1].sendall(GARBAGE[number % len(GARBAGE)][:1000] + b"\n")
+        await standing.link.look()
+    for early in curious[:-MOST_SILENT]:  # there may be many of them
+        early.settimeout(SECONDS)
+        assert early.recv(1) == b""
+    standing.script("")
+    await standing.live("train.py")
+    assert not standing.gone
+    for stream in curious:
+        stream.close()
+
+
+async def test_nobody_replaces_the_agent_of_a_tied_supervisor(harness: SupervisorHarness) -> None:
+    with pytest.raises(SupervisorGone, match="it serves another agent now") as caught:
+        await SupervisorClient.find(harness.link.folder, None)
+    assert caught.value.replaced
+    harness.script("")
+    await harness.live("train.py")
+    assert not harness.gone
+
+
+async def test_an_agent_that_reads_late_still_learns_that_it_was_replaced(standing: SupervisorHarness) -> None:
+    late = connect(standing.link.folder)
+    refused = msgspec.structs.replace(standing.order("train.py"), stdout="x" * (4 << 20))  # the answer repeats it
+    await asyncio.to_thread(late.sendall, encode(refused) + b"\n")
+    await until(lambda: bool(standing.gone))
+    new = SupervisorHarness(standing.home)
+    await new.find(standing.link.folder)
+    late.settimeout(SECONDS)
+    lines = late.makefile("rb")
+    answers = [await asyncio.to_thread(lines.readline) for _ in range(2)]
+    assert [type(from_supervisor(answer)) for answer in answers] == [NotBegun, Replaced]
+    late.sendall(encode(Look()) + b"\n")
+    late.close()
+    await new.link.look()
+    assert not new.gone
+    await new.link.close()
+
+
+async def test_rubbish_disturbs_neither_the_supervisor_nor_its_ranks(harness: SupervisorHarness) -> None:
+    harness.script(SLEEP)
+    begun = await harness.begin(harness.order("train.py"))
+    for rubbish in (*GARBAGE, *damage(encode(harness.order("train.py"))), b"\xff" * 50_000):
+        harness.link.connection.unsent += rubbish + b"\n"
+    state = await harness.link.look()
+    assert [(kept.begun, kept.ended) for kept in state.kept] == [(begun, None)]
+    assert lives(begun.pid)
     harness.script("")
     assert (await harness.live("train.py")).ended.code == 0
+
+
+async def test_damaged_records_are_passed_over_and_the_others_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "supervisor"
+    folder.mkdir(mode=0o700)
+    whole = RankRecord(begun=Begun(key="whole", pid=1, at=1.0), ended=Ended(key="whole", at=2.0, code=3))
+    (folder / "whole.json").write_bytes(encode(whole))
+    for number, data in enumerate(damage(encode(whole))):
+        (folder / f"damaged-{number}.json").write_bytes(data)
+    assert read_records(folder) == {"whole": whole}
+    harness = SupervisorHarness(tmp_path)
+    assert (await harness.start(folder, SupervisorOptions(tied=True, env=ENV))).kept == (whole,)
+    harness.script("")
+    assert (await harness.live("train.py")).ended.code == 0
+    assert "damaged-0.json cannot be read" in (folder / LOG).read_text()
+    await harness.link.close()
 
 
 def test_a_message_of_many_megabytes_arrives_whole() -> None:
@@ -311,8 +379,9 @@ def test_a_message_of_many_megabytes_arrives_whole() -> None:
 
 
 async def test_an_agent_that_does_not_read_is_given_up_and_finds_in_the_state_what_it_missed(
-    harness: SupervisorHarness,
+    standing: SupervisorHarness,
 ) -> None:
+    harness = standing
     harness.script("raise SystemExit(3)")
     begin = harness.order("train.py")
     silent = connect(harness.link.folder)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.store.test_search import make
+from tests.damaged_json import damage
 from torchloom.checkpoints.store import manifest as manifests
 from torchloom.checkpoints.store.checksums import describe
 from torchloom.checkpoints.store.inventory import Entry, Inventory, inventory_from_reports, take_inventory
@@ -124,6 +125,16 @@ def test_those_of_others_are_told_by_their_kind(tmp_path: Path) -> None:
     assert seen.entries[0].size == 112, "a folder weighs what is in it, however deep"
     assert states(take_inventory(tmp_path, NOW, verify=True))[20].startswith("not a whole torch.save file")
     assert list(states(take_inventory(tmp_path, NOW, "checkpoint_{step}.pt"))) == [40, 30, 20, 10]
+
+
+@pytest.mark.parametrize("data", damage(b'{"weight_map":{"a":"model.safetensors"}}'))
+def test_a_damaged_index_is_named(tmp_path: Path, data: bytes) -> None:
+    folder = tmp_path / "checkpoint-60"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"x")
+    (folder / "model.safetensors.index.json").write_bytes(data)
+    assert states(take_inventory(tmp_path, NOW, verify=True)) == {60: "model.safetensors.index.json is damaged"}
 
 
 def test_a_pipe_and_a_link_that_leads_away_are_not_waited_for(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import damaged_json
 from tests.checkpoints.store.test_search import make
 from torchloom import Checkpoints, Keep
 from torchloom.checkpoints.store.inventory import take_inventory
@@ -79,6 +80,18 @@ def test_one_that_was_killed_half_way_is_finished(tmp_path: Path) -> None:
     assert found is not None
     assert found.step == 80
     assert names(tmp_path) == ["rolled-back-1/step-100", "rolled-back-1/step-90"]
+
+
+@pytest.mark.parametrize("data", damaged_json.damage(b'{"of":"i1","before":90}'))
+def test_a_damaged_note_does_not_hinder_the_next_time(tmp_path: Path, data: bytes) -> None:
+    for step in (80, 90, 100):
+        make(tmp_path, step)
+    roll_back(tmp_path, "i1", before=100)
+    (tmp_path / "rolled-back-1" / NOTE).write_bytes(data)
+    found = roll_back(tmp_path, "i2", before=90).checkpoint
+    assert found is not None
+    assert found.step == 80
+    assert names(tmp_path) == ["rolled-back-1/step-100", "rolled-back-2/step-90"]
 
 
 def test_with_nothing_before_it_training_begins_anew_and_finds_nothing(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import msgspec
 from torchloom.agent.supervisor.protocol import Ended
 from torchloom.protocol.node import ExitCause
 from torchloom.protocol.phrase import Phrase, Prose, phrase
+from torchloom.shared.json_decoding import decoder
 
 LINES = 20
 MAX_BYTES = 16 * 1024
@@ -49,10 +50,9 @@ def last_lines(path: str | Path, lines: int = LINES, max_bytes: int = MAX_BYTES)
 def recorded_error(path: str | Path) -> str:
     """What torch wrote to TORCHELASTIC_ERROR_FILE: "ValueError: ..."; empty if there is nothing."""
     try:
-        data: Any = msgspec.json.decode(Path(path).read_bytes())
-    except (OSError, ValueError):
+        message = decoder(dict)(Path(path).read_bytes()).get("message")
+    except (OSError, msgspec.MsgspecError):
         return ""
-    message = data.get("message") if isinstance(data, dict) else None
     if isinstance(message, dict):
         message = message.get("message")
     return message.strip()[:MAX_LINE] if isinstance(message, str) else ""

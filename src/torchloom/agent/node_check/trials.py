@@ -19,8 +19,11 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+import msgspec
+
 from torchloom.agent.monitor.exit_evidence import describe_exit
 from torchloom.protocol.phrase import phrase
+from torchloom.shared.json_decoding import decoder
 
 SIZE = 512
 """Rows of the matrices."""
@@ -48,10 +51,8 @@ def run(words: tuple[str, ...], seconds: float, env: Mapping[str, str] | None = 
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in a driver is left to it
             process.communicate(timeout=1.0)
         return {"trouble": phrase("trial_timed_out", seconds=seconds)}
-    with contextlib.suppress(ValueError, IndexError):
-        result = json.loads(out.strip().splitlines()[-1])
-        if isinstance(result, dict):
-            return result
+    with contextlib.suppress(msgspec.MsgspecError, IndexError):
+        return decoder(dict[str, Any])(out.strip().splitlines()[-1].encode())
     last = err.strip().splitlines()
     how = describe_exit(process.returncode)
     return {"trouble": phrase("trial_died", how=how, line=last[-1][:300] if last else "")}

@@ -26,6 +26,7 @@ from torchloom.agent.supervisor.fork import StartFailed, fork_rank, read_complai
 from torchloom.agent.supervisor.protocol import Begin, Begun, Ended, NotBegun, RankRecord, Signal, encode
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.shared.files import replace_file
+from torchloom.shared.json_decoding import decoder
 
 Become = Callable[[int], NoReturn]
 """What a forked child does to become the rank; gets the pipe to complain into."""
@@ -35,8 +36,10 @@ def read_records(folder: Path) -> dict[str, RankRecord]:
     """Of the ranks that were not forgotten, in the order of starting. A file that cannot be read is passed over."""
     records: list[RankRecord] = []
     for path in folder.glob("[!.]*.json"):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            records.append(msgspec.json.decode(path.read_bytes(), type=RankRecord))
+        try:
+            records.append(decoder(RankRecord)(path.read_bytes()))
+        except (OSError, msgspec.MsgspecError) as error:
+            log(f"{path.name} cannot be read and is passed over: {error}")
     return {record.begun.key: record for record in sorted(records, key=lambda record: record.begun.at)}
 
 

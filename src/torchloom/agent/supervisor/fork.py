@@ -20,6 +20,7 @@ import msgspec
 
 from torchloom.agent.supervisor.protocol import Begin
 from torchloom.protocol.phrase import Prose, phrase
+from torchloom.shared.json_decoding import decoder
 
 PR_SET_PDEATHSIG = 1
 STARTUP = str(Path(__file__).parent / "startup")
@@ -27,7 +28,7 @@ TEXT = 2000
 """Characters of a complaint: what a message has room for."""
 FAILED = 127
 """Exit code of a child that could not become a rank, as a shell has it for a command that is not found."""
-_decode_complaint: Callable[[bytes], Prose] = msgspec.json.Decoder(Prose).decode
+_decode_complaint: Callable[[bytes], Prose] = decoder(Prose)
 
 
 class StartFailed(Exception):

@@ -4,7 +4,8 @@
 
 Ranks are its children, so it gets their exit status even if the agent dies; and they die with it. It does little, so
 that little can make it fail: one thread, one poll, no network. An agent connects to FOLDER/supervisor.sock; a new one
-replaces the old one. With --tied the supervisor dies with its parent, the process PID.
+replaces the old one with its first message. With --tied the supervisor dies with its parent, the process PID, which is
+its agent: no other one replaces it.
 
 With --preload it imports modules ahead and forks ranks that have them already. In such a child Reborn is raised, the
 stack unwinds, and `main` runs the rank's script where a fresh interpreter would have run it.
@@ -32,6 +33,9 @@ from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, 
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.shared.files import open_locked
 
+MOST_SILENT = 8
+"""Connections from which nothing has come that is understood. Of more, the oldest is closed."""
+
 
 class Reborn(BaseException):
     """Raised in a forked child: it is no supervisor any more, and must unwind and run this."""
@@ -41,16 +45,19 @@ class Reborn(BaseException):
 
 
 class Supervisor:
-    def __init__(self, birth: ParentEnvironment, modules: list[str], lock: int) -> None:
+    def __init__(self, birth: ParentEnvironment, modules: list[str], lock: int, tied: bool) -> None:
         self.birth = birth
         self.lock = lock
+        self.tied = tied
         self.selector = PollSelector()
         """The only place where a supervisor waits. What is registered with a descriptor is called when it is ready."""
         self.wake = os.pipe()
         """Any signal that has a handler writes into it, and so ends the waiting."""
         self.children = ChildProcesses(self.selector, self._send)
         self.listener = protocol.listen_here()
+        self.connections: list[protocol.Connection] = []
         self.client: protocol.Connection | None = None
+        """The one among them that is the agent's."""
         self.to_load = modules
         self.why_cold: Prose = "" if modules else phrase("nothing_preloaded")
         self.waiting: list[protocol.Begin] = []
@@ -67,7 +74,8 @@ class Supervisor:
             signal.signal(number, signal.SIG_IGN)
         self.selector.register(self.wake[0], EVENT_READ, self._woken)
         self.selector.register(self.listener, EVENT_READ, self._accept)
-        self._connect(socket.socket(fileno=client))
+        self._welcome(self._connect(socket.socket(fileno=client)))
+        self._send(self._state())
         while not self.leaving:
             for key, _ in self.selector.select(0 if self.to_load else None):
                 # One that came before it may have closed this one, and a new one may have its number.
@@ -100,43 +108,64 @@ class Supervisor:
         with contextlib.suppress(OSError):  # gone before it was let in
             self._connect(self.listener.accept()[0])
 
-    def _connect(self, stream: socket.socket) -> None:
-        self._send(protocol.Replaced())
-        self._disconnect()
-        self.client = protocol.Connection(stream)
-        self.selector.register(stream, EVENT_READ, self._receive)
-        self._send(self._state())
+    def _connect(self, stream: socket.socket) -> protocol.Connection:
+        """Until it says something that is understood, it disturbs nobody."""
+        connection = protocol.Connection(stream)
+        self.connections.append(connection)
+        self.selector.register(stream, EVENT_READ, partial(self._receive, connection))
+        silent = [other for other in self.connections if not other.spoke]
+        if len(silent) > MOST_SILENT:
+            self._disconnect(silent[0])
+        return connection
 
-    def _disconnect(self) -> None:
-        if self.client:
-            self.selector.unregister(self.client.stream)
-            self.client.stream.close()
+    def _welcome(self, connection: protocol.Connection) -> None:
+        """Make it the agent's. The former agent closes its connection when it has read everything."""
+        connection.spoke = True
+        if self.tied and self.client is not None:
+            self._send_to(connection, protocol.Replaced())
+            return
+        self._send(protocol.Replaced())
+        self.client = connection
+
+    def _disconnect(self, connection: protocol.Connection) -> None:
+        self.selector.unregister(connection.stream)
+        connection.stream.close()
+        self.connections.remove(connection)
+        if connection is self.client:
             self.client = None
 
-    def _receive(self) -> None:
-        assert self.client
-        client, (messages, more) = self.client, self.client.receive()
+    def _receive(self, connection: protocol.Connection) -> None:
+        messages, more = connection.receive()
         for data in messages:
             try:
-                self._handle(protocol.from_agent(data))
+                message = protocol.from_agent(data)
             except msgspec.MsgspecError as error:
                 log(f"not understood: {error}")
-        if more:
-            self._send()
-        elif self.client is client:
-            self._disconnect()
+                continue
+            if not connection.spoke:
+                self._welcome(connection)
+            if connection is self.client:
+                self._handle(message)
+        if connection in self.connections:
+            if more:
+                self._send_to(connection)
+            else:
+                self._disconnect(connection)
 
     def _send(self, *messages: protocol.FromSupervisor) -> None:
-        """Send these, after what waits already. What the agent misses is in State, for the next one."""
-        if self.client is None:
-            return
+        """To the agent, if there is one. What it misses is in State, for the next one."""
+        if self.client is not None:
+            self._send_to(self.client, *messages)
+
+    def _send_to(self, connection: protocol.Connection, *messages: protocol.FromSupervisor) -> None:
+        """Send these, after what waits already."""
         with contextlib.suppress(OSError):
-            self.client.send(*messages)
-            if len(self.client.unsent) <= protocol.MAX_BYTES:
-                events = EVENT_READ | EVENT_WRITE if self.client.unsent else EVENT_READ
-                self.selector.modify(self.client.stream, events, self._receive)
+            connection.send(*messages)
+            if len(connection.unsent) <= protocol.MAX_BYTES:
+                events = EVENT_READ | EVENT_WRITE if connection.unsent else EVENT_READ
+                self.selector.modify(connection.stream, events, partial(self._receive, connection))
                 return
-        self._disconnect()  # it is gone, or does not read
+        self._disconnect(connection)  # it is gone, or does not read
 
     def _handle(self, message: protocol.FromAgent) -> None:
         match message:
@@ -180,8 +209,8 @@ class Supervisor:
         """In the child. Nothing of the supervisor's may stay open: the agent would not see the supervisor's end."""
         self.children.close_in_child()
         self.listener.close()
-        if self.client:
-            self.client.stream.close()
+        for connection in self.connections:
+            connection.stream.close()
         for fd in (*self.wake, self.lock):
             os.close(fd)
         warm_start.prepare(begin, target, self.birth)
@@ -207,7 +236,8 @@ def main() -> None:
         print(f"another supervisor has {options.folder}", file=sys.stderr)
         sys.exit(protocol.ALREADY)
     try:
-        Supervisor(birth, [name for name in options.preload.split(",") if name], lock).serve(options.client)
+        modules = [name for name in options.preload.split(",") if name]
+        Supervisor(birth, modules, lock, options.tied is not None).serve(options.client)
         return
     except Reborn as reborn:
         target = reborn.target

@@ -1,11 +1,12 @@
 """What an agent and a supervisor say to each other: frozen, tagged, one line of JSON each. And the socket between them.
 
 agent  → supervisor   Begin Signal Forget Look Leave
-supervisor → agent    State            at once when an agent connects, when preloading is over, and when asked
+supervisor → agent    State            to the agent that starts it at once, when preloading is over, and when asked
                   Begun NotBegun   the answer to Begin
                   Ended            by itself, once, after it has been written to the folder
-                  Replaced         another agent has connected; this connection closes
+                  Replaced         another agent is served; the one that reads this closes the connection
 
+An agent that finds a supervisor asks with Look: its first message makes it the one that is served.
 A path too long for a sockaddr_un (108 bytes) is reached through the open folder: /proc/self/fd/N/supervisor.sock.
 """
 
@@ -22,6 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from torchloom.protocol.phrase import Prose
+from torchloom.shared.json_decoding import decoder
 
 ALREADY = 5
 """Exit code where another supervisor has the folder."""
@@ -145,13 +147,8 @@ FromAgent = Begin | Signal | Forget | Look | Leave
 FromSupervisor = State | Begun | NotBegun | Ended | Replaced
 
 encode = msgspec.json.Encoder().encode
-from_agent: Callable[[bytes], FromAgent] = msgspec.json.Decoder(FromAgent).decode
-from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.json.Decoder(FromSupervisor).decode
-
-
-def check(begin: Begin) -> None:
-    """Raise msgspec.ValidationError or UnicodeEncodeError if a supervisor would not accept it."""
-    msgspec.json.decode(encode(begin), type=Begin)
+from_agent: Callable[[bytes], FromAgent] = decoder(FromAgent)
+from_supervisor: Callable[[bytes], FromSupervisor] = decoder(FromSupervisor)
 
 
 # ── the socket ──
@@ -189,6 +186,8 @@ class Connection:
     def __init__(self, stream: socket.socket) -> None:
         stream.setblocking(False)
         self.stream = stream
+        self.spoke = False
+        """Whether the supervisor has understood a message from it."""
         self.unsent = bytearray()
         self._unread = bytearray()
 

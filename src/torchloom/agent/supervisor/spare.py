@@ -55,9 +55,10 @@ class Spare:
     def rank_ended(self, ended: Ended) -> None:
         """Nothing runs in it."""
 
-    def supervisor_gone(self, link: SupervisorClient, _: Gone) -> None:
+    def supervisor_gone(self, link: SupervisorClient, gone: Gone) -> None:
         if link is self._link:
-            shutil.rmtree(link.folder, ignore_errors=True)
+            if not gone.replaced:
+                shutil.rmtree(link.folder, ignore_errors=True)
             self._prepare()
 
     async def close(self) -> None:

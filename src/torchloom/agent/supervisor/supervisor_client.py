@@ -79,9 +79,10 @@ class Gone:
 
 
 class SupervisorGone(TorchLoomError):
-    """The supervisor died before it answered. A rank that was being started is dead too."""
+    """The supervisor died before it answered, and a rank that was being started with it; or it serves another agent."""
 
     def __init__(self, folder: Path, gone: Gone) -> None:
+        self.replaced = gone.replaced
         self.why = phrase("supervisor_gone", folder=str(folder), why=gone.why)
         super().__init__(render(self.why))
 
@@ -136,13 +137,16 @@ class SupervisorClient:
 
     @classmethod
     async def find(cls, folder: Path, owner: SupervisorOwner | None) -> SupervisorClient:
-        """Connect to the supervisor in this folder; it drops the agent it serves now. Unreachable if none is there."""
+        """Connect to the supervisor in this folder; it drops the agent it serves now, unless that one is tied to it.
+        Unreachable if none is there."""
         folder = folder.absolute()
         try:
             stream = protocol.connect(folder)
         except OSError as error:
             raise Unreachable(f"no supervisor in {folder}: {error.strerror}") from error
-        return await cls(folder, protocol.Connection(stream), owner)._open()
+        link = cls(folder, protocol.Connection(stream), owner)
+        link._send(protocol.Look())
+        return await link._open()
 
     async def close(self) -> None:
         """Stop talking. A standing supervisor stays, and so do its ranks; a tied one is asked to end."""
@@ -173,8 +177,8 @@ class SupervisorClient:
     async def begin(self, begin: Begin) -> Begun | NotBegun:
         """Returns when the rank runs, or could not be started. A warm rank waits for the end of preloading."""
         try:
-            protocol.check(begin)
-        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            protocol.from_agent(protocol.encode(begin))  # as the supervisor will
+        except (msgspec.MsgspecError, UnicodeEncodeError) as error:
             raise BadInput(f"cannot start {begin.key!r}: {error}") from error
         if begin.key in self._starts:
             raise BadInput(f"{begin.key} is being started already")

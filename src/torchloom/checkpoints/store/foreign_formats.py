@@ -6,13 +6,15 @@ check, but this module does. Of folders it checks whether all files they name ex
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
 import zlib
 from pathlib import Path
 
+import msgspec
+
 from torchloom.errors import Damaged
+from torchloom.shared.json_decoding import decoder
 
 PATTERN = re.compile(r"(?:step|checkpoint|ckpt|epoch|iter|iteration)[^A-Za-z0-9]?(\d{1,18})(?=\D*$)", re.IGNORECASE)
 """The last number of a name is its step, if the word before it says so: checkpoint_step_100.pt, step_200.ckpt,
@@ -95,9 +97,9 @@ def _check_huggingface(path: Path) -> None:
         raise Damaged(path, "it has no weights")
     for index in path.glob("*.index.json"):
         try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            names = {str(name) for name in decoder(dict)(index.read_bytes())["weight_map"].values()}
+        except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(path, f"{index.name} is damaged") from error
-        missing = sorted(name for name in names if not (path / str(name)).exists())
+        missing = sorted(name for name in names if not (path / name).exists())
         if missing:
             raise Damaged(path, f"{missing[0]} is missing" + (f" and {len(missing) - 1} more" if missing[1:] else ""))

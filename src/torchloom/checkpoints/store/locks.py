@@ -23,6 +23,7 @@ import msgspec
 
 from torchloom.checkpoints.store.manifest import NAME
 from torchloom.errors import AlreadyUp, BadState
+from torchloom.shared.json_decoding import decoder
 
 logger = logging.getLogger("torchloom")
 WRITER: Final = ".writer"
@@ -130,7 +131,7 @@ def _open_or_create(path: Path) -> int:
 
 def _describe_owner(file: int) -> str:
     try:
-        owner = msgspec.json.decode(os.pread(file, 4096, 0), type=Owner)
+        owner = decoder(Owner)(os.pread(file, 4096, 0))
     except (OSError, msgspec.MsgspecError):
         return "it does not say which"
     return f"{owner.job or 'a job without a name'}, pid {owner.pid} on {owner.host}"

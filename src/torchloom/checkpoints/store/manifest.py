@@ -15,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from torchloom.errors import Damaged
+from torchloom.shared.json_decoding import decoder
 
 NAME: Final = "manifest.json"
 FORMAT: Final = 1
@@ -99,13 +100,13 @@ def read(folder: Path) -> Manifest:
     except OSError as error:
         raise Damaged(folder, f"its manifest cannot be read: {error.strerror}") from error
     try:
-        version = msgspec.json.decode(data, type=_Version).format
+        version = decoder(_Version)(data).format
         if version > FORMAT:
             raise Damaged(folder, f"its manifest has format {version}, this version reads up to {FORMAT}")
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = decoder(Manifest)(data)
         if not _is_sealed(data):
             raise Damaged(folder, "its manifest is damaged: its checksum does not fit")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.MsgspecError as error:
         raise Damaged(folder, f"its manifest is damaged: {error}") from error
     _check_claims(folder, manifest)
     return manifest

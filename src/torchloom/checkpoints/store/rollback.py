@@ -25,6 +25,7 @@ from torchloom.checkpoints.store.locks import WriterLock, pruning
 from torchloom.checkpoints.store.search import Candidate, ValidCheckpoint, candidates, rolled_back_folders
 from torchloom.errors import Damaged, NoValidCheckpoint, TorchLoomError
 from torchloom.shared.files import sync_folder, write_durably
+from torchloom.shared.json_decoding import decoder
 
 NOTE: Final = "rollback.json"
 _here = threading.Lock()
@@ -138,5 +139,5 @@ def notes(folder: Path) -> list[tuple[Path, Note]]:
     for _, path in rolled_back_folders(folder):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             if not path.is_symlink():
-                noted.append((path, msgspec.json.decode((path / NOTE).read_bytes(), type=Note)))
+                noted.append((path, decoder(Note)((path / NOTE).read_bytes())))
     return noted

@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from torchloom.cli.known_names import known_job
+from msgspec.structs import replace
+
 from torchloom.cli.verb_call import Call, Parser, Verbs
+from torchloom.cli.verbs.status import see_job
 from torchloom.errors import BadInput, BadState, Damaged, NoValidCheckpoint, Refused, Unreachable
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.views import CheckpointsView
@@ -21,7 +23,6 @@ from torchloom.views.format.numbers import size
 from torchloom.views.format.tables import clean, cut
 
 if TYPE_CHECKING:
-    from torchloom.bus.weaver_client import WeaverClient
     from torchloom.checkpoints.store.inventory import Entry, Inventory
     from torchloom.checkpoints.store.retention import Keep, Pruned
 
@@ -66,33 +67,39 @@ def _complete(words: tuple[str, ...], prefix: str, parsed_args: Namespace, **_: 
 class Target(NamedTuple):
     folder: Path | None
     """None if it is not on this machine."""
-    report: CheckpointsView | None
+    report: CheckpointsView | None = None
     """What the weaver knows, if a job was named."""
+    pattern: str = ""
+    """The names of its checkpoints, if the job says so."""
 
     def elsewhere(self, what: str) -> Refused:
         assert self.report is not None
-        job, folder, node = self.report.job, self.report.folder, self.report.node or "another machine"
+        job, folder, node = self.report.job, self.report.folder, self.report.node
         if not folder:
             return Refused(f"job {job} has reported no checkpoints", hint="name a folder, such as ./runs/a")
-        return Refused(f"the folder {folder} is on {node}, not here", hint=f"run `loom {what} {folder}` there")
+        where, there = (f"is on {node}, not here", "") if node else ("is not here", "if another machine has it, ")
+        return Refused(f"the folder {folder} {where}", hint=f"{there}run `loom {what} {folder}` there")
 
 
 def find(call: Call) -> Target:
+    """What a job resumes from is in the folder that it was started with; otherwise it is where its ranks save."""
     target: str = call.args.target
     if os.sep in target or os.path.isdir(target):  # noqa: PTH112  false where nobody lets us look
-        return Target(Path(target), None)
-
-    async def look(weaver: WeaverClient) -> CheckpointsView:
-        return await weaver.checkpoints(known_job(await weaver.cluster(most=0), target))
-
+        return Target(Path(target))
     check_name("job", target)
     try:
-        report = call.query(look)
+        _, runs = see_job(call, target, 0)
+        report = call.query(lambda weaver: weaver.checkpoints(target))
     except (Refused, Unreachable) as error:
         error.hint = "; ".join(filter(None, [error.hint, f"a folder is written ./{target}"]))
         raise
+    pattern = ""
+    if task := next((run.task for run in runs if run.task.checkpoint_dir), None):
+        folder = str(Path(task.cwd, task.checkpoint_dir))
+        if os.path.isdir(folder) or not report.folder:  # noqa: PTH112
+            report, pattern = replace(report, folder=folder), task.checkpoint_pattern
     here = os.path.isdir(report.folder)  # noqa: PTH112
-    return Target(Path(report.folder) if here else None, report)
+    return Target(Path(report.folder) if here else None, report, pattern)
 
 
 def checkpoints(call: Call) -> int:
@@ -104,9 +111,9 @@ def checkpoints(call: Call) -> int:
     from torchloom.views import checkpoints as view
 
     target = find(call)
-    folder, report = target
+    folder, report, pattern = target
     if folder is not None:
-        inventory = _survey(call, folder)
+        inventory = _survey(call, folder, call.args.pattern or pattern or None)
     elif report is not None and not (call.args.verify and report.folder):
         inventory = inventory_from_reports(report.folder, report.saved)
     else:
@@ -119,7 +126,7 @@ def checkpoints(call: Call) -> int:
     return NoValidCheckpoint.exit_code if lost else 0
 
 
-def _survey(call: Call, folder: Path) -> Inventory:
+def _survey(call: Call, folder: Path, pattern: str | None) -> Inventory:
     from torchloom.checkpoints.store.inventory import take_inventory
 
     with Progress() as progress:
@@ -127,7 +134,7 @@ def _survey(call: Call, folder: Path) -> Inventory:
         def watch(entry: Entry, number: int, total: int, done: int) -> None:
             progress.say(f"reading {entry.name} ({size(entry.size)}), {number:,} of {total:,}", done)
 
-        return take_inventory(folder, time.time(), call.args.pattern, call.args.verify, watch)
+        return take_inventory(folder, time.time(), pattern, call.args.verify, watch)
 
 
 def prune(call: Call) -> int:

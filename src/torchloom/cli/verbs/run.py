@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from torchloom.cli.verb_call import Call, Verbs
 from torchloom.cli.verbs.jobs import add_rules, with_rules
 from torchloom.errors import BadInput
-from torchloom.job.job_file_reader import make_task, span
+from torchloom.job.job_file_reader import check_size, make_task, span
 from torchloom.job.options_from_spec import add_options, declared_options, read_options
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.job_spec import JobSettings, Task, Torchft
@@ -144,7 +144,7 @@ def _task(call: Call) -> Task:
         min_nodes=min_nodes,
         attended=nodes == 1,
     )
-    return with_replicas(task, args, len(node.devices))
+    return check_size(with_replicas(task, args, len(node.devices)))
 
 
 def _counts(text: str, gpus: int) -> tuple[int | None, int]:

@@ -15,6 +15,7 @@ import msgspec
 
 from torchloom.integrations.torchft.manager_internals import logger, private_attribute, replace, warn_once
 from torchloom.protocol.rank import Healed
+from torchloom.shared.json_decoding import decoder
 from torchloom.threadlet.changes.participant import Handover
 from torchloom.threadlet.changes.step_boundary import StepBoundary
 
@@ -74,7 +75,7 @@ class HealState:
     def _take_over(self, state: Any) -> None:
         step, source = self._manager.current_step(), ""
         if state:
-            theirs = msgspec.json.decode(state, type=Handover)
+            theirs = decoder(Handover)(state)
             source = theirs.source
             self._boundary.take_over(theirs, step)
         else:

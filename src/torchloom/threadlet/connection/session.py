@@ -244,7 +244,7 @@ class Session:
             return
         try:
             command = decode_command(message.data)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+        except msgspec.MsgspecError:
             return
         if command.incarnation == self._state.incarnation and command.term >= self._state.term:
             self._state.term = command.term

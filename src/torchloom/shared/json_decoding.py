@@ -1,0 +1,29 @@
+"""Decoding JSON from outside of this process: bytes become a value of the expected type, or a msgspec.DecodeError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+T = TypeVar("T")
+
+
+@overload
+def decoder(kind: type[T]) -> Callable[[bytes], T]: ...
+@overload
+def decoder(kind: Any) -> Callable[[bytes], Any]: ...  # a union, for which Python has no type
+def decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Decode and validate this type. msgspec alone raises other errors for two kinds of damage, which callers miss."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def checked(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except UnicodeDecodeError as error:
+            raise msgspec.DecodeError(f"text that is not UTF-8: {error}") from None
+        except RecursionError:
+            raise msgspec.DecodeError("nested too deeply") from None
+
+    return checked
