@@ -55,7 +55,7 @@ def _choose(order: Prepare) -> ValidCheckpoint | None:
         return None  # the first start: the script makes it
     if back is not None:
         of = f"{order.job} {order.submitted} {back.incident or order.attempt}"
-        return roll_back(folder, of, back.before, back.back, pattern, job=order.job, saved=back.saved).checkpoint
+        return roll_back(folder, of, back.before, back.back, pattern, job=order.job, saved=back.saved)
     try:
         return latest(folder, pattern)
     except NoValidCheckpoint as none:
