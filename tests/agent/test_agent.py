@@ -70,7 +70,7 @@ async def told(folder: Path) -> AsyncIterator[Told]:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            await agent.close(kill=True)
+            await agent.close()
             await client.close()
             await weaver.close()
 

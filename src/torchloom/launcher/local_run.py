@@ -94,7 +94,7 @@ async def agent_of(settings: Settings, node: Node, request: LaunchRequest, hot: 
             yield agent
         finally:
             await end_all([running])
-            await agent.close(kill=True)
+            await agent.close()
             await agent.say_goodbye()
             await close_quietly(client)
 

@@ -136,7 +136,7 @@ class RunFollower:
 
     def _rejected(self) -> dict[str, str]:
         """Checkpoints that were passed over, and why, as far as it is known here."""
-        newest = max(self._attempts, key=lambda attempt: attempt.number, default=None)
+        newest = max(self._attempts, key=lambda attempt: attempt.prepared.attempt, default=None)
         return newest.prepared.rejected if newest is not None else {}
 
     async def _show_output(self, runs: Sequence[RunView]) -> None:

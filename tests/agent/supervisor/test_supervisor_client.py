@@ -245,9 +245,12 @@ async def test_a_folder_has_one_supervisor(harness: SupervisorHarness) -> None:
 async def test_a_supervisor_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="/no/python"):
         await SupervisorHarness(tmp_path).start(tmp_path / "supervisor", SupervisorOptions(python="/no/python"))
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o700)
     with pytest.raises(TorchLoomError, match="No module named 'torchloom'"):
         await SupervisorHarness(tmp_path).start(
-            tmp_path / "supervisor", SupervisorOptions(tied=True, flags=("-S",), env=ENV)
+            tmp_path / "supervisor", SupervisorOptions(tied=True, python=str(bare), env=ENV)
         )
 
 
@@ -261,7 +264,7 @@ async def test_what_cannot_be_imported_ahead_makes_starts_cold(tmp_path: Path) -
     error = "ModuleNotFoundError: No module named 'no_such_module'"
     assert answer.why_cold == phrase("cannot_preload", module="no_such_module", error=error)  # type: ignore[union-attr]
     assert (await harness.link.settled()).why_cold == answer.why_cold  # type: ignore[union-attr]
-    await harness.link.close()
+    await harness.link.dismiss()
 
 
 async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> None:
@@ -274,7 +277,7 @@ async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> No
     await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, preload=("threaded",), env=env))
     state = await harness.link.settled()
     assert state.why_cold == phrase("threads_preloaded", count=1)
-    await harness.link.close()
+    await harness.link.dismiss()
 
 
 async def test_a_new_agent_takes_the_place_of_the_old(light_folder: Path, tmp_path: Path) -> None:
@@ -289,7 +292,7 @@ async def test_a_new_agent_takes_the_place_of_the_old(light_folder: Path, tmp_pa
     new.script("")
     life = await new.live("train.py")
     new.link.forget(life.begun.key)
-    await new.link.close()
+    new.link.close()
 
 
 async def test_rubbish_does_not_disturb_the_supervisor(harness: SupervisorHarness) -> None:
@@ -371,7 +374,7 @@ async def test_a_new_descriptor_with_the_number_of_a_closed_one_is_not_taken_for
     assert all(isinstance(answer, Begun) for answer in answers)
     await until(lambda: len(harness.ends) == 43)
     assert all(record.ended for record in (await harness.link.look()).kept)
-    await harness.link.close()
+    await harness.link.dismiss()
 
 
 async def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path) -> None:
@@ -386,7 +389,7 @@ async def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path) -> None:
     assert (await harness.end_of(begin.key)).code == 3
     harness.link.connection.stream.sendall(b"rubbish\n")
     assert [kept.ended for kept in (await harness.link.look()).kept] == [harness.ends[begin.key]]
-    await harness.link.close()
+    await harness.link.dismiss()
 
 
 async def test_an_owner_that_fails_does_not_lose_the_messages_that_follow(tmp_path: Path) -> None:
@@ -401,7 +404,7 @@ async def test_an_owner_that_fails_does_not_lose_the_messages_that_follow(tmp_pa
     theirs.send(State(pid=1), Ended(key="a", at=1.0), Ended(key="b", at=2.0))
     await harness.link._open()
     assert list(harness.ends) == ["a", "b"]
-    await harness.link.close()
+    harness.link.close()
     theirs.stream.close()
 
 
