@@ -25,8 +25,7 @@ def _standing(folder: Path, *preload: str) -> Iterator[Path]:
 
     async def start() -> None:
         await starter.start(folder, SupervisorOptions(tied=True, preload=preload, env=env, cwd=str(folder.parent)))
-        starter.link.tied = False  # it dies with pytest, but not with its first agent
-        await starter.link.close()
+        starter.link.close()  # it dies with pytest, but not with its first agent
 
     async def dismiss() -> None:
         ender = SupervisorHarness(folder.parent)
@@ -61,7 +60,7 @@ async def _found(folder: Path, home: Path) -> AsyncIterator[SupervisorHarness]:
     assert not harness.gone
     for key in harness.ends:
         harness.link.forget(key)
-    await harness.link.close()
+    harness.link.close()
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[SupervisorHarness]:
     harness = SupervisorHarness(tmp_path)
     await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, env=ENV))
     yield harness
-    await harness.link.close()
+    await harness.link.dismiss()
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ async def standing(tmp_path: Path) -> AsyncIterator[SupervisorHarness]:
     assert harness.link.process
     harness.link.process.kill()
     harness.link.process.wait()
-    await harness.link.close()
+    harness.link.close()
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,7 @@ async def told(folder: Path, tied: bool = True) -> AsyncIterator[Told]:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            await agent.close(kill=True)
+            await agent.close()
             await client.close()
             await weaver.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.checkpoints.ranks import job
 from tests.checkpoints.training import Plan, Training
-from torchloom.checkpoints.coordination import find_coordinator
+from torchloom.checkpoints.coordination import Coordinator, update_coordinator
 
 
 class Answer:
@@ -21,7 +21,7 @@ class Answer:
 
 
 def broadcast(training: Training) -> int:
-    assert find_coordinator().broadcast_from_zero(Answer) is not None
+    assert update_coordinator(Coordinator()).broadcast_from_zero(Answer) is not None
     return Answer.encoded
 
 

@@ -214,7 +214,7 @@ def test_a_folder_that_another_job_writes_into_is_refused_on_all_ranks(tmp_path:
             assert {type(outcome) for outcome in outcomes} == {AlreadyUp}
             assert all(f"pid {os.getpid()}" in str(outcome) for outcome in outcomes)
     finally:
-        lock.release()
+        lock.close()
 
 
 # ── resuming ─────────────────────────────────────────────────────────────────────────────────────────────────────────

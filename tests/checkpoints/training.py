@@ -216,19 +216,20 @@ class Held(torchloom.Checkpoints):
 
     def _write(self, saving: PendingSave, prepared: PreparedSave) -> None:
         gate, self.gate = self.gate, None
-        super()._write(saving, HalfWay(prepared, gate))
+        super()._write(saving, HalfWay(saving, prepared, gate))
 
 
 class HalfWay:
-    def __init__(self, prepared: PreparedSave, gate: Path | None) -> None:
+    def __init__(self, saving: PendingSave, prepared: PreparedSave, gate: Path | None) -> None:
+        self._saving = saving
         self._prepared = prepared
         self._gate = gate
         self.layout = prepared.layout
         self.size = prepared.size
         self.release = prepared.release
 
-    def write(self, saving: PendingSave) -> None:
-        grow = saving.grow
+    def write(self) -> None:
+        grow = self._saving.grow
 
         def stop(size: int) -> None:
             grow(size)
@@ -236,8 +237,8 @@ class HalfWay:
             if gate is not None:
                 os.close(os.open(gate, os.O_RDONLY))
 
-        saving.grow = stop
-        self._prepared.write(saving)
+        self._saving.grow = stop
+        self._prepared.write()
 
 
 def wrap(model: torch.nn.Sequential, kind: Kind) -> torch.nn.Module:

@@ -36,9 +36,10 @@ from torchloom.agent.supervisor.protocol import Ended
 from torchloom.agent.supervisor.spare import Spare
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorOptions
 from torchloom.bus.tasks import TaskSet, end_all
+from torchloom.core.detect.hang import spans
 from torchloom.errors import AlreadyUp, TorchLoomError
 from torchloom.protocol.codec import decode_node_command, encode
-from torchloom.protocol.node import Dismiss, Examine, Halt, Inspect, Launch, NodeBeat, NodeCommand, Prepare
+from torchloom.protocol.node import AttemptStatus, Dismiss, Examine, Halt, Inspect, Launch, NodeBeat, Prepare
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import FACT, NODE, TASK
 from torchloom.settings import Settings
@@ -113,8 +114,6 @@ class Agent:
     say: Callable[[str], None] = logger.info
     hot: float = Settings.device_temperature_celsius
     jobs: dict[str, JobHere] = field(default_factory=dict)
-    launched: Callable[[Attempt], None] = lambda _: None
-    """Called for every attempt whose ranks are started here."""
     spare: Spare | None = None
     """A supervisor that has imported torch and waits for a job."""
     incarnation: str = field(default_factory=new_incarnation)
@@ -128,8 +127,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.health = GpuHealth(self.client, self.node, self.incarnation, self.hot)
-        look = self.health.gpus.look
-        self.examining = NodeCheckService(self.client, self.node, self.folder, look, self._news.set)
+        self.examining = NodeCheckService(self.client, self.node, self.folder, self.health.gpus.look, self._news.set)
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -186,9 +184,6 @@ class Agent:
         if command.term < self._term or self._leaving:
             return
         self._term = command.term
-        self._obey(command)
-
-    def _obey(self, command: NodeCommand) -> None:
         job = self.jobs.get(command.job)
         attempt = job.attempts.get(command.attempt) if job is not None else None
         match command:
@@ -225,11 +220,9 @@ class Agent:
         """The attempt that a command is about."""
         before = self._endings.get(command.job)
         here = self.jobs.setdefault(command.job, JobHere(self.folder / command.job, before=before))
-        number = command.attempt
-        if number not in here.attempts:
-            folder, logs = here.folder / f"attempt-{number}", log_folder(here.folder, command)
-            here.attempts[number] = Attempt(command.job, number, folder, logs, self._news.set)
-        return here.attempts[number]
+        status = AttemptStatus(job=command.job, attempt=command.attempt)
+        folder, logs = here.folder / f"attempt-{command.attempt}", log_folder(here.folder, command)
+        return here.attempts.setdefault(command.attempt, Attempt(status, folder, logs, self._news.set))
 
     async def _prepare(self, command: Prepare, attempt: Attempt) -> None:
         attempt.prepared = await asyncio.to_thread(prepare, command, self.node.host)
@@ -238,7 +231,8 @@ class Agent:
     def _launch(self, command: Launch) -> None:
         attempt = self.hold(command)
         attempt.expect(command, self.node.name)
-        self.launched(attempt)
+        if self.shared:
+            self.say(render(phrase("ranks_starting", job=command.job, ranks=spans(attempt.ranks))))
         self._tasks.start(self._start(command, self.jobs[command.job], attempt))
 
     async def _start(self, command: Launch, job: JobHere, attempt: Attempt) -> None:
@@ -340,8 +334,8 @@ class Agent:
             await self.client.publish(NODE.to(node=self.node.name), encode(self.beat()))
             await self.client.flush(1)
 
-    async def close(self, *, kill: bool) -> None:
-        """Disconnect; with `kill`, end everything that was started here."""
+    async def close(self) -> None:
+        """Let go of the supervisors, or end everything that was started here if it is tied to this agent."""
         self._leaving = True
         await self.examining.close()
         if self.spare is not None:
@@ -350,9 +344,9 @@ class Agent:
         await end_all([*self._tasks, *(job.awaited for job in self.jobs.values() if job.awaited is not None)])
         await asyncio.gather(*self._endings.values(), return_exceptions=True)
         for job in self.jobs.values():
-            if kill:
+            if self.tied:
                 await self._end(job)
             for link in job.supervisors.values():
-                await link.close()
-        for attempt in self.attempts if kill else ():
+                link.close()
+        for attempt in self.attempts if self.tied else ():
             shutil.rmtree(attempt.folder, ignore_errors=True)

@@ -34,14 +34,12 @@ OVER = "over.json"
 
 @dataclass
 class Attempt:
-    job: str
-    number: int
+    prepared: AttemptStatus
+    """Which it is; what was found before the start, and why there will be none."""
     folder: Path
     """Of this attempt: credentials, error files."""
     logs: Path
     changed: Callable[[], None]
-    prepared: AttemptStatus = field(init=False)
-    """What was found before the start, and why there will be none."""
     launch: Launch | None = None
     places: Sequence[Place] = ()
     """Of the ranks that run here."""
@@ -50,9 +48,6 @@ class Attempt:
     """Of ranks that run, and of those that have ended."""
     link: SupervisorClient | None = None
     halting: asyncio.Task[None] | None = None
-
-    def __post_init__(self) -> None:
-        self.prepared = AttemptStatus(job=self.job, attempt=self.number)
 
     def status(self) -> AttemptStatus:
         ranks = sorted(self.ranks.items())
@@ -116,8 +111,7 @@ class Attempt:
         if isinstance(answer, Begun):
             self.runs(rank, answer)
         else:
-            how = phrase("exit_code", status=FAILED)
-            evidence = phrase("rank_end", lines="", how=how, error=answer.why)
+            evidence = phrase("rank_end", lines="", how=phrase("exit_code", status=FAILED), error=answer.why)
             self._end(rank, code=FAILED, evidence=evidence, error=answer.why, cause="not_started")
 
     # ── running and ended ──
@@ -184,11 +178,10 @@ class Attempt:
                         self.link.signal(self.key(rank), number)
 
     def forget(self) -> None:
-        if self.link is not None:
-            with contextlib.suppress(SupervisorGone):
-                for rank in self.ranks:
-                    self.link.forget(self.key(rank))
         for rank in self.ranks:
+            with contextlib.suppress(SupervisorGone):
+                if self.link is not None:
+                    self.link.forget(self.key(rank))
             self._creds(rank).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             (self.folder / LAUNCH).replace(self.folder / OVER)
@@ -196,7 +189,7 @@ class Attempt:
     # ── names ──
 
     def key(self, rank: int) -> str:
-        return f"{self.number}-{rank}"
+        return f"{self.prepared.attempt}-{rank}"
 
     def _creds(self, rank: int) -> Path:
         return self.folder / f"rank-{rank}.creds"

@@ -21,18 +21,15 @@ from pathlib import Path
 import msgspec
 from nats.aio.msg import Msg
 
+from torchloom.agent import log_files
 from torchloom.agent.agent import BEAT_SECONDS, COLD, STANDBY, Agent, JobHere
-from torchloom.agent.attempt import Attempt
 from torchloom.agent.environment import RankPaths
-from torchloom.agent.log_files import find as find_lines
-from torchloom.agent.log_files import launches, read
 from torchloom.agent.node import Node
 from torchloom.agent.supervisor.children import read_records
 from torchloom.agent.supervisor.spare import remove_left
 from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone
 from torchloom.bus.connection import close_quietly, connect, find
 from torchloom.bus.tasks import end_all
-from torchloom.core.detect.hang import spans
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_look_lines, decode_node_beat, encode
 from torchloom.protocol.operator import No
@@ -52,15 +49,13 @@ async def serve(
 ) -> None:
     """Until SIGTERM or Ctrl-C. AlreadyUp if another agent serves this node."""
     with alone(folder, node.name):
-        address = find(settings, Role.AGENT)
-        client = await connect(address, name=f"agent {node.name}", keep_trying=True)
+        client = await connect(find(settings, Role.AGENT), name=f"agent {node.name}", keep_trying=True)
         try:
             paths = RankPaths(
                 addr=settings.addr, state=str(settings.state_folder), interface=node.interface, node=node.name
             )
             hot = settings.device_temperature_celsius
             agent = Agent(client, node, folder / "jobs", tied=tied, shared=True, paths=paths, say=say, hot=hot)
-            agent.launched = partial(_say_launched, say)
             agent.folder.mkdir(exist_ok=True, mode=0o700)
             taken = await _listen(agent)
             await asyncio.sleep(1.5 * BEAT_SECONDS)  # another agent may have this name, here or elsewhere
@@ -75,15 +70,11 @@ async def serve(
             try:
                 left = await _run_until_signal(agent, taken)
             finally:
-                await agent.close(kill=tied)
+                await agent.close()
             if left:
                 say(render(phrase("ranks_ended_with_agent" if tied else "ranks_continue", count=left)))
         finally:
             await close_quietly(client)
-
-
-def _say_launched(say: Callable[[str], None], attempt: Attempt) -> None:
-    say(render(phrase("ranks_starting", job=attempt.job, ranks=spans(attempt.ranks))))
 
 
 @contextlib.contextmanager
@@ -97,10 +88,8 @@ def alone(folder: Path, node: str) -> Iterator[None]:
         raise BadState(f"{folder} cannot be used: {error.strerror}", hint="--folder names another") from error
     if lock is None:
         raise AlreadyUp(f"an agent for {node} runs already, with {folder}", hint="--name gives another name")
-    try:
+    with os.fdopen(lock):
         yield
-    finally:
-        os.close(lock)
 
 
 async def _listen(agent: Agent) -> asyncio.Future[str]:
@@ -123,7 +112,7 @@ async def _answer(agent: Agent, message: Msg) -> None:
     answer: LinesView | No
     try:
         look = decode_look_lines(message.data)
-        answer = read(find_lines(agent.folder, look, agent.node.name), look)
+        answer = log_files.read(log_files.find(agent.folder, look, agent.node.name), look)
     except msgspec.MsgspecError as error:
         answer = rendered(No(why=phrase("not_understood", why=str(error))))
     except TorchLoomError as error:
@@ -163,7 +152,7 @@ async def adopt(agent: Agent) -> int:
     """Take over the ranks of an earlier agent. Returns how many still run."""
     running = 0
     for folder in sorted(path for path in agent.folder.iterdir() if path.is_dir()):
-        for launch, over in launches(folder):
+        for launch, over in log_files.launches(folder):
             if not over:
                 agent.hold(launch).expect(launch, agent.node.name)
         job = agent.jobs.get(folder.name) or JobHere(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping
@@ -28,13 +29,12 @@ class Node:
 
 def this_node(name: str = "", host: str = "") -> Node:
     hostname = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # one machine may be several of Slurm's nodes
-    devices = visible_devices(gpu_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Node(
         name=name or sanitised(hostname) or "node",
         host=host or "127.0.0.1",
         cores=cores(os.environ),
         memory_mb=psutil.virtual_memory().total // 2**20,
-        devices=devices,
+        devices=visible_devices(gpu_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES")),
         interface=interface_of(host),
     )
 
@@ -49,14 +49,11 @@ def cores(environ: Mapping[str, str]) -> int:
 def address_towards(url: str) -> str:
     """The address of this machine that the server at this URL sees: under it, others on that network reach it too."""
     there = urlsplit(url)
-    try:
-        routes = socket.getaddrinfo(there.hostname, there.port or 4222, type=socket.SOCK_DGRAM)
-        for family, kind, protocol, _, address in routes:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)  # nothing is sent
-                return str(probe.getsockname()[0])
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        route, *_ = socket.getaddrinfo(there.hostname, there.port or 4222, type=socket.SOCK_DGRAM)
+        with socket.socket(*route[:3]) as probe:
+            probe.connect(route[4])  # nothing is sent
+            return str(probe.getsockname()[0])
     return "127.0.0.1"
 
 

@@ -21,18 +21,17 @@ def prepare(order: Prepare, host: str) -> AttemptStatus:
     """A free port, and the checkpoint to resume from. May take as long as reading one does."""
     status = AttemptStatus(job=order.job, attempt=order.attempt)
     try:
-        status = replace(status, port=free_port(host))
-        checkpoint = _choose(order)
+        port, checkpoint = free_port(host), _choose(order)
     except TorchLoomError as error:
         hint = HINT if isinstance(error, NoValidCheckpoint) else error.hint
         trouble = phrase("not_prepared", error=error.message[:2000], hint=hint)
-        return replace(status, port=0, trouble=trouble, trouble_code=error.exit_code)
+        return replace(status, trouble=trouble, trouble_code=error.exit_code)
     except Exception as error:  # noqa: BLE001  the weaver must learn that there is nothing to start
-        return replace(status, port=0, trouble=(str(error) or type(error).__name__)[:2000])
+        return replace(status, trouble=(str(error) or type(error).__name__)[:2000])
     if checkpoint is None:
-        return status
+        return replace(status, port=port)
     shown = {name[:255]: why[:2000] for name, why in list(checkpoint.rejected.items())[:100]}
-    return replace(status, resume=str(checkpoint.path), resume_step=checkpoint.step, rejected=shown)
+    return replace(status, port=port, resume=str(checkpoint.path), resume_step=checkpoint.step, rejected=shown)
 
 
 def _choose(order: Prepare) -> ValidCheckpoint | None:
@@ -55,7 +54,7 @@ def _choose(order: Prepare) -> ValidCheckpoint | None:
         return None  # the first start: the script makes it
     if back is not None:
         of = f"{order.job} {order.submitted} {back.incident or order.attempt}"
-        return roll_back(folder, of, back.before, back.back, pattern, job=order.job, saved=back.saved).checkpoint
+        return roll_back(folder, of, back.before, back.back, pattern, job=order.job, saved=back.saved)
     try:
         return latest(folder, pattern)
     except NoValidCheckpoint as none:

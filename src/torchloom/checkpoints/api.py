@@ -23,11 +23,9 @@ from threading import Lock, Thread, get_ident, main_thread
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
 from torchloom.checkpoints import load, stateful_objects, threadlet_bridge
-from torchloom.checkpoints.coordination import Coordinator, all_or_none, find_coordinator, is_distributed
-from torchloom.checkpoints.load import Loaded
+from torchloom.checkpoints.coordination import Coordinator, all_or_none, update_coordinator
 from torchloom.checkpoints.pending_save import PendingSave, PreparedSave, SingleFileSave, describe_error, error_class
 from torchloom.checkpoints.rng_state import capture, restore
 from torchloom.checkpoints.staging import StagingBuffers
@@ -73,7 +71,7 @@ class Checkpoints:
         self.saving: PendingSave | None = None
         """The current or the last save."""
         self._copier = StagingBuffers()
-        self._coordinator: Coordinator | None = None
+        self._coordinator = Coordinator()
         self._lock: WriterLock | None = None
         self._live: Mapping[str, Any] | None = None
         """A state that can be saved at any time: see _know."""
@@ -114,8 +112,7 @@ class Checkpoints:
                 self._inside = 0
 
     def _save(self, step: int, state: Mapping[str, Any]) -> PendingSave | None:
-        began = time.monotonic()
-        saving = PendingSave(step, self.folder / folder_name(step), began)
+        saving = PendingSave(step, self.folder / folder_name(step))
         try:
             with all_or_none(self._current_coordinator()):
                 stateful_objects.check_names(state)
@@ -124,7 +121,7 @@ class Checkpoints:
                 return None
             self._wanted = False
             self._claim()
-            prepared = self._prepare(step, state)
+            prepared = self._prepare(saving, state)
         except (BadInput, AlreadyUp):
             raise
         except Exception as error:  # noqa: BLE001  the folder cannot be created, or a rank did not take part
@@ -146,7 +143,7 @@ class Checkpoints:
             knobs=threadlet.values() if threadlet is not None else {},
         )
         # Not a daemon: the interpreter waits for it before it exits.
-        saving.stall = time.monotonic() - began
+        saving.stall = time.monotonic() - saving.began
         try:
             thread = Thread(target=self._write, args=(saving, prepared), name=THREAD, daemon=False)
             if not main_thread().is_alive():
@@ -175,19 +172,19 @@ class Checkpoints:
         self._stuck = not free
         return free
 
-    def _prepare(self, step: int, state: Mapping[str, Any]) -> PreparedSave:
+    def _prepare(self, saving: PendingSave, state: Mapping[str, Any]) -> PreparedSave:
         threadlet = threadlet_bridge.current_threadlet()
         own = {"rng": capture(), "torchloom": threadlet.state_dict() if threadlet is not None else {}}
         coordinator = self._current_coordinator()
         if coordinator.size > 1 or stateful_objects.is_sharded(state):
             from torchloom.checkpoints.sharded_save import ShardedSave
 
-            return ShardedSave(self.folder, step, state, own, self._copier, coordinator)
-        return SingleFileSave(self.folder, step, {"state": stateful_objects.gather(state), **own}, self._copier)
+            return ShardedSave(saving, state, own, self._copier, coordinator)
+        return SingleFileSave(saving, {"state": stateful_objects.gather(state), **own}, self._copier)
 
     def _write(self, saving: PendingSave, prepared: PreparedSave) -> None:
         try:
-            prepared.write(saving)
+            prepared.write()
         except Exception as error:  # noqa: BLE001  a full disk, a dead file server: training continues
             prepared.release()
             self._fail(saving, error)
@@ -251,7 +248,7 @@ class Checkpoints:
         """The newest valid checkpoint, and why newer ones were rejected; NoValidCheckpoint if there is none."""
         return search.latest(self.folder, self.pattern)
 
-    def load(self, step: int | None = None, strict: bool = True) -> Loaded:
+    def load(self, step: int | None = None, strict: bool = True) -> load.Loaded:
         """What was saved, as data: at `step`, else in the newest valid checkpoint. No code in it is run.
 
         With `strict`, it raises for parts that one process cannot load completely; otherwise they are left out.
@@ -349,22 +346,18 @@ class Checkpoints:
                 logger.info("torchLoom: removed %s, which a process that is gone had left half-written", name)
 
     def _current_coordinator(self) -> Coordinator:
-        """The coordinator: of all ranks as soon as torch.distributed is initialised, else of this process."""
-        old = self._coordinator
-        if old is None or (is_distributed() and old.world is not dist.group.WORLD):
-            self._coordinator = find_coordinator()
-        assert self._coordinator is not None
+        self._coordinator = update_coordinator(self._coordinator)
         return self._coordinator
 
     def _is_lead(self) -> bool:
-        return self._coordinator is None or self._coordinator.rank == 0
+        return self._coordinator.rank == 0
 
     def close(self) -> None:
         """Wait for the current save, and unlock the folder."""
         with threadlet_bridge.checkpoint_phase():
             self.wait()
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
             self._lock = None
         self._claimed = False
         self._copier = StagingBuffers()

@@ -89,8 +89,8 @@ class GlooCoordinator(Coordinator):
         dist.gather_object((_as_sendable(problem), result), reports, dst=0, group=self.group)
         shares: list[Any] = [None] * self.size
         if reports is not None:
-            parts, failure = _attempt(lambda: share(_results(reports)))
-            shares = [(part, None) for part in parts] if failure is None else [(None, failure)] * self.size
+            parts = _attempt(lambda: share(_results(reports)))
+            shares = [parts] * self.size if isinstance(parts, TorchLoomError) else parts
         own: list[Any] = [None]
         dist.scatter_object_list(own, shares, src=0, group=self.group)
         if problem is not None:
@@ -103,30 +103,30 @@ def _results(reports: list[tuple[_Failure, Any]]) -> list[Any]:
     return [result for _, result in reports]
 
 
-def _attempt(work: Callable[[], Any]) -> tuple[Any, TorchLoomError | None]:
-    """What it returns, or an error that can be raised on every rank."""
+def _attempt(work: Callable[[], Any]) -> Any:
+    """What it returns, or a TorchLoomError, which can be sent to every rank and raised there."""
     try:
-        return work(), None
+        return work()
     except TorchLoomError as error:
-        return None, error
+        return error
     except Exception as error:  # noqa: BLE001  raised on every rank
-        return None, TorchLoomError(f"{type(error).__name__}: {error}")
+        return TorchLoomError(f"{type(error).__name__}: {error}")
 
 
-def _unpack(outcome: tuple[Any, TorchLoomError | None]) -> Any:
-    answer, problem = outcome
-    if problem is not None:
-        raise problem
-    return answer
+def _unpack(outcome: Any) -> Any:
+    if isinstance(outcome, TorchLoomError):
+        raise outcome
+    return outcome
 
 
-def is_distributed() -> bool:
-    return bool(dist.is_available() and dist.is_initialized())
+def update_coordinator(current: Coordinator) -> Coordinator:
+    """A coordinator of all ranks as soon as torch.distributed is initialised, else the current one.
 
-
-def find_coordinator() -> Coordinator:
-    """A coordinator of all ranks, if torch.distributed is initialised. Every rank must call it at the same point."""
-    return GlooCoordinator() if is_distributed() else Coordinator()
+    Every rank must call it at the same point.
+    """
+    if not dist.is_available() or not dist.is_initialized() or current.world is dist.group.WORLD:
+        return current
+    return GlooCoordinator()
 
 
 @contextlib.contextmanager

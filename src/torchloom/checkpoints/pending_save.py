@@ -24,7 +24,7 @@ class PreparedSave(Protocol):
     layout: Literal["single", "sharded"]
     size: int
 
-    def write(self, saving: PendingSave) -> None:
+    def write(self) -> None:
         """Write until it is durable and in its place."""
 
     def release(self) -> None:
@@ -34,21 +34,19 @@ class PreparedSave(Protocol):
 class PendingSave:
     """A checkpoint that a thread writes while training continues."""
 
-    def __init__(self, step: int, path: Path, began: float) -> None:
+    def __init__(self, step: int, path: Path) -> None:
         self.step = step
         self.path = path
         """Where it will be."""
         self.manifest = Manifest(step=step, files=())
         """Without the files and all that is known only at the end."""
-        self.began = began
+        self.began = time.monotonic()
         """When the copy began, on the monotonic clock."""
         self.stall = 0.0
         """Seconds for which training stood still."""
         self.total = 0
         """Bytes that this process has to write."""
         self.written = 0
-        self.seconds = 0.0
-        """Until it was durable."""
         self.error = ""
         """Why it failed; empty if it did not."""
         self._done = threading.Event()
@@ -59,7 +57,6 @@ class PendingSave:
 
     def end(self, error: str = "") -> None:
         self.error = error
-        self.seconds = time.monotonic() - self.began
         self._done.set()
 
     def make_manifest(self, files: tuple[FileEntry, ...], id: str) -> Manifest:
@@ -92,27 +89,25 @@ class SingleFileSave:
 
     layout: Literal["single", "sharded"] = "single"
 
-    def __init__(self, folder: Path, step: int, tree: Any, copier: StagingBuffers) -> None:
-        self._folder = folder
-        self._step = step
+    def __init__(self, saving: PendingSave, tree: Any, copier: StagingBuffers) -> None:
+        self._saving = saving
         self._copier = copier
-        self._copied: StagedState | None = copier.copy(tree)
+        self._copied = copier.copy(tree)
         self.size = self._copied.size
 
-    def write(self, saving: PendingSave) -> None:
+    def write(self) -> None:
         id = commit.new_id()
-        draft = commit.hidden(self._folder, "saving", self._step, id)
+        draft = commit.hidden(self._saving.path.parent, "saving", self._saving.step, id)
         draft.mkdir()
         try:
-            assert self._copied is not None
-            entry = torch_files.write(draft / torch_files.STATE, self._copied.tree, saving.grow)
-            commit.commit(draft, saving.make_manifest((entry,), id))
+            entry = torch_files.write(draft / torch_files.STATE, self._copied.tree, self._saving.grow)
+            commit.commit(draft, self._saving.make_manifest((entry,), id))
         except BaseException:
             commit.remove(draft)
             raise
 
     def release(self) -> None:
-        self._copied = None
+        self._copied = StagedState()
         self._copier.release()
 
 

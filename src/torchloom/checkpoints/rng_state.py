@@ -13,8 +13,7 @@ import torch
 def capture() -> dict[str, Any]:
     """The states of the generators of Python, torch, numpy and the devices, if they are in use."""
     version, words, gauss = random.getstate()
-    python = (version, torch.tensor(words), gauss)
-    states: dict[str, Any] = {"python": python, "torch": torch.get_rng_state()}
+    states: dict[str, Any] = {"python": (version, torch.tensor(words), gauss), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()

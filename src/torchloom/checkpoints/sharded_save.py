@@ -193,20 +193,17 @@ class ShardedSave:
 
     def __init__(
         self,
-        folder: Path,
-        step: int,
+        saving: PendingSave,
         state: Mapping[str, Any],
         rank_state: dict[str, Any],
         copier: StagingBuffers,
         coordinator: Coordinator,
     ) -> None:
-        self._folder = folder
-        self._step = step
+        self._saving = saving
         self._coordinator = coordinator
         self._copier = copier
-        self._own_copier = StagingBuffers()
         self.id = coordinator.next_id()
-        self._draft = commit.hidden(folder, "saving", step, self.id)
+        self._draft = commit.hidden(saving.path.parent, "saving", saving.step, self.id)
         self._planner = _Planner()
         self._metadata: Any = None
         try:
@@ -222,7 +219,7 @@ class ShardedSave:
 
         def report() -> tuple[set[str], Any]:
             shared, own = split(state)
-            copied = self._own_copier.copy({"own": stateful_objects.gather(own), **rank_state})
+            copied = StagingBuffers().copy({"own": stateful_objects.gather(own), **rank_state})
             self._own, self.size = copied, copied.size
             self._planner.set_up(shared, is_first=self._coordinator.rank == 0)
             plan = self._planner.create_local_plan()
@@ -244,12 +241,12 @@ class ShardedSave:
 
     # ── on the writing thread ────────────────────────────────────────────────────────────────────────────────────────
 
-    def write(self, saving: PendingSave) -> None:
+    def write(self) -> None:
         rank = self._coordinator.rank
         try:
-            self._write_part(saving.grow)
+            self._write_part(self._saving.grow)
             if rank == 0:
-                self._complete(saving)
+                self._complete()
         except BaseException as error:
             self._give_up(error)
             raise
@@ -270,7 +267,7 @@ class ShardedSave:
         """Report a failure to the first rank; on the first rank, give up the checkpoint."""
         rank = self._coordinator.rank
         if rank == 0:
-            doomed = commit.hidden(self._folder, "deleting", self._step, commit.new_id())
+            doomed = commit.hidden(self._draft.parent, "deleting", self._saving.step, commit.new_id())
             try:
                 self._draft.rename(doomed)  # before it is emptied, so that ranks that still write fail
             except OSError:
@@ -282,17 +279,16 @@ class ShardedSave:
         with contextlib.suppress(OSError):
             (self._draft / f".writing-{rank}").unlink()
 
-    def _complete(self, saving: PendingSave) -> None:
+    def _complete(self) -> None:
         """All parts are complete: write one description of them, and rename."""
         parts = [torch_files.load_metadata(data) for data in self._await_parts()]
         entries = [entry for files, _ in parts for entry in decoder(list[FileEntry])(files)]
-        writer = dcp.FileSystemWriter(self._draft, sync_files=True)
-        writer.finish(self._metadata, [results for _, results in parts])
+        dcp.FileSystemWriter(self._draft, sync_files=True).finish(self._metadata, [results for _, results in parts])
         entries.append(describe(self._draft / METADATA))
         for mark in self._draft.iterdir():
             if mark.name.startswith((".part-", ".writing-", ".failed-")):
                 mark.unlink()
-        commit.commit(self._draft, saving.make_manifest(tuple(entries), self.id))
+        commit.commit(self._draft, self._saving.make_manifest(tuple(entries), self.id))
 
     def _await_parts(self) -> list[bytes]:
         """Wait for the report of each rank on its part; raises if a rank has failed."""
@@ -311,8 +307,8 @@ class ShardedSave:
                 if rank in began and f".writing-{rank}" not in names:
                     raise BadState(f"rank {rank} could not write its part, nor say why; is the disk full?")
             if growth.ended:
-                ranks = ", ".join(str(rank) for rank in waiting)
-                raise BadState(f"rank {ranks} wrote nothing for {PATIENCE:.0f} s; do all ranks see {self._folder}?")
+                late = ", ".join(map(str, waiting))
+                raise BadState(f"rank {late} wrote nothing for {PATIENCE:g} s; do all ranks see {self._draft.parent}?")
             time.sleep(POLL_SECONDS)
 
     def _await_outcome(self) -> None:
@@ -322,7 +318,7 @@ class ShardedSave:
             if growth.ended:
                 raise BadState("the first rank did not complete it")
             time.sleep(POLL_SECONDS)
-        final = self._folder / manifests.folder_name(self._step)
+        final = self._saving.path
         if not final.exists() or manifests.read(final).id != self.id:
             raise BadState("another rank could not write its part, or the first could not complete it")
 

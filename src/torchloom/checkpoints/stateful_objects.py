@@ -25,7 +25,7 @@ def is_live(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def check_names(state: Any) -> Mapping[str, Any]:
+def check_names(state: Any) -> None:
     if not isinstance(state, Mapping) or not state:
         raise BadInput(
             "the state is empty" if isinstance(state, Mapping) else f"the state is a {type(state).__name__}",
@@ -34,7 +34,6 @@ def check_names(state: Any) -> Mapping[str, Any]:
     for name in state:
         if not isinstance(name, str) or not name:
             raise BadInput(f"{name!r} is not a name for a part of the state", hint="name each part with a text")
-    return state
 
 
 def gather(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ class ThreadletPort(Protocol):
     """What checkpoints need from a threadlet."""
 
     job: str
-    rank: int
 
     @property
     def incarnation(self) -> str: ...

@@ -22,10 +22,9 @@ from torchloom.agent.log_files import stamp
 from torchloom.agent.node import Node, this_node
 from torchloom.bus.connection import close_quietly, connect, find
 from torchloom.bus.nats_server import die_with_parent, stop_process
-from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.tasks import end_all
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import BadState, Unreachable
-from torchloom.launcher.output import FileReader, Output
 from torchloom.launcher.run_control import LaunchRequest, RunFollower
 from torchloom.launcher.scratch_folder import scratch
 from torchloom.protocol.subjects import Role
@@ -43,8 +42,7 @@ async def run(settings: Settings, request: LaunchRequest) -> int:
             request.say(f"a control plane of its own: `loom --state {here.state} status` looks at it")
         node = this_node(name=request.task.node or "")
         async with agent_of(here, node, request, settings.device_temperature_celsius) as agent:
-            reader = FileReader(Output(request.colour, before=request.line.hide))
-            follower = RunFollower(here, request, reader, agent)
+            follower = RunFollower(here, request, agent)
             agent.say = follower.say
             return await follower.follow()
 
@@ -95,10 +93,8 @@ async def agent_of(settings: Settings, node: Node, request: LaunchRequest, hot: 
         try:
             yield agent
         finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
-            await agent.close(kill=True)
+            await end_all([running])
+            await agent.close()
             await agent.say_goodbye()
             await close_quietly(client)
 
@@ -106,4 +102,4 @@ async def agent_of(settings: Settings, node: Node, request: LaunchRequest, hot: 
 def output_folder(settings: Settings, job: str, now: float) -> Path:
     """Where the output of a run that begins now is kept."""
     settings.state_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return StateFolder(settings.state_folder).path / "runs" / job / stamp(now)
+    return settings.state_folder / "runs" / job / stamp(now)

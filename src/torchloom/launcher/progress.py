@@ -116,14 +116,12 @@ class StatusLine:
     def show(self) -> None:
         if self.wanted and self.text and self.text != self._shown:
             width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K\x1b[2m{self.text[:width]}\x1b[0m")
-            sys.stderr.flush()
+            print(f"\r\x1b[K\x1b[2m{self.text[:width]}\x1b[0m", end="", file=sys.stderr, flush=True)
             self._shown = self.text
 
     def hide(self) -> None:
         if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = ""
 
 

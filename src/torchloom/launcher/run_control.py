@@ -18,7 +18,7 @@ from torchloom.agent.agent import Agent
 from torchloom.agent.attempt import Attempt
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused, TorchLoomError
-from torchloom.launcher.output import Output, OutputReader, RemoteReader
+from torchloom.launcher.output import FileReader, Output, OutputReader, RemoteReader
 from torchloom.launcher.progress import RunProgress, StatusLine, UnattachedHint, how_far, script_of
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.operator import Cancel, Submit
@@ -49,21 +49,19 @@ class LaunchRequest:
 
 async def run_on_nodes(settings: Settings, request: LaunchRequest) -> int:
     """A job whose ranks are run by the agents of several nodes, until it is over; its exit code."""
-    async with WeaverClient(settings, Role.OPERATOR, patience=3.0) as weaver:
-        reader = RemoteReader(weaver.client, Output(request.colour, before=request.line.hide))
-        return await RunFollower(settings, request, reader).follow()
+    return await RunFollower(settings, request).follow()
 
 
 @dataclass
 class RunFollower:
     settings: Settings
     request: LaunchRequest
-    reader: OutputReader
     agent: Agent | None = None
     """That runs the ranks, if it is in this process."""
     presses: int = 0
     progress: dict[str, RunProgress] = field(default_factory=dict)
     hint: UnattachedHint = field(init=False)
+    reader: OutputReader = field(init=False)
     _looked: float = 0.0
     _shown: float = 0.0
     _phase: str = ""
@@ -86,6 +84,8 @@ class RunFollower:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._press)
         async with WeaverClient(self.settings, Role.OPERATOR, timeout=2.0, patience=3.0) as weaver:
+            output = Output(self.request.colour, before=self.line.hide)
+            self.reader = RemoteReader(weaver.client, output) if self.agent is None else FileReader(output)
             await self._submit(weaver)
             runs = await self._until_over(weaver)
             incidents = await self._incidents(weaver) if any(len(run.notes) > 1 for run in runs) else ()
@@ -131,14 +131,12 @@ class RunFollower:
 
     def _progress_of(self, run: RunView) -> RunProgress:
         name = label(run)
-        if run.job not in self.progress:
-            say = (lambda text: self.say(f"{name}: {text}")) if name else self.say
-            self.progress[run.job] = RunProgress(say, self._rejected)
-        return self.progress[run.job]
+        say = (lambda text: self.say(f"{name}: {text}")) if name else self.say
+        return self.progress.setdefault(run.job, RunProgress(say, self._rejected))
 
     def _rejected(self) -> dict[str, str]:
         """Checkpoints that were passed over, and why, as far as it is known here."""
-        newest = max(self._attempts, key=lambda attempt: attempt.number, default=None)
+        newest = max(self._attempts, key=lambda attempt: attempt.prepared.attempt, default=None)
         return newest.prepared.rejected if newest is not None else {}
 
     async def _show_output(self, runs: Sequence[RunView]) -> None:

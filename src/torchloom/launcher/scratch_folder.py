@@ -44,10 +44,7 @@ def remove_abandoned(prefix: str) -> None:
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.pread(lock, 100, 0) == OURS:
+        if lock.read(100) == OURS:
             shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(lock)

@@ -65,7 +65,7 @@ async def serve_grpc(service: QuorumService, bind: BindAddress, last_port: int =
 
     async def heartbeat(request: bytes) -> bytes:
         service.record_heartbeat(torchft_messages.read_heartbeat_request(request))
-        return torchft_messages.HEARTBEAT_RESPONSE
+        return b""  # LighthouseHeartbeatResponse
 
     methods = {"Quorum": _method(quorum), "Heartbeat": _method(heartbeat)}
     port = _choose_port(bind, last_port)

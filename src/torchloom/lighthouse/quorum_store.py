@@ -72,10 +72,9 @@ class QuorumStore:
 
     def last_port(self) -> int:
         """0 if there was none."""
-        try:
+        with contextlib.suppress(OSError, ValueError):
             return int((self.folder / PORT).read_text())
-        except (OSError, ValueError):
-            return 0
+        return 0
 
     def note_port(self, port: int) -> None:
         """Replicas expect the lighthouse on this port after a restart. A failure to write it is ignored."""

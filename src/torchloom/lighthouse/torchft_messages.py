@@ -25,7 +25,6 @@ _FIXED = {1: 8, 5: 4}
 """The kinds of fields of fixed width, with their bytes."""
 _MOST_ID = 1024
 """Most characters of a replica's id."""
-HEARTBEAT_RESPONSE: Final = b""
 
 
 class MalformedMessage(ValueError):

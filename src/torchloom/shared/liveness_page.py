@@ -17,6 +17,7 @@ import fcntl
 import mmap
 import os
 import re
+from io import FileIO
 from pathlib import Path
 
 PAGE, STACKS = "torchloom-page", "torchloom-stacks"
@@ -26,10 +27,10 @@ MAGIC = int.from_bytes(b"loom\0\0\0", "little") | VERSION << 56
 
 # Places of 8 bytes each.
 _MAGIC, STEP, TICK, WANTED, SHOWN, SIGNAL, STARTED, PAUSED, COLLECTING, COLLECTIVES = range(10)
-_PHASE = 64 * 8
+_PHASE_AT = 64 * 8
 """Offset of the name of the phase: one byte of length, then ASCII."""
 _NAME = 32
-_PHASE_NAME = re.compile(r"[A-Za-z0-9_-]{0,32}")
+PHASE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class Page:
@@ -57,7 +58,7 @@ class Page:
 
     def phase(self, name: str) -> None:
         text = name.encode("ascii", "replace")[:_NAME]
-        self._map[_PHASE : _PHASE + 1 + len(text)] = bytes([len(text)]) + text
+        self._map[_PHASE_AT : _PHASE_AT + 1 + len(text)] = bytes([len(text)]) + text
 
     def close(self) -> None:
         self.marks.release()
@@ -85,28 +86,20 @@ class View:
 
     @property
     def phase(self) -> str:
-        length = min(self._map[_PHASE], _NAME)
-        name = self._map[_PHASE + 1 : _PHASE + 1 + length].decode("ascii", "replace")
-        return name if _PHASE_NAME.fullmatch(name) else ""
+        length = min(self._map[_PHASE_AT], _NAME)
+        name = self._map[_PHASE_AT + 1 : _PHASE_AT + 1 + length].decode("ascii", "replace")
+        return name if PHASE.fullmatch(name) else ""
 
     @property
     def current(self) -> bool:
         """Whether the process still has this page. A program that it has exec'ed has another one, or none."""
-        path = _find(self.pid, PAGE, self._proc)
-        try:
-            return path is not None and path.stat().st_ino == self._inode
-        except OSError:
-            return False
+        with contextlib.suppress(OSError):
+            return _find(self.pid, PAGE, self._proc).stat().st_ino == self._inode
+        return False
 
-    def open_stacks(self) -> int | None:
-        """The memfd with the rank's stacks, while the process exists."""
-        path = _find(self.pid, STACKS, self._proc)
-        if path is None:
-            return None
-        try:
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return None
+    def open_stacks(self) -> FileIO:
+        """The memfd with the rank's stacks. OSError if the process has none, or is gone."""
+        return _find(self.pid, STACKS, self._proc).open("r+b", buffering=0)
 
 
 def close_own(fd: int, inode: int) -> None:
@@ -118,21 +111,16 @@ def close_own(fd: int, inode: int) -> None:
 
 def view(pid: int, proc: Path = Path("/proc")) -> View | None:
     """The page of a process, if it has one that this process may open."""
-    path = _find(pid, PAGE, proc)
-    if path is None:
-        return None
-    try:
-        return View(pid, path, proc)
-    except (OSError, ValueError):
-        return None
+    with contextlib.suppress(OSError, ValueError):
+        return View(pid, _find(pid, PAGE, proc), proc)
+    return None
 
 
-def _find(pid: int, name: str, proc: Path) -> Path | None:
+def _find(pid: int, name: str, proc: Path) -> Path:
     """The path of the memfd among the open files of the process; the newest, if an inherited one is open too."""
-    match = None
-    with contextlib.suppress(OSError):
-        for fd in sorted(os.listdir(proc / str(pid) / "fd"), key=int):  # noqa: PTH208  the names are all that is needed
-            with contextlib.suppress(OSError):
-                if os.readlink(proc / str(pid) / "fd" / fd).startswith(f"/memfd:{name}"):  # noqa: PTH115  as fast
-                    match = proc / str(pid) / "fd" / fd
-    return match
+    folder = proc / str(pid) / "fd"
+    for fd in sorted(os.listdir(folder), key=int, reverse=True):  # noqa: PTH208  the names are all that is needed
+        with contextlib.suppress(OSError):
+            if os.readlink(folder / fd).startswith(f"/memfd:{name}"):  # noqa: PTH115  as fast
+                return folder / fd
+    raise FileNotFoundError(f"process {pid} has no {name}")

@@ -5,18 +5,19 @@ A pid is not enough: it may belong to another machine or container, or have been
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from pathlib import Path
 
 _STATE, _THREADS, _STARTED = 0, 17, 19
-"""Fields of /proc/PID/stat, counted after the name, which may itself contain spaces and parentheses."""
+"""Places of fields in the result of `read_stat`."""
 
 
 def process_id(pid: int | None = None) -> str:
     """The id of this process, or of one in the same pid namespace; empty where there is no /proc."""
     pid = os.getpid() if pid is None else pid
-    stat, kernel = _stat(pid), _kernel()
+    stat, kernel = read_stat(Path(f"/proc/{pid}")), _kernel()
     return f"{kernel} {pid} {stat[_STARTED]}" if stat and kernel else ""
 
 
@@ -31,7 +32,7 @@ def has_ended(process: str) -> bool:
         return True
     except (PermissionError, OverflowError):
         pass  # it belongs to another user, whose /proc may be hidden
-    stat = _stat(int(pid))
+    stat = read_stat(Path(f"/proc/{pid}"))
     if not stat:
         return False
     dead = stat[_STATE] in "ZX" and int(stat[_THREADS]) <= 1  # with more threads, only the first one has ended
@@ -41,17 +42,17 @@ def has_ended(process: str) -> bool:
 @functools.cache
 def _kernel() -> str:
     """The boot id of this machine, and the pid namespace."""
-    try:
+    with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
+    return ""
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields after the name; empty where they cannot be read."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return []
-    return fields if len(fields) > _STARTED else []
+def read_stat(folder: Path) -> list[str]:
+    """The fields of a process or thread after its name; empty where they cannot be read. `folder` is its own in /proc.
+
+    The name may contain anything, even spaces and parentheses: what counts comes after the last of them.
+    """
+    with contextlib.suppress(OSError):
+        return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []

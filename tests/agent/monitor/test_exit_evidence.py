@@ -25,7 +25,7 @@ from torchloom.agent.monitor.exit_evidence import (
 )
 from torchloom.agent.supervisor.protocol import Ended
 from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
-from torchloom.protocol.node import RankStatus
+from torchloom.protocol.node import AttemptStatus, RankStatus
 from torchloom.protocol.phrase import Phrase, phrase
 
 
@@ -113,7 +113,7 @@ def test_why_it_ended_is_the_exception_or_that_memory_was_short() -> None:
 def test_why_a_rank_ended_is_told_in_a_word_that_programs_compare(
     tmp_path: Path, how: dict[str, object], cause: str
 ) -> None:
-    attempt = Attempt("mnist", 1, tmp_path, tmp_path, changed=lambda: None)
+    attempt = Attempt(AttemptStatus(job="mnist", attempt=1), tmp_path, tmp_path, changed=lambda: None)
     attempt.ranks[0] = RankStatus(rank=0, incarnation="1" * 24, state="running")
     attempt.log(0, "err").parent.mkdir(parents=True, exist_ok=True)
     attempt.log(0, "err").write_text("ValueError: it is odd\n")

@@ -46,6 +46,12 @@ class Watched:
         return self.happened
 
 
+def stop(gpus: Gpus) -> None:
+    gpus.close()
+    for thread in gpus.threads:
+        thread.join(10)
+
+
 @pytest.fixture
 def watched(driver: FakeDriver) -> Iterator[Watched]:
     one = Watched()
@@ -54,7 +60,7 @@ def watched(driver: FakeDriver) -> Iterator[Watched]:
     yield one
     for device in driver.gpus:
         driver.set(device, hang=None)
-    one.gpus.close(patience=10)
+    stop(one.gpus)
 
 
 def test_everything_a_gpu_tells_is_read(driver: FakeDriver, watched: Watched) -> None:
@@ -157,7 +163,7 @@ def test_only_the_gpus_of_the_node_are_watched(driver: FakeDriver) -> None:
     while not mine.look() and time.monotonic() < end:
         time.sleep(0.005)
     assert [seen.device for seen in mine.look()] == [B]
-    mine.close(patience=10)
+    stop(mine)
 
 
 def test_a_gpu_without_events_is_read_all_the_same(driver: FakeDriver) -> None:
@@ -166,7 +172,7 @@ def test_a_gpu_without_events_is_read_all_the_same(driver: FakeDriver) -> None:
     one = Watched()
     one.gpus.start()
     one.until(lambda: one.seen(A).reading)
-    one.gpus.close(patience=10)
+    stop(one.gpus)
 
 
 def test_without_a_driver_there_is_nothing_and_nothing_fails() -> None:

@@ -229,8 +229,7 @@ async def test_a_folder_too_deep_for_a_socket_address_works(tmp_path: Path) -> N
     harness = SupervisorHarness(tmp_path)
     folder = tmp_path.joinpath(*["a-rather-long-name-of-a-folder"] * 6)
     await harness.start(folder, SupervisorOptions(tied=True, env=ENV))
-    harness.link.tied = False  # it dies with the test, but not with its first agent
-    await harness.link.close()
+    harness.link.close()  # it dies with the test, but not with its first agent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "supervisor.sock").stat().st_mode) == 0o600
     harness.script("")
@@ -252,9 +251,12 @@ async def test_a_folder_has_one_supervisor(harness: SupervisorHarness) -> None:
 async def test_a_supervisor_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="/no/python"):
         await SupervisorHarness(tmp_path).start(tmp_path / "supervisor", SupervisorOptions(python="/no/python"))
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o700)
     with pytest.raises(TorchLoomError, match="No module named 'torchloom'"):
         await SupervisorHarness(tmp_path).start(
-            tmp_path / "supervisor", SupervisorOptions(tied=True, flags=("-S",), env=ENV)
+            tmp_path / "supervisor", SupervisorOptions(tied=True, python=str(bare), env=ENV)
         )
 
 
@@ -268,7 +270,7 @@ async def test_what_cannot_be_imported_ahead_makes_starts_cold(tmp_path: Path) -
     error = "ModuleNotFoundError: No module named 'no_such_module'"
     assert answer.why_cold == phrase("cannot_preload", module="no_such_module", error=error)  # type: ignore[union-attr]
     assert (await harness.link.settled()).why_cold == answer.why_cold  # type: ignore[union-attr]
-    await harness.link.close()
+    await harness.link.dismiss()
 
 
 async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> None:
@@ -281,7 +283,7 @@ async def test_threads_left_by_preloading_make_starts_cold(tmp_path: Path) -> No
     await harness.start(tmp_path / "supervisor", SupervisorOptions(tied=True, preload=("threaded",), env=env))
     state = await harness.link.settled()
     assert state.why_cold == phrase("threads_preloaded", count=1)
-    await harness.link.close()
+    await harness.link.dismiss()
 
 
 async def test_a_new_agent_takes_the_place_of_the_old(standing: SupervisorHarness) -> None:
@@ -293,7 +295,7 @@ async def test_a_new_agent_takes_the_place_of_the_old(standing: SupervisorHarnes
         standing.link.signal("any", 15)
     new.script("")
     await new.live("train.py")
-    await new.link.close()
+    new.link.close()
 
 
 async def test_a_connection_that_says_nothing_valid_replaces_nobody(standing: SupervisorHarness) -> None:
@@ -336,7 +338,7 @@ async def test_an_agent_that_reads_late_still_learns_that_it_was_replaced(standi
     late.close()
     await new.link.look()
     assert not new.gone
-    await new.link.close()
+    new.link.close()
 
 
 async def test_rubbish_disturbs_neither_the_supervisor_nor_its_ranks(harness: SupervisorHarness) -> None:
@@ -364,7 +366,7 @@ async def test_damaged_records_are_passed_over_and_the_others_kept(tmp_path: Pat
     harness.script("")
     assert (await harness.live("train.py")).ended.code == 0
     assert "damaged-0.json cannot be read" in (folder / LOG).read_text()
-    await harness.link.close()
+    await harness.link.dismiss()
 
 
 def test_a_message_of_many_megabytes_arrives_whole() -> None:
@@ -440,7 +442,7 @@ async def test_a_new_descriptor_with_the_number_of_a_closed_one_is_not_taken_for
     assert all(isinstance(answer, Begun) for answer in answers)
     await until(lambda: len(harness.ends) == 43)
     assert all(record.ended for record in (await harness.link.look()).kept)
-    await harness.link.close()
+    await harness.link.dismiss()
 
 
 async def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path) -> None:
@@ -455,7 +457,7 @@ async def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path) -> None:
     assert (await harness.end_of(begin.key)).code == 3
     harness.link.connection.stream.sendall(b"rubbish\n")
     assert [kept.ended for kept in (await harness.link.look()).kept] == [harness.ends[begin.key]]
-    await harness.link.close()
+    await harness.link.dismiss()
 
 
 async def test_an_owner_that_fails_does_not_lose_the_messages_that_follow(tmp_path: Path) -> None:
@@ -470,7 +472,7 @@ async def test_an_owner_that_fails_does_not_lose_the_messages_that_follow(tmp_pa
     theirs.send(State(pid=1), Ended(key="a", at=1.0), Ended(key="b", at=2.0))
     await harness.link._open()
     assert list(harness.ends) == ["a", "b"]
-    await harness.link.close()
+    harness.link.close()
     theirs.stream.close()
 
 

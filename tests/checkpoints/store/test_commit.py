@@ -40,7 +40,7 @@ def clean_as_the_next_writer(folder: Path) -> None:
     lock = WriterLock(folder)
     assert lock.first
     commit.clean(folder)
-    lock.release()
+    lock.close()
 
 
 def sweep(tmp_path: Path, step: int, keep: int | None, calls: Collection[str], *rules: str) -> Iterator[Path]:
@@ -149,9 +149,9 @@ def test_a_save_whose_draft_cannot_be_removed_says_why_it_failed(tmp_path: Path)
                 folder.touch()
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    save = SingleFileSave(folder, 1, {"state": {"value": torch.zeros(1)}}, StagingBuffers())
+    save = SingleFileSave(Doomed(1, folder / "step-1"), {"state": {"value": torch.zeros(1)}}, StagingBuffers())
     with pytest.raises(OSError, match="No space left on device"):
-        save.write(Doomed(1, folder / "step-1", began=0.0))
+        save.write()
 
 
 FULL = """

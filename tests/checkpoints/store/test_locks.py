@@ -130,10 +130,10 @@ def test_a_forked_child_can_neither_release_nor_use_the_lock_of_its_parent(tmp_p
 def test_it_is_held_until_the_last_in_the_process_has_closed(tmp_path: Path) -> None:
     first, second = WriterLock(tmp_path), WriterLock(tmp_path)
     assert (first.first, second.first) == (True, False)
-    first.release()
-    first.release()
+    first.close()
+    first.close()
     assert run(is_taken, tmp_path) == 5
-    second.release()
+    second.close()
     assert run(is_taken, tmp_path) == 0
 
 

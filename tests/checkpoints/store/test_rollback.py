@@ -30,10 +30,9 @@ def test_the_newest_before_the_step_is_taken_and_what_came_since_is_put_aside(tm
     for step in (80, 90, 100, 110):
         make(tmp_path, step)
     done = roll_back(tmp_path, "i1", before=100)
-    assert done.checkpoint is not None
-    assert done.checkpoint.path == tmp_path / "step-90"
+    assert done is not None
+    assert done.path == tmp_path / "step-90"
     assert names(tmp_path) == ["rolled-back-1/step-100", "rolled-back-1/step-110"]
-    assert sorted(done.aside) == names(tmp_path)
     assert latest(tmp_path).step == 90
 
 
@@ -42,16 +41,16 @@ def test_several_back_passes_over_those_that_are_not_whole(tmp_path: Path) -> No
         make(tmp_path, step)
     damage(tmp_path, 80)
     done = roll_back(tmp_path, "i1", before=95, back=2)
-    assert done.checkpoint is not None
-    assert done.checkpoint.step == 70
-    assert list(done.checkpoint.rejected) == ["step-80"]
+    assert done is not None
+    assert done.step == 70
+    assert list(done.rejected) == ["step-80"]
     assert latest(tmp_path).step == 70
 
 
 def test_where_there_are_not_so_many_it_is_the_oldest(tmp_path: Path) -> None:
     for step in (80, 90):
         make(tmp_path, step)
-    found = roll_back(tmp_path, "i1", before=100, back=5).checkpoint
+    found = roll_back(tmp_path, "i1", before=100, back=5)
     assert found is not None
     assert found.step == 80
 
@@ -61,11 +60,10 @@ def test_the_same_rollback_asked_for_twice_goes_back_once(tmp_path: Path) -> Non
         make(tmp_path, step)
     first = roll_back(tmp_path, "i1", before=100, back=2)
     second = roll_back(tmp_path, "i1", before=100, back=2)
-    assert first.checkpoint is not None
-    assert second.checkpoint is not None
-    assert (first.checkpoint.step, second.checkpoint.step) == (80, 80)
-    assert second.aside == ()
-    third = roll_back(tmp_path, "i2", before=100, back=2).checkpoint
+    assert first is not None
+    assert second is not None
+    assert (first.step, second.step) == (80, 80)
+    third = roll_back(tmp_path, "i2", before=100, back=2)
     assert third is not None
     assert third.step == 70
     assert names(tmp_path) == ["rolled-back-1/step-100", "rolled-back-1/step-90", "rolled-back-2/step-80"]
@@ -76,7 +74,7 @@ def test_one_that_was_killed_half_way_is_finished(tmp_path: Path) -> None:
         make(tmp_path, step)
     roll_back(tmp_path, "i1", before=100, back=2)
     (tmp_path / "rolled-back-1" / "step-90").rename(tmp_path / "step-90")
-    found = roll_back(tmp_path, "i1", before=100, back=2).checkpoint
+    found = roll_back(tmp_path, "i1", before=100, back=2)
     assert found is not None
     assert found.step == 80
     assert names(tmp_path) == ["rolled-back-1/step-100", "rolled-back-1/step-90"]
@@ -97,7 +95,7 @@ def test_a_damaged_note_does_not_hinder_the_next_time(tmp_path: Path, data: byte
 def test_with_nothing_before_it_training_begins_anew_and_finds_nothing(tmp_path: Path) -> None:
     make(tmp_path, 10)
     done = roll_back(tmp_path, "i1", before=5)
-    assert done.checkpoint is None
+    assert done is None
     assert candidates(tmp_path) == []
     assert names(tmp_path) == ["rolled-back-1/step-10"]
 
@@ -118,8 +116,8 @@ def test_files_of_others_go_aside_under_their_own_names_and_no_search_finds_them
         torch.save({"a": step}, tmp_path / f"checkpoint_step_{step}.pt")
     (tmp_path / "resnet50.pt").write_text("not a checkpoint")
     done = roll_back(tmp_path, "i1", before=100, pattern="checkpoint_step_{step}.pt")
-    assert done.checkpoint is not None
-    assert done.checkpoint.kind == "torch.save"
+    assert done is not None
+    assert done.kind == "torch.save"
     assert names(tmp_path) == ["rolled-back-1/checkpoint_step_100.pt", "rolled-back-1/checkpoint_step_110.pt"]
     assert [c.step for c in candidates(tmp_path)] == [90]
     assert (tmp_path / "resnet50.pt").exists()
@@ -204,5 +202,5 @@ def test_two_threads_that_are_told_the_same_at_once_do_it_once(tmp_path: Path) -
         torch.save({}, tmp_path / f"step_{step}.pt")
     with ThreadPoolExecutor(8) as many:
         done = list(many.map(lambda _: roll_back(tmp_path, "i1", before=100, back=2), range(8)))
-    assert {one.checkpoint.step for one in done if one.checkpoint} == {80}
+    assert {one.step for one in done if one} == {80}
     assert len(names(tmp_path)) == 31

@@ -118,7 +118,7 @@ class Folder(RuleBasedStateMachine):
     def the_next_writer_comes(self) -> None:
         lock = WriterLock(self.folder)
         commit.clean(self.folder)
-        lock.release()
+        lock.close()
         assert leftovers(self.folder) == []
 
     @invariant()

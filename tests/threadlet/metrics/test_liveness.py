@@ -69,15 +69,11 @@ def test_a_script_that_has_not_attached_shows_the_steps_that_are_counted() -> No
 
 
 def stacks(page: View, *, empty: bool = False) -> str:
-    fd = page.open_stacks()
-    assert fd is not None
-    try:
-        text = os.pread(fd, 100_000, 0).decode()
+    with page.open_stacks() as file:
+        text = file.read().decode()
         if empty:
-            os.ftruncate(fd, 0)
+            file.truncate(0)
         return text
-    finally:
-        os.close(fd)
 
 
 def test_stacks_are_shown_on_wish(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ class Tally:
 def tally() -> Iterator[Tally]:
     """Counts the optimizer steps of this process."""
     tally = Tally()
-    end = step_counter.hook(sys.modules[Optimizer.__module__], tally.counter)
+    handle = step_counter.hook(sys.modules[Optimizer.__module__], tally.counter)
     yield tally
-    end()
+    handle.remove()
 
 
 def made(kind: Any = torch.optim.SGD, **more: Any) -> tuple[torch.nn.Module, Any]:
@@ -136,7 +136,7 @@ def test_what_goes_wrong_in_counting_ends_it_and_not_the_training() -> None:
         raise OSError("no descriptor is left")
 
     counter = Counter(fail)
-    end = step_counter.hook(sys.modules[Optimizer.__module__], counter)
+    handle = step_counter.hook(sys.modules[Optimizer.__module__], counter)
     try:
         model, optimizer = made()
         learn(model)
@@ -144,7 +144,7 @@ def test_what_goes_wrong_in_counting_ends_it_and_not_the_training() -> None:
         counter.settle()
         optimizer.step()
     finally:
-        end()
+        handle.remove()
     assert counter.over
 
 

@@ -25,6 +25,8 @@ MAX_BYTES = 16 * 1024
 MAX_LINE = 500
 EVIDENCE = 1900
 """Characters of the last lines of a rank that are reported."""
+OOM_KILLS = {"memory": "memory.oom_control", "": "memory.events"}
+"""The file with the count, by the controllers of a cgroup: of version 1, and of version 2, which names none."""
 TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
 
@@ -79,16 +81,12 @@ def oom_kills(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup
     except OSError:
         return 0
     for _, controllers, path in groups:
-        if controllers == "memory":
-            where = [root / "memory" / path.lstrip("/") / "memory.oom_control", root / "memory" / "memory.oom_control"]
-        elif controllers == "":
-            where = [root / path.lstrip("/") / "memory.events", root / "memory.events"]
-        else:
-            continue
-        for file in where:  # in a container its own cgroup may be mounted as the root
+        top = root / controllers
+        # In a container its own cgroup may be mounted as the root.
+        for folder in (top / path.lstrip("/"), top) if controllers in OOM_KILLS else ():
             with contextlib.suppress(OSError, ValueError, KeyError):
-                fields = dict(line.split(" ", 1) for line in file.read_text().splitlines())
-                return int(fields["oom_kill"])
+                counts = dict(line.split(" ", 1) for line in (folder / OOM_KILLS[controllers]).read_text().splitlines())
+                return int(counts["oom_kill"])
     return 0
 
 

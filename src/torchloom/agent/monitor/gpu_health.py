@@ -228,8 +228,8 @@ class GpuHealth:
         """Until cancelled."""
         if not self.node.devices:
             return
-        self.gpus.start()
-        try:
+        with contextlib.closing(self.gpus):
+            self.gpus.start()
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):
@@ -240,8 +240,6 @@ class GpuHealth:
                 self._histories, facts = judge(self._histories, states, events, self.hot, time.monotonic(), source)
                 self._unsent.extend((next(self._count), fact) for fact in facts)
                 await self._publish()
-        finally:
-            self.gpus.close()
 
     def _ring(self) -> None:
         """There is an event. Called in a thread of `Gpus`."""

@@ -93,7 +93,7 @@ class Gpus:
         """What the reading thread wants to know just now, and since when."""
         self._events: deque[GpuEvent] = deque(maxlen=MOST_EVENTS)
         self._over = threading.Event()
-        self._threads = [
+        self.threads = [
             threading.Thread(target=self._work, args=(work,), name=name, daemon=True)
             for name, work in (("torchloom gpus", self._read_on), ("torchloom gpu events", self._listen))
         ]
@@ -102,15 +102,12 @@ class Gpus:
 
     def start(self) -> None:
         if self._devices:
-            for thread in self._threads:
+            for thread in self.threads:
                 thread.start()
 
-    def close(self, patience: float = 0.0) -> None:
-        """Stop both threads. One that hangs in the driver is left there."""
+    def close(self) -> None:
+        """Stop both threads, without waiting for them: one may hang in the driver."""
         self._over.set()
-        for thread in self._threads:
-            if thread.is_alive() and patience:
-                thread.join(patience)
 
     def look(self) -> tuple[GpuState, ...]:
         """What is known now, of each device that was ever found."""

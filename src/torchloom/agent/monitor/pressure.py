@@ -24,16 +24,13 @@ _GB = 1024**3
 
 def read_pressure(folder: Path = PRESSURE) -> Pressure | None:
     """The kernel's own averages over ten seconds; None where it keeps none."""
-    averages = {what: _average(folder / what, who) for what, who in _WHO.items()}
-    reported = {what: value for what, value in averages.items() if value is not None}
-    return Pressure(**reported) if reported else None
-
-
-def _average(path: Path, who: str) -> float | None:
-    with contextlib.suppress(OSError, ValueError):
-        if average := re.search(rf"^{who} .*\bavg10=([\d.]+)", path.read_text(encoding="ascii"), re.MULTILINE):
-            return float(average[1])
-    return None
+    averages = {}
+    for what, who in _WHO.items():
+        with contextlib.suppress(OSError, ValueError):
+            text = (folder / what).read_text(encoding="ascii")
+            if average := re.search(rf"^{who} .*\bavg10=([\d.]+)", text, re.MULTILINE):
+                averages[what] = float(average[1])
+    return Pressure(**averages) if averages else None
 
 
 def describe_host(folder: Path = PRESSURE) -> Phrase:

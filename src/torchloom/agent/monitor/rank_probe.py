@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from torchloom.protocol.node import RankStatus
 from torchloom.shared.liveness_page import COLLECTING, PAUSED, STEP, TICK, View, view
+from torchloom.shared.process_id import read_stat
 
 LOOK_SECONDS = 0.2
 FIND_LOOKS = 5
@@ -118,12 +119,10 @@ class RankProbe:
 
 def process_state(pid: int, proc: Path = Path("/proc")) -> tuple[str, float]:
     """The kernel's letter for what a process does, and the processor seconds it has used; empty if it is gone."""
-    try:
-        # The name may hold anything, even brackets: what counts comes after the last of them.
-        after = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        return after[0], (int(after[11]) + int(after[12])) / 100.0  # clock ticks are 100 a second for every process
-    except (OSError, IndexError, ValueError):
+    stat = read_stat(proc / str(pid))
+    if not stat:
         return "", 0.0
+    return stat[0], (int(stat[11]) + int(stat[12])) / 100.0  # clock ticks are 100 a second for every process
 
 
 def turns(pid: int, proc: Path = Path("/proc")) -> dict[str, ThreadCpuTimes]:
@@ -151,8 +150,5 @@ def processor_seconds(before: Mapping[str, ThreadCpuTimes], now: Mapping[str, Th
 def waits_for_a_page(pid: int, proc: Path = Path("/proc")) -> bool:
     """Whether a thread of it waits for memory or a disk, not to be interrupted: the machine may be swapping."""
     with contextlib.suppress(OSError):
-        for thread in (proc / str(pid) / "task").iterdir():
-            with contextlib.suppress(OSError, IndexError):
-                if (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "D":
-                    return True
+        return any(read_stat(thread)[:1] == ["D"] for thread in (proc / str(pid) / "task").iterdir())
     return False

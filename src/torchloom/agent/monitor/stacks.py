@@ -9,6 +9,7 @@ woken. It is sent only to a process that is known to catch it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sys
@@ -60,17 +61,10 @@ async def take(rank: int, probe: RankProbe, spies: asyncio.Semaphore) -> RankSta
 
 async def written(page: View, request: Callable[[View, int], Awaitable[bool]]) -> str:
     """What a rank writes when it is requested; empty if it writes nothing."""
-    stacks = page.open_stacks()
-    if stacks is None:
-        return ""
-    try:
-        os.ftruncate(stacks, 0)
-        if await request(page, stacks):
-            return os.pread(stacks, 4 * TEXT, 0).decode(errors="replace").replace("\0", "")[:TEXT]
-    except OSError:
-        pass
-    finally:
-        os.close(stacks)
+    with contextlib.suppress(OSError), page.open_stacks() as stacks:
+        stacks.truncate(0)
+        if await request(page, stacks.fileno()):
+            return stacks.read(4 * TEXT).decode(errors="replace").replace("\0", "")[:TEXT]
     return ""
 
 
@@ -103,12 +97,10 @@ async def force(page: View, stacks: int) -> bool:
 
 def catches(pid: int, number: int, proc: Path = Path("/proc")) -> bool:
     """Whether a process has a handler for this signal; one that has none would be ended by it."""
-    try:
+    with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (proc / str(pid) / "status").read_text().splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    except (OSError, ValueError, IndexError):
-        pass
     return False
 
 

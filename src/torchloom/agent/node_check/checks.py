@@ -82,12 +82,9 @@ def reasons(view: NodeChecksView) -> tuple[Phrase, ...]:
 
 def _devices(devices: tuple[str, ...], look: Callable[[], Sequence[GpuState]] | None) -> Iterator[Check]:
     if look is None:
-        gpus = Gpus(devices)
-        gpus.start()
-        try:
+        with contextlib.closing(Gpus(devices)) as gpus:
+            gpus.start()
             yield from _devices(devices, gpus.look)
-        finally:
-            gpus.close()
         return
     end = time.monotonic() + READ_SECONDS
     while True:

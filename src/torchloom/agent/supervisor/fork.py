@@ -65,12 +65,11 @@ def fork_rank(begin: Begin, become: Callable[[int], NoReturn]) -> tuple[int, int
     os.set_blocking(reading, False)
     # A signal that comes while the child still has the supervisor's handlers must not be taken for the supervisor's.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    failure: OSError | None = None
-    pid = -1
+    pid, failure = -1, ""
     try:
         pid = os.fork()
     except OSError as error:
-        failure = error
+        failure = error.strerror or str(error)
     if pid == 0:  # outside of the try: nothing below may happen in the child
         _in_child(begin, supervisor, (out, err, reading), writing, become)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -78,7 +77,7 @@ def fork_rank(begin: Begin, become: Callable[[int], NoReturn]) -> tuple[int, int
         os.close(fd)
     if failure:
         os.close(reading)
-        raise StartFailed(phrase("cannot_fork", error=failure.strerror))
+        raise StartFailed(phrase("cannot_fork", error=failure))
     return pid, reading
 
 

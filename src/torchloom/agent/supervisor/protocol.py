@@ -28,7 +28,7 @@ from torchloom.shared.json_decoding import decoder
 ALREADY = 5
 """Exit code where another supervisor has the folder."""
 START = "import sys; sys.flags.safe_path or sys.path.pop(0); from torchloom.agent.supervisor.main import main; main()"
-"""For `python -c`: with it, the interpreter's flags can be the ranks' own, without -P, and still nothing in the working
+"""For `python -c`: like the interpreters of the ranks it has no flags, not even -P, and still nothing in the working
 folder is imported by mistake."""
 SOCKET = "supervisor.sock"
 CHUNK = 256 * 1024
@@ -54,7 +54,7 @@ class Begin(SupervisorMessage, frozen=True):
 
     key: Key
     argv: Command
-    """The whole command. Only `PYTHON [FLAGS] SCRIPT ...` and `PYTHON [FLAGS] -m MODULE ...` can be warm."""
+    """The whole command. Only `PYTHON SCRIPT ...` and `PYTHON -m MODULE ...` can be warm."""
     env: dict[Annotated[str, Meta(pattern=r"^[^=\x00]+$")], Word]
     """All of it: nothing of the supervisor's own environment is added."""
     cwd: Word

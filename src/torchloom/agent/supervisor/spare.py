@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -31,7 +30,6 @@ class Spare:
         self._base = base
         self._how = how
         self._say = say
-        self._count = itertools.count(1)
         self._prepare()
 
     @property
@@ -72,7 +70,7 @@ class Spare:
 
     async def _start(self) -> None:
         await asyncio.sleep(PAUSE)
-        folder = self._base / f"{FOLDER}-{os.getpid()}-{next(self._count)}"
+        folder = self._base / f"{FOLDER}-{os.getpid()}"
         link = None
         try:
             link = await SupervisorClient.start(folder, self._how, self)

@@ -34,15 +34,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SupervisorOptions:
-    """How to start a supervisor. Warm ranks need its interpreter, flags and environment to be theirs."""
+    """How to start a supervisor. Warm ranks need its interpreter and environment to be theirs."""
 
     tied: bool = False
     """It dies with this process (or rather with the thread that starts it). Otherwise it stays when we die."""
     preload: tuple[str, ...] = ()
     """Modules to import ahead: torch, and torch._dynamo, which making an optimizer imports."""
     python: str = sys.executable
-    flags: tuple[str, ...] = ()
-    """Of the interpreter, each a word of its own: -u, -O, -X, dev."""
     env: Mapping[str, str] | None = None
     """None: this process's."""
     cwd: str | None = None
@@ -55,7 +53,7 @@ def spawn(folder: Path, how: SupervisorOptions) -> tuple[subprocess.Popen[bytes]
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     ours, theirs = socket.socketpair()
-    command = [how.python, *how.flags, "-c", protocol.START, str(folder), "--client", str(theirs.fileno())]
+    command = [how.python, "-c", protocol.START, str(folder), "--client", str(theirs.fileno())]
     command += ["--preload", ",".join(how.preload)] if how.preload else []
     command += ["--tied", str(os.getpid())] if how.tied else []
     try:
@@ -106,7 +104,6 @@ class SupervisorClient:
     owner: SupervisorOwner | None
     process: subprocess.Popen[bytes] | None = None
     """The supervisor, if it was started here."""
-    tied: bool = False
     state: State = field(default_factory=lambda: State(pid=0))
     """As last reported; without a process id until it has been."""
     _dismissed: bool = False
@@ -121,7 +118,7 @@ class SupervisorClient:
         """Start a supervisor in this folder and wait for its first message. It continues to preload after that."""
         folder = folder.absolute()
         process, ours = spawn(folder, how)
-        link = cls(folder, protocol.Connection(ours), owner, process, how.tied)
+        link = cls(folder, protocol.Connection(ours), owner, process)
         try:
             return await link._open()
         except SupervisorGone:
@@ -148,11 +145,10 @@ class SupervisorClient:
         link._send(protocol.Look())
         return await link._open()
 
-    async def close(self) -> None:
-        """Stop talking. A standing supervisor stays, and so do its ranks; a tied one is asked to end."""
-        if self.tied and self.alive:
-            await self.dismiss()
-        self._leave()
+    def close(self) -> None:
+        """Stop talking. The supervisor stays, and so do its ranks."""
+        self.owner = None
+        self._finish(Gone(phrase("supervisor_closed")))
 
     async def dismiss(self) -> None:
         """Ask the supervisor to kill all ranks and to end; returns when it has."""
@@ -215,7 +211,7 @@ class SupervisorClient:
         try:
             await self._next_state()
         except BaseException:
-            self._leave()
+            self.close()
             raise
         return self
 
@@ -252,7 +248,9 @@ class SupervisorClient:
             except Exception:  # those that arrived with it must not be lost
                 logger.exception("a supervisor's message was not understood: %r", data)
         if not more:
-            self._finish(self._obituary())
+            code = self.process.poll() if self.process else None
+            how = "" if code is None else describe_exit(code)
+            self._finish(Gone(phrase("supervisor_dead", pid=self.state.pid, how=how)))
 
     def _handle(self, message: protocol.FromSupervisor) -> None:
         match message:
@@ -272,15 +270,6 @@ class SupervisorClient:
                     self.owner.rank_ended(message)
             case protocol.Replaced():
                 self._finish(Gone(phrase("supervisor_replaced"), replaced=True))
-
-    def _obituary(self) -> Gone:
-        code = self.process.poll() if self.process else None
-        how = "" if code is None else describe_exit(code)
-        return Gone(phrase("supervisor_dead", pid=self.state.pid, how=how))
-
-    def _leave(self) -> None:
-        self.owner = None
-        self._finish(Gone(phrase("supervisor_closed")))
 
     def _finish(self, gone: Gone) -> None:
         if not self.alive:

@@ -41,7 +41,6 @@ class ParentEnvironment:
     """How the supervisor itself was started: what a forked rank inherits and cannot shed."""
 
     python: str
-    flags: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str
     path: tuple[str, ...]
@@ -50,9 +49,7 @@ class ParentEnvironment:
     @classmethod
     def of_this_process(cls) -> ParentEnvironment:
         """To be asked first of all, before anything else is imported."""
-        given = sys.orig_argv
-        end = next(place for place, word in enumerate(given) if word in {"-c", "-m"})
-        return cls(sys.executable, tuple(given[1:end]), dict(os.environ), os.getcwd(), tuple(sys.path))  # noqa: PTH109
+        return cls(sys.executable, dict(os.environ), os.getcwd(), tuple(sys.path))  # noqa: PTH109
 
 
 @dataclass(frozen=True)
@@ -101,10 +98,7 @@ def _target(begin: Begin, birth: ParentEnvironment) -> Target:
     python, rest = begin.argv[0], begin.argv[1:]
     if python != birth.python:
         raise ColdStart(phrase("other_interpreter", python=python, own=birth.python))
-    flags = birth.flags
-    if rest[: len(flags)] != flags:
-        raise ColdStart(phrase("other_flags", flags=" ".join(flags)))
-    match rest[len(flags) :]:
+    match rest:
         case ["-m", module, *arguments]:
             return Target(module, True, tuple(arguments))
         case [script, *arguments] if script and not script.startswith("-"):
@@ -152,8 +146,7 @@ def prepare(begin: Begin, target: Target, birth: ParentEnvironment) -> None:
     os.environ.update(begin.env)
     sys.argv = ["-m" if target.module else target.name, *target.arguments]
     sys.orig_argv = list(begin.argv)
-    here = os.getcwd()  # noqa: PTH109
-    first = here if target.module else os.path.dirname(os.path.realpath(target.name))  # noqa: PTH120
+    first = os.getcwd() if target.module else os.path.dirname(os.path.realpath(target.name))  # noqa: PTH109, PTH120
     sys.path = [*([] if sys.flags.safe_path else [first]), *birth.path]
     importlib.invalidate_caches()
     atexit.register(gc.unfreeze)  # or what the script hangs into a preloaded module would never be finalised
@@ -185,8 +178,7 @@ def run(target: Target) -> None:
 
 
 def _compiled(script: str, scope: dict[str, Any]) -> CodeType:
-    here = os.getcwd()  # noqa: PTH109
-    file = os.path.join(here, script)  # noqa: PTH118  and not normalised: as Python does
+    file = os.path.join(os.getcwd(), script)  # noqa: PTH109, PTH118  and not normalised: as Python does
     try:
         with open(file, "rb") as opened:  # noqa: PTH123
             source = opened.read()

@@ -115,10 +115,8 @@ def describe(path: Path, chunk: int = CHUNK) -> FileEntry:
 
 def start_writing(file: int, at: int, size: int) -> None:
     """Start writing a part of a file to disk, so that the sync at the end has little left to do."""
-    if _sync_file_range is not None:
-        _sync_file_range(
-            file, ctypes.c_int64(at), ctypes.c_int64(size), _WRITE
-        )  # where it cannot, the sync does it all
+    if _sync_file_range is not None:  # where it cannot, the sync does it all
+        _sync_file_range(file, ctypes.c_int64(at), ctypes.c_int64(size), _WRITE)
 
 
 _WRITE = 2

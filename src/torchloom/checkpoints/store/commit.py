@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from torchloom.checkpoints.store import manifest as manifests
-from torchloom.checkpoints.store.manifest import FOLDER, Manifest, folder_name
 from torchloom.shared.files import sync_folder, write_durably
 
 HIDDEN = re.compile(r"\.(saving|old|deleting)-(step-\d{1,18})-[0-9a-f]{8}")
@@ -29,18 +28,18 @@ _AT_FDCWD: Final = -100
 
 
 def hidden(folder: Path, what: Literal["saving", "old", "deleting"], step: int, id: str) -> Path:
-    return folder / f".{what}-{folder_name(step)}-{id}"
+    return folder / f".{what}-{manifests.folder_name(step)}-{id}"
 
 
 def new_id() -> str:
     return secrets.token_hex(4)
 
 
-def commit(draft: Path, manifest: Manifest) -> Path:
+def commit(draft: Path, manifest: manifests.Manifest) -> Path:
     """Write the manifest and rename the hidden folder into place; all its files must be durable."""
     write_durably(draft / manifests.NAME, manifests.encode(manifest))
     sync_folder(draft)
-    final = draft.parent / folder_name(manifest.step)
+    final = draft.parent / manifests.folder_name(manifest.step)
     try:
         draft.rename(final)
     except OSError as error:
@@ -69,7 +68,7 @@ def set_aside(folder: Path, newer_than: int) -> list[str]:
     """Rename checkpoints after a step that training goes back to, so that they are not found; they are not deleted."""
     moved = []
     for entry in list(os.scandir(folder)):
-        match = FOLDER.fullmatch(entry.name)
+        match = manifests.FOLDER.fullmatch(entry.name)
         if match and int(match[1]) > newer_than and entry.is_dir(follow_symlinks=False):
             Path(entry.path).rename(_aside(Path(entry.path)))
             moved.append(entry.name)

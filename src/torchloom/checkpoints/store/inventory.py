@@ -18,7 +18,6 @@ from torchloom.checkpoints.store import manifest as manifests
 from torchloom.checkpoints.store.checksums import check_sizes
 from torchloom.checkpoints.store.commit import HIDDEN
 from torchloom.checkpoints.store.locks import reading
-from torchloom.checkpoints.store.manifest import folder_name
 from torchloom.checkpoints.store.search import Candidate, candidates, leads_inside, rolled_back_folders, scan
 from torchloom.errors import Damaged
 from torchloom.protocol.views import SavedStep
@@ -90,7 +89,7 @@ def inventory_from_reports(folder: str, saved: Iterable[SavedStep]) -> Inventory
     latest = {save.step: save for save in saved}
     entries = tuple(
         Entry(
-            name=folder_name(save.step),
+            name=manifests.folder_name(save.step),
             step=save.step,
             kind="torchloom",
             size=save.size,
@@ -143,9 +142,8 @@ def drafts(folder: Path, now: float) -> Iterator[Entry]:
         size, changed = weigh(draft.path)
         if not changed:
             continue  # it has become a checkpoint, or is gone
-        is_abandoned = now - changed > ABANDONED_SECONDS
         step = int(match[2].removeprefix("step-"))
-        status: Status = "abandoned" if is_abandoned else "writing"
+        status: Status = "abandoned" if now - changed > ABANDONED_SECONDS else "writing"
         yield Entry(name=draft.name, step=step, kind="torchloom", size=size, created=changed, status=status)
 
 

@@ -80,7 +80,7 @@ class WriterLock:
         """False in a forked child: the lock is still the parent's."""
         return self._pid == os.getpid()
 
-    def release(self) -> None:
+    def close(self) -> None:
         with _guard:
             held = _held.get(self._key)
             if held is None or self._pid != os.getpid():

@@ -15,7 +15,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -43,14 +43,6 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     rejected: dict[str, str] = {}
 
 
-@dataclass(frozen=True)
-class RolledBack:
-    checkpoint: ValidCheckpoint | None
-    """The checkpoint to continue from, and those before the step that are not valid; None: from the start."""
-    aside: tuple[str, ...]
-    """Where the later checkpoints are now."""
-
-
 class NothingBefore(TorchLoomError):
     """There was a checkpoint before the step once; starting over would lose more than requested."""
 
@@ -65,8 +57,8 @@ class NothingBefore(TorchLoomError):
 
 def roll_back(
     folder: Path, of: str, before: int, back: int = 1, pattern: str | None = None, *, job: str = "", saved: bool = False
-) -> RolledBack:
-    """Take the `back`-th newest valid checkpoint before a step, or the oldest if there are fewer.
+) -> ValidCheckpoint | None:
+    """Take the `back`-th newest valid checkpoint before a step, or the oldest if there are fewer; None: from the start.
 
     `of` identifies the rollback. `saved` says that there must be a checkpoint; without it, if there is none, training
     starts from the beginning. Raises NoValidCheckpoint if there are some but none is valid.
@@ -82,8 +74,9 @@ def roll_back(
             raise NothingBefore(folder, before)
         checkpoint = replace(chosen.check(), rejected=note.rejected) if chosen is not None else None
         newer = [c for c in all_candidates if c.step > (-1 if chosen is None else chosen.step)]
-        aside = _put_aside(folder, newer, note) if newer else ()
-        return RolledBack(checkpoint, aside)
+        if newer:
+            _put_aside(folder, newer, note)
+        return checkpoint
 
 
 def _choose(folder: Path, all_candidates: list[Candidate], note: Note, back: int, saved: bool) -> Note:
@@ -105,15 +98,11 @@ def _choose(folder: Path, all_candidates: list[Candidate], note: Note, back: int
 @contextlib.contextmanager
 def _alone(folder: Path, job: str) -> Iterator[None]:
     """Exclude writers and retention. Raises AlreadyUp if another job writes there."""
-    lock = WriterLock(folder, job)
-    try:
-        with pruning(folder):
-            yield
-    finally:
-        lock.release()
+    with contextlib.closing(WriterLock(folder, job)), pruning(folder):
+        yield
 
 
-def _put_aside(folder: Path, newer: list[Candidate], note: Note) -> tuple[str, ...]:
+def _put_aside(folder: Path, newer: list[Candidate], note: Note) -> None:
     place = next((path for path, other in notes(folder) if other.of == note.of), None)
     if place is None:
         number = max((number for number, _ in rolled_back_folders(folder)), default=0) + 1
@@ -121,16 +110,13 @@ def _put_aside(folder: Path, newer: list[Candidate], note: Note) -> tuple[str, .
         place.mkdir()
         write_durably(place / NOTE, msgspec.json.encode(note))
         sync_folder(place)
-    moved = []
     for candidate in newer:
         target = place / candidate.path.name
         while os.path.lexists(target):  # the same step, saved again since
             target = target.with_name(f"{target.name}-again")
         candidate.path.rename(target)
-        moved.append(f"{place.name}/{target.name}")
     sync_folder(place)
     sync_folder(folder)
-    return tuple(moved)
 
 
 def notes(folder: Path) -> list[tuple[Path, Note]]:

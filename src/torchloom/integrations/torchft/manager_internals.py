@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from torchloom.threadlet.metrics.wait_times import replace_attribute
+
 logger = logging.getLogger("torchloom")
 
 PRIVATE = {
@@ -60,10 +62,4 @@ def warn_once(about: str, text: str) -> None:
 
 def replace(owner: Any, name: str, new: Callable[..., Any], endings: ExitStack) -> None:
     """Replace a method on this one object, until the end."""
-    setattr(owner, name, new)
-
-    def put_back() -> None:
-        if vars(owner).get(name) is new:  # otherwise another library has replaced it since
-            delattr(owner, name)
-
-    endings.callback(put_back)
+    endings.callback(replace_attribute(owner, name, new))

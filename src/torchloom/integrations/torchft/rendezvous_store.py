@@ -28,20 +28,19 @@ def install() -> None:
 
 
 def _hook(managers: ModuleType) -> None:
-    with contextlib.suppress(Exception):  # a torchft without a Manager
-        original = managers.Manager.__init__
-        if getattr(original, "serves_store", False):
-            return
+    original = managers.Manager.__init__
+    if getattr(original, "serves_store", False):
+        return
 
-        @functools.wraps(original)
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            if not kwargs.get("store_addr"):
-                with contextlib.suppress(Exception):
-                    serve(managers.TCPStore, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-            original(self, *args, **kwargs)
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not kwargs.get("store_addr"):
+            with contextlib.suppress(Exception):
+                serve(managers.TCPStore, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        original(self, *args, **kwargs)
 
-        init.serves_store = True  # type: ignore[attr-defined]
-        managers.Manager.__init__ = init
+    init.serves_store = True  # type: ignore[attr-defined]
+    managers.Manager.__init__ = init
 
 
 def serve(store: Any, host: str, port: int) -> None:

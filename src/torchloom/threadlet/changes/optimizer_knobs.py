@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torchloom.threadlet.changes.knob import Knob, make_knob
@@ -34,8 +35,8 @@ def optimizer_knobs(optimizer: Any, scheduler: Any = None, prefix: str = "") -> 
                 continue
             yield make_knob(
                 (f"{prefix}:" if prefix else "") + (name if len(groups) == 1 else f"{name}:{index}"),
-                get=_getter(optimizer, index, name),
-                set=_lr_setter(optimizer, index, scheduler) if name == "lr" else _setter(optimizer, index, name),
+                get=partial(_get, optimizer, index, name),
+                set=partial(_set, optimizer, index, name, scheduler),
                 type="floats" if name == "betas" else "float",
                 low=low,
                 high=high,
@@ -46,32 +47,31 @@ def optimizer_knobs(optimizer: Any, scheduler: Any = None, prefix: str = "") -> 
 # The groups are looked up each time: an optimizer replaces them when it loads a state.
 
 
-def _getter(optimizer: Any, index: int, name: str) -> Callable[[], Any]:
-    return lambda: optimizer.param_groups[index][name]
+def _get(optimizer: Any, index: int, name: str) -> Any:
+    return optimizer.param_groups[index][name]
 
 
-def _setter(optimizer: Any, index: int, name: str) -> Callable[[Any], None]:
-    return lambda value: _store(optimizer.param_groups[index], name, value)
+def _set(optimizer: Any, index: int, name: str, scheduler: Any, value: Any) -> None:
+    group = optimizer.param_groups[index]
+    if name == "lr":
+        _scale_schedule(group, index, scheduler, value)
+    _store(group, name, value)
 
 
-def _lr_setter(optimizer: Any, index: int, scheduler: Any) -> Callable[[float], None]:
-    def set_lr(value: float) -> None:
-        group = optimizer.param_groups[index]
-        before = float(group["lr"])
-        for inner in _schedulers(scheduler):
-            floor = float(getattr(inner, "eta_min", 0.0))
-            for name in _BASES:
-                rates = getattr(inner, name, None)
-                if isinstance(rates, list) and index < len(rates):
-                    _store(rates, index, _moved(float(rates[index]), before, value, floor))
-            if index < len(getattr(inner, "_last_lr", ())):
-                _store(inner._last_lr, index, value)  # a list that SequentialLR shares with the one inside
-        for name in _RATES if scheduler is not None else ():
-            if group.get(name) is not None:
-                _store(group, name, _moved(float(group[name]), before, value))
-        _store(group, "lr", value)
-
-    return set_lr
+def _scale_schedule(group: Any, index: int, scheduler: Any, value: float) -> None:
+    """Before the lr of a group is set: the rates from which its schedulers compute the next ones."""
+    before = float(group["lr"])
+    for inner in _schedulers(scheduler):
+        floor = float(getattr(inner, "eta_min", 0.0))
+        for name in _BASES:
+            rates = getattr(inner, name, None)
+            if isinstance(rates, list) and index < len(rates):
+                _store(rates, index, _moved(float(rates[index]), before, value, floor))
+        if index < len(getattr(inner, "_last_lr", ())):
+            _store(inner._last_lr, index, value)  # a list that SequentialLR shares with the one inside
+    for name in _RATES if scheduler is not None else ():
+        if group.get(name) is not None:
+            _store(group, name, _moved(float(group[name]), before, value))
 
 
 def _moved(rate: float, before: float, after: float, floor: float = 0.0) -> float:

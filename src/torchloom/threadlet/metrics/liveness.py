@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import re
 import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from torchloom.errors import BadInput
-from torchloom.shared.liveness_page import COLLECTING, COLLECTIVES, SHOWN, SIGNAL, STARTED, TICK, WANTED, Page
+from torchloom.shared.liveness_page import COLLECTING, COLLECTIVES, PHASE, SHOWN, SIGNAL, STARTED, TICK, WANTED, Page
 from torchloom.threadlet.metrics import stacks, wait_times
 from torchloom.threadlet.metrics.meter import Meter
 
@@ -28,13 +27,12 @@ TICK_SECONDS = 0.1
 OLDEST = 2
 """The generation whose collection may take long."""
 START, LEAVING, DATA = "start", "leaving", "data"
-_PHASE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _left: list[Page] = []
 """Pages of incarnations that have ended in this process: the next one uses the same page, which an agent may watch."""
 
 
 def check_phase(name: str) -> None:
-    if not isinstance(name, str) or not _PHASE.fullmatch(name):
+    if not isinstance(name, str) or not PHASE.fullmatch(name):
         raise BadInput(f"phase {name!r}", hint="1 to 32 letters, digits, - or _")
 
 
@@ -146,9 +144,7 @@ def count_collectives() -> int | None:
     blocks, even while another thread is inside a collective.
     """
     torch = sys.modules.get("torch.distributed.distributed_c10d")
-    try:
-        if torch is None or not torch.is_initialized():
-            return None
-        return int(torch._get_default_group()._get_sequence_number_for_group())
-    except Exception:  # noqa: BLE001  being imported or destroyed just now, or another torch
-        return None
+    with contextlib.suppress(Exception):  # being imported or destroyed just now, or another torch
+        if torch is not None and torch.is_initialized():
+            return int(torch._get_default_group()._get_sequence_number_for_group())
+    return None

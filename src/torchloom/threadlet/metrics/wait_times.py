@@ -88,15 +88,13 @@ def _release(meter: Meter) -> None:
 
 def _has_peers(meter: Meter) -> bool:
     """Whether there is a process group whose waits can be measured here."""
-    try:
-        torch = sys.modules.get("torch")
-        groups = sys.modules.get("torch.distributed.distributed_c10d")
-        if torch is None or groups is None or not (meter.has_group or groups.is_initialized()):
-            return False
-        used = [getattr(getattr(torch, name, None), "is_initialized", bool) for name in _DEVICES]
-        return not any(is_used() for is_used in used)
-    except Exception:  # noqa: BLE001  torch is being imported, or is another version
-        return False
+    torch = sys.modules.get("torch")
+    groups = sys.modules.get("torch.distributed.distributed_c10d")
+    with contextlib.suppress(Exception):  # torch is being imported, or is another version
+        if torch is not None and groups is not None and (meter.has_group or groups.is_initialized()):
+            used = [getattr(getattr(torch, name, None), "is_initialized", bool) for name in _DEVICES]
+            return not any(is_used() for is_used in used)
+    return False
 
 
 def _once(what: str, replace: Callable[[], Callable[[], None]]) -> None:
@@ -123,10 +121,11 @@ def _time(owner: Any, name: str, kind: Callable[[Meter], StepTimeRing]) -> Calla
             meter.is_aside = False
             kind(meter).add(meter.count + 1, meter.clock() - began)
 
-    return _replace(owner, name, timed)
+    return replace_attribute(owner, name, timed)
 
 
-def _replace(owner: Any, name: str, new: Any) -> Callable[[], None]:
+def replace_attribute(owner: Any, name: str, new: Any) -> Callable[[], None]:
+    """Returns a function that undoes this."""
     old = vars(owner).get(name)  # None: inherited
     setattr(owner, name, new)
 
@@ -190,7 +189,7 @@ def _watch_backward(torch: Any) -> Callable[[], None]:
                     node.register_prehook(backward.begins)
         return result
 
-    return _replace(owner, "forward", forward)
+    return replace_attribute(owner, "forward", forward)
 
 
 def _nodes(result: Any, tensor: type) -> Iterator[Any]:

@@ -87,10 +87,9 @@ def _this_process(pid: int) -> psutil.Process:
 
 
 def rss_mb() -> float:
-    try:
+    with contextlib.suppress(psutil.Error, OSError):
         return float(round(_this_process(os.getpid()).memory_info().rss / _MB, 1))
-    except (psutil.Error, OSError):
-        return 0.0
+    return 0.0
 
 
 def free_mb(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> float | None:
@@ -128,10 +127,8 @@ def device_free_mb() -> float | None:
 
 def _of_devices(ask: Callable[[Any, int], float]) -> float | None:
     torch = sys.modules.get("torch")
-    try:
-        if torch is None or not torch.cuda.is_initialized():
-            return None
-        total = sum(ask(torch.cuda, index) for index in range(torch.cuda.device_count()))
-    except Exception:  # noqa: BLE001  torch may be half imported, or its CUDA broken; a beat goes out anyway
-        return None
-    return float(round(total / _MB, 1))
+    with contextlib.suppress(Exception):  # torch may be half imported, or its CUDA broken; a beat goes out anyway
+        if torch is not None and torch.cuda.is_initialized():
+            total = sum(ask(torch.cuda, index) for index in range(torch.cuda.device_count()))
+            return float(round(total / _MB, 1))
+    return None

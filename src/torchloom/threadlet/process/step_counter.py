@@ -116,8 +116,8 @@ def install(join: Callable[[], StepSink]) -> None:
         when_imported(OPTIMIZERS, lambda optimizers: hook(optimizers, _counter))
 
 
-def hook(optimizers: ModuleType, counter: Counter) -> Callable[[], None]:
-    """Have torch call the counter after every optimizer step; returns a function that undoes this."""
+def hook(optimizers: ModuleType, counter: Counter) -> Any:
+    """Have torch call the counter after every optimizer step; returns torch's handle, which can undo this."""
     torch = sys.modules["torch"]
 
     def stepped(optimizer: Any, *_: Any) -> None:
@@ -125,5 +125,4 @@ def hook(optimizers: ModuleType, counter: Counter) -> Callable[[], None]:
             counter.stepped(optimizer)
 
     # A rank never removes it: torch may be iterating over its hooks at that moment.
-    end: Callable[[], None] = optimizers.register_optimizer_step_post_hook(stepped).remove
-    return end
+    return optimizers.register_optimizer_step_post_hook(stepped)

@@ -45,7 +45,6 @@ AGENT_TEMPLATES: Mapping[str, str] = {
     "not_a_plain_script": "{script} is not a plain script",
     "module_shadowed": "{folder} has a module {module} of its own, and another one is loaded already",
     "other_interpreter": "the interpreter is {python}, the supervisor's is {own}",
-    "other_flags": "the supervisor's interpreter was started with the flags {flags}",
     "flag_missing": "the supervisor's interpreter was not started with the flag {flag}",
     "code_without_file": "code that is not in a file",
     "no_script_named": "no script is named",
