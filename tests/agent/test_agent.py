@@ -124,7 +124,7 @@ async def test_an_agent_that_was_replaced_leaves_the_ranks_alone_and_says_so(tmp
         async with taken_over(tmp_path / "jobs" / "mnist" / COLD):
             with pytest.raises(AlreadyUp, match="another agent has taken over the ranks of mnist on n1"):
                 await asyncio.wait_for(here.running, SECONDS)
-            await here.agent.close(kill=False)
+            await here.agent.close()
             rank = here.rank(1)
             assert rank is not None
             assert (rank.state, lives(rank.pid)) == ("running", True)
