@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -40,6 +41,8 @@ def main() -> int:
     length.add_argument("--minutes", type=float, help="time for each campaign")
     length.add_argument("--short", action="store_true", help="take a few minutes for all of them")
     args = parser.parse_args()
+    # A shell makes programs in the background ignore Ctrl-C, and the processes that are interrupted here inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     failed = 0
     for name in args.names or list(CAMPAIGNS):
         campaign = CAMPAIGNS[name]
