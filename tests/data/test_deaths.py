@@ -87,6 +87,8 @@ def test_without_its_zygote_an_epoch_continues_and_the_next_has_a_new_one() -> N
 def test_a_signal_to_the_whole_group_leaves_loaders_to_training(number: int) -> None:
     iterator = iter(epoch(Augmented(60), 2))
     next(iterator)
+    while len(processes()) < 3:
+        pass
     before = {process.pid for process in processes()}
     for process in processes():
         process.send_signal(number)
