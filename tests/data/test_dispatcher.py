@@ -272,3 +272,18 @@ def test_each_batch_is_yielded_once_and_in_order_through_resizes_and_deaths(data
             dispatcher.arrived(loader, sent[loader].pop(0), None)
     assert (yielded if in_order else sorted(yielded)) == list(range(total))
     assert isinstance(dispatcher.take(), End)
+
+
+def test_loaders_are_needed_until_the_last_batch_has_arrived() -> None:
+    dispatcher = Dispatcher(batches(2), target=2, prefetch=2)
+    dispatcher.plan()
+    dispatcher.arrived(1, 1, None)
+    dispatcher.plan()
+    assert not dispatcher.needs_no_loaders, "0 may have to be loaded again"
+    dispatcher.died(0)
+    assert not dispatcher.needs_no_loaders
+    assert starts(dispatcher.plan()) == [0]
+    dispatcher.arrived(0, 0, None)
+    dispatcher.plan()
+    assert dispatcher.needs_no_loaders
+    assert [number(dispatcher.take()), number(dispatcher.take())] == [0, 1]

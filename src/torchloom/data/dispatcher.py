@@ -198,6 +198,11 @@ class Dispatcher:
     def active(self) -> list[int]:
         return [loader for loader, state in self._loaders.items() if not state.draining]
 
+    @property
+    def needs_no_loaders(self) -> bool:
+        """Everything was loaded, or no loader is wanted any more in this epoch."""
+        return self._exhausted and not self._lost and not self._loaders and not self._keep_idle
+
     def plan(self) -> list[Command]:
         """What to do now. The commands count as carried out."""
         return [*self._adjust(), *self._send(), *self._stop()]
@@ -247,8 +252,10 @@ class Dispatcher:
         for loader in sorted(set(self._loaders) - set(active))[: max(missing, 0)]:
             self._loaders[loader].draining = False
             missing -= 1
-        if not self._can_start or (self._exhausted and not self._lost and not self._keep_idle):
+        if not self._can_start:
             return
+        if self._exhausted and not self._keep_idle:
+            missing = min(missing, len(self._lost))
         free = (number for number in range(len(self._loaders) + max(missing, 0)) if number not in self._loaders)
         for loader in [number for number, _ in zip(free, range(missing), strict=False)]:
             self._loaders[loader] = _Loader()

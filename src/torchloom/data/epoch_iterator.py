@@ -151,6 +151,8 @@ class EpochIterator(Iterator[Any]):
                         self._dispatcher.start_failed(loader)
                 case plans.Stop(loader=loader):
                     self._pool.stop(loader)
+        if self._dispatcher.needs_no_loaders:
+            self._pool.release()
 
     def _load(self, batch: Batch) -> Any:
         """Load a batch in this process. The random numbers of the training loop stay as they are."""

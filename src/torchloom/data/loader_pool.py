@@ -91,6 +91,7 @@ class LoaderPool:
         """The iteration to which new batches belong; what arrives of an earlier one is dropped."""
         self.is_broken = False
         """The zygote has died."""
+        self._is_released = False
         self._recipe = recipe
         self._context = context
         self._opened: list[_Resources] = []
@@ -149,6 +150,13 @@ class LoaderPool:
             self._resources.poller.unregister(connection.end.fileno())
             transport.shut_down(connection.end)
 
+    def release(self) -> None:
+        """Let the zygote end while training uses the last batches: then the end of the epoch need not wait for it."""
+        if self._opened and not self._is_released:
+            self._is_released = True
+            self._resources.poller.unregister(self._resources.zygote.fileno())
+            self._resources.zygote.release()
+
     def wait(self, seconds: float | None) -> bool:
         """Wait for an event, or for `wake`. False after this time."""
         return bool(self._resources.poller.poll(seconds))
@@ -173,6 +181,7 @@ class LoaderPool:
                 os.eventfd_read(descriptor)
             else:
                 self._resources.poller.unregister(descriptor)
+                self._is_released = True
                 yield ZygoteDied()
 
     def _receive(self, connection: _Connection) -> Iterator[Event]:

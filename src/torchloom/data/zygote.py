@@ -8,6 +8,7 @@ dataset once.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import select
@@ -56,9 +57,12 @@ class Zygote:
             there.close()
         return here
 
-    def close(self) -> None:
-        """End the zygote. It ends after its loaders."""
+    def release(self) -> None:
+        """Let the zygote end, after its loaders; `close` waits for it."""
         transport.shut_down(self._end)
+
+    def close(self) -> None:
+        self.release()
         self._process.join(GRACE_SECONDS + 2.0)
         if self._process.is_alive():
             self._process.kill()
@@ -70,6 +74,7 @@ def main(end: socket.socket, recipe: Recipe) -> None:
     """Fork a loader for each request, and end with the training process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _ignore)
+    gc.freeze()  # a collection in a loader would copy every page that it shares with the training process
     receiver = transport.Receiver(end)
     children: dict[int, int] = {}
     """By the reading end of a pipe whose writing end the loader has: its end means that the loader has ended."""
