@@ -128,6 +128,19 @@ def test_a_process_forked_from_training_does_not_keep_loaders_alive() -> None:
     os.waitpid(child, 0)
 
 
+def test_a_copy_of_an_iterator_in_a_forked_process_closes_nothing() -> None:
+    iterator = iter(make())
+    batch = next(iterator)
+    child = os.fork()
+    if child == 0:
+        sys.excepthook = lambda *_: os._exit(1)
+        del iterator, batch
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(iterator)) == 9
+
+
 SCRIPT = """
 import sys, torch
 from tests.data.samples import Large, processes
@@ -136,6 +149,7 @@ iterators = [iter(ElasticLoader(Large(40), batch_size=4, num_workers=2)) for _ i
 for iterator in iterators:
     next(iterator)
 print(*(process.pid for process in processes()), flush=True)
+sys.stdin.readline()
 {end}
 """
 
@@ -153,13 +167,39 @@ def trainer(end: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise SystemExit(3)", "import os; os._exit(3)"])
 def test_when_training_exits(end: str) -> None:
     process, found = trainer(end)
-    process.communicate(timeout=60)
+    process.communicate("\n", timeout=60)
     assert process.returncode == 3
     assert psutil.wait_procs(found, timeout=60)[1] == []
 
 
 def test_when_training_is_killed() -> None:
-    process, found = trainer("sys.stdin.read()")
+    process, found = trainer("")
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert psutil.wait_procs(found, timeout=60)[1] == []
+
+
+FORK = """
+import os
+child = os.fork()
+if child:
+    print(child, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_when_training_is_killed_and_another_process_that_it_forked_is_not() -> None:
+    process, found = trainer(FORK)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    child = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.wait(60)
+    try:
+        assert psutil.wait_procs(found, timeout=60)[1] == []
+        assert child.is_running()
+    finally:
+        child.kill()
+        process.communicate(timeout=60)

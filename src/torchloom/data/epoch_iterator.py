@@ -60,7 +60,6 @@ class EpochIterator(Iterator[Any]):
             if self._pool.epoch == self._epoch and self._pool.close.alive:
                 self._dispatcher.resize(target)
                 self._carry_out(may_fork=False)
-                self._pool.wake()
 
     @property
     def loaders(self) -> int:

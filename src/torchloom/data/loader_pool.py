@@ -62,8 +62,6 @@ class _Resources:
         self.zygote = zygote
         self.connections: dict[int, _Connection] = {}
         self.poller = select.epoll()
-        self.alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.poller.register(self.alarm, select.EPOLLIN)
         self.poller.register(zygote.fileno(), select.EPOLLIN)
 
 
@@ -76,11 +74,10 @@ def _close(opened: list[_Resources]) -> None:
         resources.connections.clear()
         resources.zygote.close()
         resources.poller.close()
-        os.close(resources.alarm)
 
 
 class LoaderPool:
-    """Loader processes and the zygote that they come from. The caller holds `lock`, except in `wait` and `wake`.
+    """Loader processes and the zygote that they come from. The caller holds `lock`, except in `wait`.
 
     Nothing is opened before the first loader starts.
     """
@@ -158,12 +155,8 @@ class LoaderPool:
             self._resources.zygote.release()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for an event, or for `wake`. False after this time."""
+        """Wait for an event, also of a loader that starts meanwhile. False after this time."""
         return bool(self._resources.poller.poll(seconds))
-
-    def wake(self) -> None:
-        if self._opened:
-            os.eventfd_write(self._resources.alarm, 1)
 
     def events(self) -> Iterator[Event]:
         """What has happened, at most one batch of each loader; it does not wait."""
@@ -177,8 +170,6 @@ class LoaderPool:
                     self._flush(connection)
                 if what & ~select.EPOLLOUT:
                     yield from self._receive(connection)
-            elif descriptor == self._resources.alarm:
-                os.eventfd_read(descriptor)
             else:
                 self._resources.poller.unregister(descriptor)
                 self._is_released = True
