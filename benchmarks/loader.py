@@ -13,6 +13,7 @@ and kills, in which each sample must arrive once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib.util
 import itertools
@@ -256,10 +257,11 @@ def faults(resizes: int, kills: int) -> dict[str, object]:
                 loader.resize(draw.randrange(5))
                 done["resizes"] += 1
             elif chance < 0.1:
-                running = [child for zygote in psutil.Process().children() for child in zygote.children()]
-                for process in running[:1]:
-                    process.kill()
-                    done["kills"] += 1
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself
+                    running = [child for zygote in psutil.Process().children() for child in zygote.children()]
+                    for process in running[:1]:
+                        process.kill()
+                        done["kills"] += 1
         done["lost"] += len(dataset) - len(seen)
         done["repeated"] += sum(seen.values()) - len(seen)
         done["epochs"] += 1

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from tests.data.samples import Augmented, Large, Nested, equal, is_alive, loaders, open_files, processes, slots
+from tests.data.samples import Augmented, Large, Nested, equal, is_alive, kill, loaders, open_files, processes, slots
 from torchloom.data import ElasticLoader
 
 EPOCHS = 10
@@ -91,8 +91,7 @@ def _epoch(draw: random.Random, tally: Tally) -> str:
             loader.resize(draw.randrange(MOST_LOADERS + 1))
             tally.resizes += 1
         elif chance < 0.3 and (running := loaders()):
-            draw.choice(running).kill()
-            tally.kills += 1
+            tally.kills += kill(draw.choice(running))
         elif chance < 0.32:
             state = loader.state_dict()
             loader = make(draw.randrange(MOST_LOADERS))

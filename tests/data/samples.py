@@ -165,6 +165,14 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
+def kill(process: psutil.Process) -> bool:
+    """False if it ended by itself."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+        return True
+    return False
+
+
 def open_files() -> Counter[str]:
     found: Counter[str] = Counter()
     for entry in Path("/proc/self/fd").iterdir():

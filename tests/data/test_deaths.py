@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.data.samples import Augmented, Deadly, Large, Numbers, equal, is_alive, loaders, processes, zygotes
+from tests.data.samples import Augmented, Deadly, Large, Numbers, equal, is_alive, kill, loaders, processes, zygotes
 from torchloom.data import ElasticLoader
 from torchloom.errors import LoaderDied
 
@@ -30,8 +30,7 @@ def test_killed_loaders_are_replaced_and_no_batch_is_lost_or_changed(dataset: Nu
         batches.append(batch)
         if number % 3 == 0:
             for process in loaders()[: 1 + number % 2]:
-                process.kill()
-                killed += 1
+                killed += kill(process)
     assert killed >= 7
     assert equal(alone, batches)
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from tests.data.samples import Failing, Large, loaders, open_files, processes, slots
+from tests.data.samples import Failing, Large, kill, loaders, open_files, processes, slots
 from torchloom.data import ElasticLoader
 
 
@@ -83,7 +83,7 @@ def test_after_resizes_and_kills() -> None:
     for number, _ in enumerate(loader):
         loader.resize(number % 4)
         for process in loaders()[:1]:
-            process.kill()
+            kill(process)
 
 
 def test_batches_that_are_kept_cost_memory_and_no_files() -> None:
