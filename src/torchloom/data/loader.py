@@ -21,8 +21,9 @@ from torchloom.data import position, transport
 from torchloom.data.dispatcher import KILL_LIMIT, Dispatcher
 from torchloom.data.epoch_iterator import EpochIterator, pin_device
 from torchloom.data.loader_pool import LoaderPool
-from torchloom.data.loader_process import Recipe, Seeding
+from torchloom.data.loader_process import Recipe
 from torchloom.data.position import EpochPosition
+from torchloom.data.seeding import Seeding
 from torchloom.errors import BadDataset, BadInput
 
 PREFETCH = 2
@@ -196,7 +197,7 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         if place is None:
             return position.fresh_state(self, self._base_seed)
         if place.is_over:
-            return place.state_dict() | {"start": position.capture_start(self)}
+            place.start = position.capture_start(self)
         return place.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -17,11 +17,10 @@ from torch.utils.data._utils import worker
 from torchloom.data import transport
 from torchloom.data.batch_encoding import encode
 from torchloom.data.memory_slots import SlotRing
-from torchloom.data.seeding import seed_process, seed_sample
+from torchloom.data.seeding import Seeding, seed_process, seed_sample
 
 BATCH, SLOTS, LOAD = b"b", b"s", b"l"
 """Kinds of packets: a batch, new and retired slots, indices to load."""
-Seeding = Literal["sample", "worker"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
     torch.set_num_threads(1)
     ring = SlotRing()
     torch.UntypedStorage._new_shared = ring.new_shared
-    seed = seed_process(recipe.base_seed, loader)
+    seed = seed_process(recipe.base_seed, loader, recipe.seeding)
     worker._worker_info = worker.WorkerInfo(id=loader, num_workers=count, seed=seed, dataset=recipe.dataset)
     failure: ExceptionWrapper | None = None
     try:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from torchloom.data.dispatcher import Batch
-from torchloom.data.seeding import capture_generators, restore_generators, undisturbed
+from torchloom.data.seeding import GeneratorStates, capture_generators, restore_generators, undisturbed
 from torchloom.errors import BadState
 
 VERSION = 1
@@ -50,7 +50,7 @@ class EpochPosition:
             "batches": self.batches,
             "samples": self.samples,
             "ahead": dict(self.ahead),
-            "start": self.start,
+            "start": plain_start(self.start),
         }
 
 
@@ -72,7 +72,7 @@ def read_state(state: Mapping[str, Any]) -> EpochPosition | None:
 
 def fresh_state(loader: DataLoader[Any], base_seed: int | None) -> dict[str, Any]:
     """The state before the first epoch."""
-    return {"version": VERSION, "epoch": -1, "base_seed": base_seed, "start": capture_start(loader)}
+    return {"version": VERSION, "epoch": -1, "base_seed": base_seed, "start": plain_start(capture_start(loader))}
 
 
 # What an epoch draws its indices from
@@ -109,6 +109,12 @@ def capture_start(loader: DataLoader[Any]) -> dict[str, Any]:
             if hasattr(sampler, "set_epoch") and isinstance(getattr(sampler, "epoch", None), int)
         },
     }
+
+
+def plain_start(start: Mapping[str, Any]) -> dict[str, Any]:
+    """What `capture_start` returned, or a state_dict contained, as a checkpoint can contain it."""
+    process = start["process"]
+    return {**start, "process": process.plain() if isinstance(process, GeneratorStates) else process}
 
 
 def restore_samplers(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
@@ -148,7 +154,7 @@ def resume(loader: DataLoader[Any], position: EpochPosition) -> tuple[EpochPosit
     """The rest of an epoch. The process's own generators stay as they are."""
     with ExitStack() as stack:
         stack.enter_context(undisturbed())
-        restore_generators(position.start["process"])
+        restore_generators(plain_start(position.start)["process"])
         restore_samplers(loader, position.start)
         if loader.batch_size is not None:
             # By samples, not by batches: correct also if the batch size is another one now.
