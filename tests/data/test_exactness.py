@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy
@@ -203,6 +204,14 @@ def test_two_loaders_in_one_process() -> None:
     second = ElasticLoader(Numbers(30), batch_size=4, num_workers=1)
     seen = [(float(left[0, 0]), int(right[0, 0])) for left, right in zip(first, second, strict=True)]
     assert seen == [(float(index), index) for index in range(0, 30, 4)]
+
+
+def test_in_a_thread_of_the_training_process() -> None:
+    batches: list[Any] = []
+    thread = threading.Thread(target=lambda: batches.extend(ElasticLoader(Numbers(8), batch_size=2, num_workers=2)))
+    thread.start()
+    thread.join()
+    assert [int(batch[0, 0]) for batch in batches] == [0, 2, 4, 6]
 
 
 def test_two_iterations_of_one_loader_at_a_time() -> None:
