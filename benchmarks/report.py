@@ -78,6 +78,20 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("flips_caught", ">=", 200),
         Target("verify_ratio", "<=", 0.5),
     ),
+    "loader": (
+        Target("images_ratio", ">=", 1.15),
+        Target("tiny_ratio", ">=", 3),
+        Target("nested_ratio", ">=", 3),
+        Target("cpu_ratio", "<=", 0.85),
+        Target("first_batch_ratio", "<=", 1.0),
+        Target("next_epoch_ratio", "<=", 0.5),
+        Target("next_epoch_fresh_ratio", "<=", 1.0),
+        Target("resize_stall_batches", "<=", 1),
+        Target("resizes", ">=", 87),
+        Target("kills", ">=", 59),
+        Target("lost", "<=", 0),
+        Target("repeated", "<=", 0),
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from campaigns import control, examples, hangs, lighthouse, protocol, recovery, spine, torchft
+from campaigns import control, examples, hangs, lighthouse, loaders, protocol, recovery, spine, torchft
 
 
 class Campaign(NamedTuple):
@@ -29,6 +29,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "recovery": Campaign(recovery.run, 5.0, 0.5),
     "hangs": Campaign(hangs.run, 5.0, 0.5),
     "lighthouse": Campaign(lighthouse.run, 6.0, 0.5),
+    "loaders": Campaign(loaders.run, 3.0, 0.5),
     "torchft": Campaign(torchft.run, 15.0, 1.0),
 }
 

@@ -3,6 +3,7 @@
 TorchLoomError            1  something went wrong
 ├── BadInput              2  what was typed or passed cannot be meant        (also a ValueError)
 │   ├── BadName              a job, replica or device name with a character no subject can carry
+│   ├── BadDataset           a dataset that an ElasticLoader cannot load       (also a TypeError)
 │   └── BadSetting           an environment variable or option with an impossible value
 ├── Unreachable           3  no control plane answers there
 ├── Refused               4  the weaver understood, and said no
@@ -10,6 +11,8 @@ TorchLoomError            1  something went wrong
 │   └── PortInUse            another program listens there
 ├── BadState              6  the state folder or a credential cannot be used
 ├── Fenced                7  a newer weaver has taken over; this one must stop
+├── LoaderDied            1  loader processes died while they loaded a batch   (also a RuntimeError)
+├── LoaderTimeout         1  no batch arrived within the timeout of a loader   (also a RuntimeError)
 ├── Damaged               8  a checkpoint must not be believed
 └── NoValidCheckpoint     8  a folder has none that may be believed
 """
@@ -60,6 +63,38 @@ class BadSetting(BadInput):
         super().__init__(f"{name}={value!r}: {why}")
         self.name = name
         self.value = value
+
+
+class BadDataset(BadInput, TypeError):
+    pass
+
+
+class LoaderDied(TorchLoomError, RuntimeError):
+    """Loader processes died: all on one batch, or all of them as soon as they started."""
+
+    def __init__(self, batch: int | None, indices: Any, deaths: int) -> None:
+        if batch is None:
+            super().__init__(
+                f"{deaths} loader processes in a row died before they loaded a batch",
+                hint="look for worker_init_fn in the stack of a core dump, and for a lack of memory or processes",
+            )
+        else:
+            text = repr(indices)
+            shown = text if len(text) <= 1000 else f"{text[:1000]}…"
+            processes = "process" if deaths == 1 else "processes"
+            super().__init__(
+                f"{deaths} loader {processes} died while loading batch {batch}, indices {shown}",
+                hint="load these samples in a process of their own: native code may crash, or memory run out",
+            )
+        self.batch = batch
+        self.indices = indices
+        self.deaths = deaths
+
+
+class LoaderTimeout(TorchLoomError, RuntimeError):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"DataLoader timed out after {seconds} seconds")
+        self.seconds = seconds
 
 
 class Unreachable(TorchLoomError):

@@ -1,0 +1,107 @@
+"""Epochs of an ElasticLoader with random resizes and SIGKILLs: no batch is lost, repeated or changed.
+
+A plan is drawn from the seed: the dataset, how it is batched, the number of loaders, and after which batches a loader
+is killed or the number changes. Each epoch is compared, byte by byte, with the same epoch loaded without loader
+processes. Some epochs are left in the middle and continued by another loader from the saved state. In the end nothing
+may be left.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from tests.data.samples import Augmented, Large, Nested, equal, is_alive, kill, loaders, open_files, processes, slots
+from torchloom.data import ElasticLoader
+
+EPOCHS = 10
+RESIZES = 80
+KILLS = 50
+"""A campaign of full length has at least these numbers, however long they take."""
+FULL_SECONDS = 60.0
+MOST_LOADERS = 4
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.epochs = self.batches = self.resizes = self.kills = self.resumes = 0
+
+    def is_enough(self) -> bool:
+        return self.epochs >= EPOCHS and self.resizes >= RESIZES and self.kills >= KILLS
+
+    def __str__(self) -> str:
+        counts = f"{self.epochs} epochs, {self.batches} batches, {self.resizes} resizes, {self.kills} kills"
+        return f"{counts}, {self.resumes} resumed"
+
+
+def run(seed: int, seconds: float) -> list[str]:
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    draw = random.Random(seed)
+    gc.collect()
+    files, ends, tally = open_files(), time.monotonic() + seconds, Tally()
+    problems: list[str] = []
+    while time.monotonic() < ends or (seconds >= FULL_SECONDS and not tally.is_enough()):
+        problem = _epoch(draw, tally)
+        if problem:
+            problems.append(f"epoch {tally.epochs} (seed {seed}): {problem}")
+            break
+    gc.collect()
+    if left := [process for process in processes() if is_alive(process)]:
+        problems.append(f"processes are left: {left}")
+    if open_files() - files:
+        problems.append(f"files are left open: {dict(open_files() - files)}")
+    if slots():
+        problems.append(f"{slots()} pieces of shared memory are left")
+    print(f"  {tally}", flush=True)
+    return problems
+
+
+def _epoch(draw: random.Random, tally: Tally) -> str:
+    """One epoch, and what was wrong with it."""
+    size = draw.randrange(60, 240)
+    dataset: Dataset[Any] = draw.choice([Augmented, Large, Nested])(size)
+    arguments: dict[str, Any] = {"batch_size": draw.randrange(1, 8), "shuffle": True, "drop_last": draw.random() < 0.3}
+    seed = draw.randrange(2**32)
+
+    def make(count: int) -> ElasticLoader:
+        torch.manual_seed(seed)
+        more: dict[str, Any] = {"persistent_workers": draw.random() < 0.5, "prefetch_factor": draw.randrange(1, 4)}
+        return ElasticLoader(dataset, num_workers=count, kill_limit=10_000, **arguments, **(more if count else {}))
+
+    expected = list(make(0))
+    loader = make(draw.randrange(1, MOST_LOADERS))
+    batches: list[Any] = []
+    keep = draw.random() < 0.3
+    iterator = iter(loader)
+    while (batch := next(iterator, None)) is not None:
+        place = len(batches)
+        if place >= len(expected):
+            return f"a batch after the last one: {batch}"
+        if not equal(batch, expected[place]):
+            return f"batch {place} differs"
+        batches.append(batch if keep else None)
+        chance = draw.random()
+        if chance < 0.15:
+            loader.resize(draw.randrange(MOST_LOADERS + 1))
+            tally.resizes += 1
+        elif chance < 0.3 and (running := loaders()):
+            tally.kills += kill(draw.choice(running))
+        elif chance < 0.32:
+            state = loader.state_dict()
+            loader = make(draw.randrange(MOST_LOADERS))
+            loader.load_state_dict(state)
+            iterator = iter(loader)
+            tally.resumes += 1
+    tally.epochs += 1
+    tally.batches += len(batches)
+    if len(batches) != len(expected):
+        return f"{len(batches)} batches in place of {len(expected)}"
+    if keep and not equal(batches, expected):
+        return "a batch changed after it was yielded"
+    return ""

@@ -1,0 +1,300 @@
+"""Which loader process loads which batch, in what order batches are yielded, and what happens when a process dies.
+
+The dispatcher is pure: it holds no process, socket or clock. Events come in through its methods (`resize`, `arrived`,
+`died`), `plan` says what to do now, and `take` says what the training loop receives next.
+
+Batches are drawn from a stream in order and numbered. A batch is in one of five places:
+
+    stream ─draw→ outstanding ─arrived→ arrived ─take→ yielded
+                      └──died→ lost ──plan→ outstanding
+
+The window is `prefetch` batches for each loader: that many may be drawn and not yet yielded. `take` returns batches in
+the order of the stream, or with `in_order=False` in the order in which they arrive. Which loader loads a batch has no
+influence on its content, so neither resizes nor deaths change what is yielded.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+KILL_LIMIT = 3
+"""A batch that was being loaded when this number of loaders died raises an error."""
+IDLE_DEATHS = 8
+"""Loaders that die in a row before they delivered or began anything; then starting more is useless."""
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    number: int
+    """The place in the epoch, from 0."""
+    position: int
+    """Samples of the epoch before this batch."""
+    indices: Any
+    """What the sampler drew: a list of indices, or one index without automatic batching."""
+    kills: int = 0
+    """Loaders that died while they loaded it."""
+
+    def __lt__(self, other: Batch) -> bool:
+        return self.number < other.number
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a loader process."""
+
+    loader: int
+    of: int
+    """Number of loaders that are wanted now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Let a loader load a batch after those that it has."""
+
+    loader: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End a loader process that has nothing left to do."""
+
+    loader: int
+
+
+Command = Start | Send | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Return this result to the training loop."""
+
+    batch: Batch
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LoadHere:
+    """Load this batch in the training process, because there are no loaders."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class KilledLoaders:
+    """Raise an error: this batch killed every loader that tried it."""
+
+    batch: Batch
+
+
+class Wait:
+    """Wait for a loader."""
+
+
+class End:
+    """The epoch is over."""
+
+
+class LoadersKeepDying:
+    """Raise an error: new loaders die before they load anything."""
+
+
+Outcome = Yield | LoadHere | KilledLoaders | Wait | End | LoadersKeepDying
+WAIT, END, LOADERS_KEEP_DYING = Wait(), End(), LoadersKeepDying()
+
+
+@dataclass(eq=False, slots=True)
+class _Loader:
+    outstanding: deque[Batch] = field(default_factory=deque)
+    """In the order in which they were sent, which is the order in which they are loaded."""
+    draining: bool = False
+    delivered: bool = False
+
+
+class Dispatcher:
+    """The batches of one epoch, or of what is left of it."""
+
+    def __init__(
+        self,
+        stream: Iterator[Batch],
+        target: int,
+        prefetch: int,
+        *,
+        in_order: bool = True,
+        keep_idle: bool = False,
+        kill_limit: int = KILL_LIMIT,
+    ) -> None:
+        """`keep_idle`: loaders stay when there is nothing left to load, for the next epoch."""
+        self.target = target
+        self._stream = stream
+        self._stream_error: Exception | None = None
+        self._prefetch = prefetch
+        self._in_order = in_order
+        self._keep_idle = keep_idle
+        self._kill_limit = kill_limit
+        self._loaders: dict[int, _Loader] = {}
+        self._exhausted = False
+        self._can_start = True
+        self._lost: list[Batch] = []
+        self._ready: list[tuple[Batch, Any]] = []
+        """A heap by number; with in_order=False in order of arrival."""
+        self._order: deque[int] = deque()
+        """Numbers of the batches that were drawn and not yet yielded."""
+        self._idle_deaths = 0
+        self.deaths = 0
+        self.reissued = 0
+
+    # Events
+
+    def resize(self, target: int) -> None:
+        self.target = target
+
+    def adopt(self, loader: int) -> None:
+        """Use a process that already runs: a persistent loader of the epoch before."""
+        self._loaders[loader] = _Loader(delivered=True)
+
+    def arrived(self, loader: int, number: int, result: Any) -> None:
+        """A loader delivered a batch, or the exception that its dataset raised."""
+        state = self._loaders[loader]
+        batch = next(batch for batch in state.outstanding if batch.number == number)
+        state.outstanding.remove(batch)
+        state.delivered = True
+        self._idle_deaths = 0
+        self._put(batch, result)
+
+    def died(self, loader: int) -> None:
+        """A process ended without being asked. Its first batch is suspect: that is the one it was loading."""
+        state = self._loaders.pop(loader, None)
+        if state is None:
+            return
+        self.deaths += 1
+        if not state.outstanding:
+            self._idle_deaths += not state.delivered
+            return
+        state.outstanding[0].kills += 1
+        for batch in state.outstanding:
+            if batch.kills >= self._kill_limit:
+                self._put(batch, KilledLoaders(batch))
+            else:
+                heapq.heappush(self._lost, batch)
+
+    def start_failed(self, loader: int) -> None:
+        """A loader was to be started and could not be, and none can from now on. No batch is suspect."""
+        for batch in self._loaders.pop(loader).outstanding:
+            heapq.heappush(self._lost, batch)
+        self.cannot_start()
+
+    def cannot_start(self) -> None:
+        """From now on no loader can be started. Those that run continue; without any, batches load in training."""
+        self._can_start = False
+
+    # Decisions
+
+    @property
+    def active(self) -> list[int]:
+        return [loader for loader, state in self._loaders.items() if not state.draining]
+
+    @property
+    def needs_no_loaders(self) -> bool:
+        """Everything was loaded, or no loader is wanted any more in this epoch."""
+        return self._exhausted and not self._lost and not self._loaders and not self._keep_idle
+
+    def plan(self) -> list[Command]:
+        """What to do now. The commands count as carried out."""
+        return [*self._adjust(), *self._send(), *self._stop()]
+
+    def take(self) -> Outcome:
+        """What the training loop receives next. Call it after `plan` was carried out."""
+        if self._ready and (not self._in_order or self._ready[0][0].number == self._order[0]):
+            batch, result = heapq.heappop(self._ready) if self._in_order else self._ready.pop(0)
+            self._order.remove(batch.number)
+            return result if isinstance(result, KilledLoaders) else Yield(batch, result)
+        if self._idle_deaths >= IDLE_DEATHS:
+            self._idle_deaths = 0
+            return LOADERS_KEEP_DYING
+        if self._exhausted and not self._order:
+            return self._end()
+        busy = any(state.outstanding for state in self._loaders.values())
+        if busy or (self._wanted() and (self._loaders or self._can_start)):
+            return WAIT
+        batch_here = heapq.heappop(self._lost) if self._lost else self._draw()
+        if batch_here is None:
+            return self._end()
+        self._order.remove(batch_here.number)
+        return KilledLoaders(batch_here) if batch_here.kills else LoadHere(batch_here)
+
+    def _end(self) -> Outcome:
+        if self._stream_error is not None:
+            error, self._stream_error = self._stream_error, None
+            raise error
+        return END
+
+    def _put(self, batch: Batch, result: Any) -> None:
+        if self._in_order:
+            heapq.heappush(self._ready, (batch, result))
+        else:
+            self._ready.append((batch, result))
+
+    def _wanted(self) -> int:
+        """A batch that killed a loader is tried again in a loader, never in the training process."""
+        return max(self.target, 1 if self._can_start and any(batch.kills for batch in self._lost) else 0)
+
+    def _adjust(self) -> Iterator[Command]:
+        wanted = self._wanted()
+        active = sorted(self.active)
+        for loader in active[wanted:]:
+            self._loaders[loader].draining = True
+        missing = wanted - len(active)
+        for loader in sorted(set(self._loaders) - set(active))[: max(missing, 0)]:
+            self._loaders[loader].draining = False
+            missing -= 1
+        if not self._can_start:
+            return
+        if self._exhausted and not self._keep_idle:
+            missing = min(missing, len(self._lost))
+        free = (number for number in range(len(self._loaders) + max(missing, 0)) if number not in self._loaders)
+        for loader in [number for number, _ in zip(free, range(missing), strict=False)]:
+            self._loaders[loader] = _Loader()
+            yield Start(loader, of=wanted)
+
+    def _send(self) -> Iterator[Command]:
+        active = [(loader, state) for loader, state in self._loaders.items() if not state.draining]
+        window = self._prefetch * len(active)
+        while active:
+            loader, state = min(active, key=lambda pair: (len(pair[1].outstanding), pair[0]))
+            if len(state.outstanding) >= self._prefetch:
+                return
+            if self._lost:
+                batch: Batch | None = heapq.heappop(self._lost)
+                self.reissued += 1
+            else:
+                batch = self._draw() if len(self._order) < window else None
+            if batch is None:
+                return
+            state.outstanding.append(batch)
+            yield Send(loader, batch)
+
+    def _stop(self) -> Iterator[Command]:
+        unneeded = self._exhausted and not self._lost and not self._keep_idle
+        for loader, state in list(self._loaders.items()):
+            if not state.outstanding and (state.draining or unneeded):
+                del self._loaders[loader]
+                yield Stop(loader)
+
+    def _draw(self) -> Batch | None:
+        if self._exhausted:
+            return None
+        try:
+            batch = next(self._stream, None)
+        except Exception as error:  # noqa: BLE001  # of the user's sampler: raised when its turn comes
+            self._stream_error = error
+            batch = None
+        if batch is None:
+            self._exhausted = True
+            return None
+        self._order.append(batch.number)
+        return batch

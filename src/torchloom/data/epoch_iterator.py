@@ -1,0 +1,191 @@
+"""The iterator over one epoch: it carries out what the dispatcher plans, and yields what it returns."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import pin_memory
+
+from torchloom.data import dispatcher as plans
+from torchloom.data.dispatcher import Batch, Dispatcher
+from torchloom.data.loader_pool import Arrived, Died, LoaderPool, ZygoteDied
+from torchloom.data.loader_process import Recipe
+from torchloom.data.position import EpochPosition, batch_samples
+from torchloom.data.seeding import epoch_key, undisturbed
+from torchloom.errors import LoaderDied, LoaderTimeout
+
+
+class EpochIterator(Iterator[Any]):
+    """Yields the batches of an epoch. It can be resized from any thread at any moment."""
+
+    def __init__(
+        self,
+        pool: LoaderPool,
+        dispatcher: Dispatcher,
+        recipe: Recipe,
+        position: EpochPosition,
+        *,
+        length: int | None,
+        timeout: float,
+        pin_device: str | None,
+        keep_pool: bool,
+    ) -> None:
+        self._pool = pool
+        self._dispatcher = dispatcher
+        self._recipe = recipe
+        self._position = position
+        self._length = length
+        self._timeout = timeout
+        self._pin_device = pin_device
+        self._keep_pool = keep_pool
+        self._key = epoch_key(position.base_seed, position.epoch)
+        with pool.lock:
+            pool.epoch += 1
+            self._epoch = pool.epoch
+            for loader in pool.loaders:
+                dispatcher.adopt(loader)
+            self._carry_out(may_fork=True)
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the sampler has no length")
+        return self._length
+
+    def resize(self, target: int) -> None:
+        with self._pool.lock:
+            if self._pool.epoch == self._epoch and self._pool.close.alive:
+                self._dispatcher.resize(target)
+                self._carry_out(may_fork=False)
+
+    @property
+    def loaders(self) -> int:
+        """Loader processes now, including those that finish their last batches."""
+        return len(self._pool.loaders)
+
+    def close(self) -> None:
+        """End the iteration, and its loader processes unless they are persistent."""
+        with self._pool.lock:
+            self._position.is_over = True
+            if not self._keep_pool:
+                self._pool.close()
+
+    def __next__(self) -> Any:
+        result = self._next_result()
+        if isinstance(result, ExceptionWrapper):
+            del self  # the exception is in a reference cycle with this frame, and must not keep the loaders alive
+            result.reraise()
+        if self._pin_device is not None:
+            return pin_memory.pin_memory(result, self._pin_device)
+        return result
+
+    def _next_result(self) -> Any:
+        while True:
+            with self._pool.lock:
+                if self._position.is_over:
+                    raise StopIteration
+                if self._pool.epoch != self._epoch:
+                    raise RuntimeError("a later iteration of this loader with persistent_workers has begun")
+                outcome = self._advance()
+            match outcome:
+                case plans.Yield(batch=batch, result=result):
+                    self._count(batch)
+                    return result
+                case plans.LoadHere(batch=batch):
+                    self._count(batch)
+                    return self._load(batch)
+                case plans.KilledLoaders(batch=batch):
+                    self._count(batch)
+                    raise LoaderDied(batch.number, batch.indices, batch.kills)
+                case plans.LoadersKeepDying():
+                    raise LoaderDied(None, None, plans.IDLE_DEATHS)
+                case plans.End():
+                    self.close()
+                    raise StopIteration
+            if not self._pool.wait(self._timeout or None):
+                raise LoaderTimeout(self._timeout)
+
+    def _advance(self) -> plans.Outcome:
+        self._read()
+        outcome = self._dispatcher.take()
+        self._carry_out(may_fork=True)
+        return self._dispatcher.take() if isinstance(outcome, plans.Wait) else outcome
+
+    def _read(self) -> None:
+        for event in self._pool.events():
+            match event:
+                case Arrived():
+                    self._dispatcher.arrived(event.loader, event.number, event.result)
+                case Died():
+                    self._dispatcher.died(event.loader)
+                case ZygoteDied():
+                    self._lose_zygote()
+
+    def _lose_zygote(self) -> None:
+        self._dispatcher.cannot_start()
+        self._pool.is_broken = True
+        warnings.warn(
+            "the process from which loader processes are started has died: no more can be started in this epoch,"
+            " and without any the training process loads its batches itself",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _carry_out(self, *, may_fork: bool) -> None:
+        if not self._pool.has_zygote:
+            if not may_fork or self._dispatcher.target == 0:
+                return
+            self._pool.start_zygote()
+        for command in self._dispatcher.plan():
+            match command:
+                case plans.Send(loader=loader, batch=batch):
+                    self._pool.send(loader, batch, self._key)
+                case plans.Start(loader=loader, of=count):
+                    try:
+                        self._pool.start(loader, count)
+                    except OSError:  # the zygote has died: `events` will say so
+                        self._dispatcher.start_failed(loader)
+                case plans.Stop(loader=loader):
+                    self._pool.stop(loader)
+        if self._dispatcher.needs_no_loaders:
+            self._pool.release()
+
+    def _load(self, batch: Batch) -> Any:
+        """Load a batch in this process. The random numbers of the training loop stay as they are."""
+        if self._recipe.seeding == "worker":
+            return self._recipe.load(batch.indices, batch.position, self._key)
+        with undisturbed():
+            return self._recipe.load(batch.indices, batch.position, self._key)
+
+    def _count(self, batch: Batch) -> None:
+        self._position.count(batch, batch_samples(batch.indices, self._recipe.auto_collation))
+
+
+def pin_device(wanted: bool, named: str) -> str | None:
+    """The device for whose sake batches are pinned, with the warnings of torch's DataLoader."""
+    if not wanted:
+        return None
+    if named:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device='{named}'.",
+            stacklevel=3,
+        )
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None:
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, "
+            "then device pinned memory won't be used.",
+            stacklevel=3,
+        )
+        return None
+    if accelerator.type == "mps":
+        warnings.warn(
+            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
+            stacklevel=3,
+        )
+        return None
+    return str(accelerator.type)

@@ -1,0 +1,126 @@
+"""A loader process: it receives indices, loads and collates the samples, and sends the batch."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import worker
+
+from torchloom.data import transport
+from torchloom.data.batch_encoding import encode
+from torchloom.data.memory_slots import SlotRing
+from torchloom.data.seeding import Seeding, seed_process, seed_sample
+
+BATCH, SLOTS, LOAD = b"b", b"s", b"l"
+"""Kinds of packets: a batch, new and retired slots, indices to load."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How samples become batches: the same in the training process and in every loader."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    auto_collation: bool
+    worker_init_fn: Callable[[int], None] | None
+    base_seed: int
+    seeding: Seeding
+
+    def load(self, indices: Any, position: int, key: int) -> Any:
+        """Load and collate one batch, as torch's fetcher does, with the seed of each sample."""
+        seeded = self.seeding == "sample"
+        if not self.auto_collation:
+            if seeded:
+                seed_sample(key, position)
+            return self.collate_fn(self.dataset[indices])
+        if getattr(self.dataset, "__getitems__", None):
+            if seeded:
+                seed_sample(key, position)
+            return self.collate_fn(self.dataset.__getitems__(indices))
+        if not seeded:
+            return self.collate_fn([self.dataset[index] for index in indices])
+        samples = []
+        for place, index in enumerate(indices, position):
+            seed_sample(key, place)
+            samples.append(self.dataset[index])
+        return self.collate_fn(samples)
+
+
+def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
+    """Load until the training process closes its end."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the training process decides when loaders end
+        signal.signal(number, _ignore)
+    torch.set_num_threads(1)
+    ring = SlotRing()
+    torch.UntypedStorage._new_shared = ring.new_shared
+    seed = seed_process(recipe.base_seed, loader, recipe.seeding)
+    worker._worker_info = worker.WorkerInfo(id=loader, num_workers=count, seed=seed, dataset=recipe.dataset)
+    failure: ExceptionWrapper | None = None
+    try:
+        if recipe.worker_init_fn is not None:
+            recipe.worker_init_fn(loader)
+    except Exception:  # noqa: BLE001  # the user's: raised in training, for each batch
+        failure = ExceptionWrapper(where=_where(loader))
+    receiver = transport.Receiver(end)
+    try:
+        while (packet := receiver.receive()) is not None:
+            indices, position, key, returned = pickle.loads(packet.payload)
+            ring.take_back(returned)
+            _send(end, ring, packet, failure or _load(recipe, indices, position, key, loader), loader)
+    except OSError:
+        pass  # the training process has gone
+
+
+def _ignore(*_: object) -> None:
+    """Not SIG_IGN: a program that the dataset starts would inherit that."""
+
+
+def _where(loader: int) -> str:
+    return f"in DataLoader worker process {loader}"
+
+
+def _load(recipe: Recipe, indices: Any, position: int, key: int, loader: int) -> Any:
+    try:
+        return recipe.load(indices, position, key)
+    except Exception:  # noqa: BLE001  # the user's: raised in training
+        return ExceptionWrapper(where=_where(loader))
+
+
+def _send(end: socket.socket, ring: SlotRing, packet: transport.Packet, result: Any, loader: int) -> None:
+    try:
+        payload = encode(result, ring)
+    except Exception:  # noqa: BLE001  # a batch, or the class of an exception, that cannot be pickled
+        if isinstance(result, ExceptionWrapper):
+            failure = ExceptionWrapper((RuntimeError, RuntimeError(result.exc_msg), None), where=_where(loader))
+        else:
+            failure = ExceptionWrapper(where=_where(loader))
+        try:
+            payload = encode(failure, ring)
+        except Exception:  # noqa: BLE001
+            payload = encode(
+                ExceptionWrapper((RuntimeError, RuntimeError(failure.exc_msg), None), where=_where(loader)), ring
+            )
+    _send_slots(end, ring)
+    transport.send(end, BATCH, payload, epoch=packet.epoch, number=packet.number)
+
+
+def _send_slots(end: socket.socket, ring: SlotRing) -> None:
+    while ring.announced or ring.retired:
+        announced = ring.announced[: transport.MOST_DESCRIPTORS]
+        payload = pickle.dumps(([entry[:2] for entry in announced], ring.retired))
+        descriptors = [entry[2] for entry in announced]
+        ring.announced = ring.announced[len(announced) :]
+        ring.retired = []
+        try:
+            transport.send(end, SLOTS, payload, descriptors=descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)

@@ -1,0 +1,200 @@
+"""Where an epoch is: the batches that were yielded, and what is needed to draw the same indices again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader
+
+from torchloom.data.dispatcher import Batch
+from torchloom.data.seeding import GeneratorStates, capture_generators, restore_generators, undisturbed
+from torchloom.errors import BadState
+
+VERSION = 1
+
+
+class EpochPosition:
+    """The progress of one epoch. Batches are counted when they are yielded, not when they are loaded."""
+
+    def __init__(
+        self, epoch: int, base_seed: int, start: dict[str, Any], *, batches: int = 0, samples: int = 0
+    ) -> None:
+        self.epoch = epoch
+        self.base_seed = base_seed
+        self.start = start
+        """What `capture_start` returned when the epoch began."""
+        self.batches = batches
+        """Batches yielded, without a gap."""
+        self.samples = samples
+        self.ahead: dict[int, int] = {}
+        """With in_order=False: batches yielded after a gap, and how many samples they have."""
+        self.is_over = False
+
+    def count(self, batch: Batch, samples: int) -> None:
+        self.ahead[batch.number] = samples
+        while self.batches in self.ahead:
+            self.samples += self.ahead.pop(self.batches)
+            self.batches += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors: what a checkpoint can contain."""
+        return {
+            "version": VERSION,
+            "epoch": self.epoch,
+            "base_seed": self.base_seed,
+            "is_over": self.is_over,
+            "batches": self.batches,
+            "samples": self.samples,
+            "ahead": dict(self.ahead),
+            "start": plain_start(self.start),
+        }
+
+
+def read_state(state: Mapping[str, Any]) -> EpochPosition | None:
+    """The position in a state_dict; None if it was saved before the first epoch."""
+    if not isinstance(state, Mapping) or state.get("version") != VERSION:
+        raise BadState(
+            "this is not the state of an ElasticLoader", hint="pass what its state_dict() returned, of this version"
+        )
+    if state["epoch"] < 0:
+        return None
+    position = EpochPosition(
+        state["epoch"], state["base_seed"], state["start"], batches=state["batches"], samples=state["samples"]
+    )
+    position.ahead = dict(state["ahead"])
+    position.is_over = state["is_over"]
+    return position
+
+
+def fresh_state(loader: DataLoader[Any], base_seed: int | None) -> dict[str, Any]:
+    """The state before the first epoch."""
+    return {"version": VERSION, "epoch": -1, "base_seed": base_seed, "start": plain_start(capture_start(loader))}
+
+
+# What an epoch draws its indices from
+
+
+def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The samplers of a loader that may have a state. The one that torch makes around `sampler` has none."""
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        inner = getattr(loader.batch_sampler, "sampler", None)
+        return {"batch_sampler": loader.batch_sampler} | ({} if inner is None else {"batch_sampler.sampler": inner})
+    return {"sampler": loader.sampler}
+
+
+def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    owners = [loader, *_samplers(loader).values()]
+    generators = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(each): each for each in generators if isinstance(each, torch.Generator)}.values())
+
+
+def capture_start(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The state of everything that a sampler may draw from."""
+    samplers = _samplers(loader)
+    return {
+        "process": capture_generators(),
+        "generators": [generator.get_state() for generator in _generators(loader)],
+        "samplers": {
+            name: sampler.state_dict()
+            for name, sampler in samplers.items()
+            if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
+        },
+        "sampler_epochs": {
+            name: sampler.epoch
+            for name, sampler in samplers.items()
+            if hasattr(sampler, "set_epoch") and isinstance(getattr(sampler, "epoch", None), int)
+        },
+    }
+
+
+def plain_start(start: Mapping[str, Any]) -> dict[str, Any]:
+    """What `capture_start` returned, or a state_dict contained, as a checkpoint can contain it."""
+    process = start["process"]
+    return {**start, "process": process.plain() if isinstance(process, GeneratorStates) else process}
+
+
+def restore_samplers(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
+    """Restore generators and samplers that belong to the loader, and not those of the process."""
+    generators = _generators(loader)
+    if len(generators) != len(start["generators"]):
+        raise BadState(
+            f"the state has {len(start['generators'])} generators, and the loader has {len(generators)}",
+            hint="create the loader with the same generator and sampler as before",
+        )
+    for generator, state in zip(generators, start["generators"], strict=True):
+        generator.set_state(state)
+    samplers = _samplers(loader)
+    for name, state in start["samplers"].items():
+        if name in samplers and hasattr(samplers[name], "load_state_dict"):
+            samplers[name].load_state_dict(state)
+    for name, epoch in start["sampler_epochs"].items():
+        if name in samplers and hasattr(samplers[name], "set_epoch"):
+            samplers[name].set_epoch(epoch)
+
+
+def draw_base_seed(loader: DataLoader[Any]) -> int:
+    return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+
+
+def begin(loader: DataLoader[Any], epoch: int, base_seed: int | None) -> tuple[EpochPosition, Iterator[Batch]]:
+    """A new epoch. It draws from the generators in the same order as torch's DataLoader."""
+    start = capture_start(loader)
+    indices = iter(loader._index_sampler)
+    start["draws_base_seed"] = base_seed is None
+    if base_seed is None:
+        base_seed = draw_base_seed(loader)
+    return EpochPosition(epoch, base_seed, start), _number(indices, loader._auto_collation)
+
+
+def resume(loader: DataLoader[Any], position: EpochPosition) -> tuple[EpochPosition, Iterator[Batch]]:
+    """The rest of an epoch. The process's own generators stay as they are."""
+    with ExitStack() as stack:
+        stack.enter_context(undisturbed())
+        restore_generators(plain_start(position.start)["process"])
+        restore_samplers(loader, position.start)
+        if loader.batch_size is not None:
+            # By samples, not by batches: correct also if the batch size is another one now.
+            rest: Iterable[Any] = _Skipping(loader.sampler, position.samples)
+            indices: Iterator[Any] = iter(BatchSampler(rest, loader.batch_size, loader.drop_last))
+            skip = 0
+        else:
+            indices, skip = iter(loader._index_sampler), position.batches
+        if position.start["draws_base_seed"]:
+            draw_base_seed(loader)
+        for _ in islice(indices, skip):
+            pass
+        batches = _number(indices, loader._auto_collation, position.batches, position.samples)
+        first = next(batches, None)  # now: the sampler draws its permutation at the first index
+    return position, (batch for batch in _chain(first, batches) if batch.number not in position.ahead)
+
+
+def _chain(first: Batch | None, rest: Iterator[Batch]) -> Iterator[Batch]:
+    if first is not None:
+        yield first
+        yield from rest
+
+
+class _Skipping:
+    """A sampler without its first indices."""
+
+    def __init__(self, sampler: Iterable[Any], count: int) -> None:
+        self._sampler = sampler
+        self._count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self._sampler), self._count, None)
+
+
+def _number(indices: Iterator[Any], auto_collation: bool, number: int = 0, position: int = 0) -> Iterator[Batch]:
+    for each in indices:
+        yield Batch(number, position, each)
+        number += 1
+        position += batch_samples(each, auto_collation)
+
+
+def batch_samples(indices: Any, auto_collation: bool) -> int:
+    return len(indices) if auto_collation and hasattr(indices, "__len__") else 1

@@ -1,0 +1,215 @@
+"""state_dict and load_state_dict in the middle of an epoch: the rest is the same, whatever the number of loaders."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+
+from tests.data.samples import Augmented, equal, loaders
+from torchloom.checkpoints.api import Checkpoints
+from torchloom.data import ElasticLoader
+from torchloom.errors import BadState
+
+SIZE = 26
+
+
+class StatefulSampler:
+    """A sampler with a state of its own: each epoch begins one further."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        return iter([(index + self.begun) % SIZE for index in range(SIZE)])
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def state_dict(self) -> dict[str, int]:
+        return {"begun": self.begun}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begun = state["begun"]
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(4)
+
+
+HOW = {
+    "sequential": lambda data: {"batch_size": 4},
+    "shuffled": lambda data: {"batch_size": 4, "shuffle": True},
+    "drop last": lambda data: {"batch_size": 4, "shuffle": True, "drop_last": True},
+    "own generator": lambda data: {"batch_size": 4, "shuffle": True, "generator": generator()},
+    "sampler's generator": lambda data: {"batch_size": 4, "sampler": RandomSampler(data, True, 50, generator())},
+    "batch sampler": lambda data: {"batch_sampler": BatchSampler(RandomSampler(data), 3, drop_last=False)},
+    "single samples": lambda data: {"batch_size": None, "shuffle": True},
+    "distributed": lambda data: {"batch_size": 4, "sampler": DistributedSampler(data, num_replicas=2, rank=0)},
+    "stateful sampler": lambda data: {"batch_size": 4, "sampler": StatefulSampler()},
+}
+
+
+def make(how: str, count: int = 0, **arguments: Any) -> ElasticLoader:
+    dataset = Augmented(SIZE)
+    return ElasticLoader(dataset, num_workers=count, **HOW[how](dataset), **arguments)
+
+
+def through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_rest_of_an_epoch_and_the_next_are_the_same_from_every_batch(how: str) -> None:
+    torch.manual_seed(1)
+    loader = make(how)
+    list(loader)
+    if how == "distributed":
+        loader.sampler.set_epoch(1)
+    states, batches = [], []
+    iterator = iter(loader)
+    states.append(loader.state_dict())
+    random_numbers = [torch.get_rng_state()]
+    for batch in iterator:
+        batches.append(batch)
+        states.append(through_a_file(loader.state_dict()))
+        random_numbers.append(torch.get_rng_state())
+    following = list(loader)
+    for number, state in enumerate(states):
+        torch.manual_seed(1000 + number)
+        resumed = make(how)
+        resumed.load_state_dict(state)
+        assert equal(resumed.state_dict(), state)
+        torch.set_rng_state(random_numbers[number])
+        assert equal(list(resumed), batches[number:])
+        if number > 0:  # before the first batch the sampler had not drawn from the generators of the process
+            assert equal(list(resumed), following)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (2, 1)])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_position_does_not_depend_on_the_number_of_loaders(before: int, after: int, persistent: bool) -> None:
+    torch.manual_seed(1)
+    loader = make("shuffled", before, persistent_workers=persistent and before > 0)
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(3)]
+    state = loader.state_dict()
+    assert (state["batches"], state["samples"], len(first)) == (3, 12, 3)
+    rest = list(iterator)
+    resumed = make("shuffled", after, persistent_workers=persistent and after > 0)
+    resumed.load_state_dict(state)
+    assert equal(list(resumed), rest)
+
+
+def test_resuming_in_mid_epoch_leaves_the_random_numbers_of_training_alone() -> None:
+    loader = make("shuffled")
+    next(iter(loader))
+    state = loader.state_dict()
+    resumed = make("shuffled", 1)
+    resumed.load_state_dict(state)
+    torch.manual_seed(8)
+    before = torch.get_rng_state()
+    list(resumed)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_another_batch_size_continues_at_the_same_sample() -> None:
+    torch.manual_seed(1)
+    loader = make("shuffled")
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = [column for batch in iterator for column in batch[1].tolist()]
+    resumed = ElasticLoader(Augmented(SIZE), batch_size=7, shuffle=True)
+    resumed.load_state_dict(state)
+    assert [column for batch in resumed for column in batch[1].tolist()] == rest
+
+
+def test_after_the_last_batch_the_epoch_is_empty_and_after_its_end_the_next_begins() -> None:
+    torch.manual_seed(1)
+    loader = make("own generator")
+    iterator = iter(loader)
+    for _ in range(len(loader)):
+        next(iterator)
+    before_the_end = loader.state_dict()
+    assert next(iterator, None) is None
+    after_the_end = loader.state_dict()
+    following = list(loader)
+    resumed = make("own generator")
+    resumed.load_state_dict(before_the_end)
+    assert list(resumed) == []
+    assert equal([batch[0] for batch in resumed], [batch[0] for batch in following])
+    resumed = make("own generator")
+    resumed.load_state_dict(after_the_end)
+    assert equal(list(resumed), following)
+
+
+def test_before_the_first_epoch() -> None:
+    loader = make("own generator")
+    state = loader.state_dict()
+    epoch = [batch[0] for batch in loader]
+    loader.load_state_dict(state)
+    assert equal([batch[0] for batch in loader], epoch)
+
+
+def test_after_a_break_the_position_is_kept_until_the_next_iteration() -> None:
+    loader = make("shuffled", 2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = list(iterator)
+    loader.load_state_dict(state)
+    for batch in loader:
+        assert equal(batch, rest[0])
+        break
+    assert loader.state_dict()["batches"] == 2
+    loader.load_state_dict(loader.state_dict())
+    assert equal(list(loader), rest[1:])
+
+
+def test_batches_out_of_order_are_resumed_once_each() -> None:
+    loader = ElasticLoader(Augmented(40), batch_size=2, num_workers=3, in_order=False)
+    iterator = iter(loader)
+    seen = [tuple(next(iterator)[0].tolist())]
+    loaders()[0].kill()
+    seen += [tuple(next(iterator)[0].tolist()) for _ in range(5)]
+    state = through_a_file(loader.state_dict())
+    resumed = ElasticLoader(Augmented(40), batch_size=2, num_workers=2)
+    resumed.load_state_dict(state)
+    seen += [tuple(batch[0].tolist()) for batch in resumed]
+    assert sorted(seen) == [(index, index + 1) for index in range(0, 40, 2)]
+
+
+def test_in_a_checkpoint(tmp_path: Any) -> None:
+    torch.manual_seed(1)
+    loader = make("shuffled", 2)
+    iterator = iter(loader)
+    next(iterator)
+    with_loader = Checkpoints(tmp_path)
+    with_loader.save(1, {"loader": loader})
+    with_loader.wait(60)
+    rest = list(iterator)
+    resumed = make("shuffled")
+    assert Checkpoints(tmp_path).resume({"loader": resumed}) == 1
+    assert equal(list(resumed), rest)
+
+
+def test_a_state_of_something_else() -> None:
+    loader = make("shuffled")
+    with pytest.raises(BadState):
+        loader.load_state_dict({"epoch": 3})
+    iterator = iter(make("own generator"))
+    next(iterator)
+    other = make("own generator")
+    next(iter(other))
+    loader.load_state_dict(other.state_dict())
+    with pytest.raises(BadState):
+        iter(loader)
