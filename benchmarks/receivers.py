@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 from benchmarks.puppet import Answer, obey
 from benchmarks.report import quantile
 from torchloom.bus.connection import connect, find
+from torchloom.core.detect.detector import Finding
 from torchloom.core.state.rank_states import Presence
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol.ids import RankId
@@ -62,10 +63,10 @@ class Applied:
     def install(self) -> None:
         hear = RuntimeState.hear
 
-        def counting(runtime: RuntimeState, rank: RankId, beat: Beat, now: float) -> bool:
-            taken = hear(runtime, rank, beat, now)
-            self.count += taken
-            return taken
+        def counting(runtime: RuntimeState, rank: RankId, beat: Beat, now: float) -> tuple[Finding, ...] | None:
+            findings = hear(runtime, rank, beat, now)
+            self.count += findings is None
+            return findings
 
         RuntimeState.hear = counting  # type: ignore[method-assign, assignment]
 
