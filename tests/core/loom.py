@@ -16,6 +16,7 @@ from torchloom.core.events import (
     Tick,
 )
 from torchloom.core.state.cluster import ClusterState, State
+from torchloom.protocol.codec import encode
 from torchloom.protocol.facts import Fact
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask, Done, No
@@ -67,6 +68,8 @@ class Loom:
         if heard is None:
             return NOTHING
         decision = self.engine.handle(heard, self.now)
+        parts = [*decision.stored, *(task for _, task in decision.tasks)]
+        assert b'"new: ' not in encode(parts), "an incident is named by the id that it had before it was numbered"
         if decision.stored:
             self.log.append((self.now, decision.stored))
         self.sent += decision.commands
