@@ -90,6 +90,10 @@ def test_from_a_loader_that_iterates_in_its_own_way() -> None:
         ElasticLoader.from_dataloader(Other(Numbers(3)))
     elastic = ElasticLoader(Numbers(3), batch_size=2)
     assert equal(list(ElasticLoader.from_dataloader(elastic)), list(elastic))
+    patient = ElasticLoader.from_dataloader(ElasticLoader(Numbers(3), seeding="worker", kill_limit=9))
+    assert (patient.seeding, patient.kill_limit) == ("worker", 9)
+    with pytest.raises(BadInput, match="a list is not a DataLoader"):
+        ElasticLoader.from_dataloader([])
 
 
 def test_iterable_datasets_are_refused() -> None:

@@ -202,14 +202,36 @@ def test_in_a_checkpoint(tmp_path: Any) -> None:
     assert equal(list(resumed), rest)
 
 
-def test_a_state_of_something_else() -> None:
-    loader = make("shuffled")
-    with pytest.raises(BadState):
-        loader.load_state_dict({"epoch": 3})
-    iterator = iter(make("own generator"))
-    next(iterator)
-    other = make("own generator")
-    next(iter(other))
-    loader.load_state_dict(other.state_dict())
-    with pytest.raises(BadState):
-        iter(loader)
+@pytest.mark.parametrize(
+    "state",
+    [
+        {}, None, {"epoch": 3}, {"version": 1}, {"version": 1, "epoch": "a"}, {"version": 1, "epoch": 0, "start": {}},
+        {"version": 1, "epoch": -1, "start": {}},
+    ],
+)  # fmt: skip
+def test_what_is_no_state(state: Any) -> None:
+    with pytest.raises(BadState, match="not the state of an ElasticLoader"):
+        make("shuffled").load_state_dict(state)
+
+
+def other_size() -> ElasticLoader:
+    return ElasticLoader(Augmented(SIZE - 1), batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("resumed", "why"),
+    [
+        (lambda: make("own generator"), "0 generators, and the loader has 1"),
+        (lambda: make("sequential"), f"a RandomSampler of {SIZE} indices, and the loader has a SequentialSampler"),
+        (other_size, f"the loader has a SequentialSampler of {SIZE - 1} indices"),
+    ],
+)
+def test_a_state_of_another_loader_is_refused_and_changes_nothing(resumed: Any, why: str) -> None:
+    saved = make("shuffled")
+    next(iter(saved))
+    loader = resumed()
+    before = loader.state_dict()
+    with pytest.raises(BadState, match=why):
+        loader.load_state_dict(saved.state_dict())
+    assert loader.state_dict().keys() == before.keys()
+    assert len(list(loader)) == len(loader)

@@ -104,8 +104,10 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         )
 
     @classmethod
-    def from_dataloader(cls, loader: DataLoader, *, seeding: Seeding = "sample") -> ElasticLoader:
+    def from_dataloader(cls, loader: DataLoader, *, seeding: Seeding | None = None) -> ElasticLoader:
         """An ElasticLoader with the dataset, sampler and settings of a DataLoader."""
+        if not isinstance(loader, DataLoader):
+            raise BadInput(f"a {type(loader).__name__} is not a DataLoader")
         if type(loader).__iter__ not in (DataLoader.__iter__, cls.__iter__):
             raise BadInput(
                 f"{type(loader).__name__} iterates in its own way", hint="create the ElasticLoader from its dataset"
@@ -119,7 +121,12 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         same = ["dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"]
         same += ["multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"]
         arguments = {name: getattr(loader, name) for name in same if hasattr(loader, name)}
-        return cls(**arguments, **batching, seeding=seeding)
+        own: dict[str, Any] = {}
+        if isinstance(loader, cls):
+            own = {"kill_limit": loader.kill_limit, "seeding": loader.seeding}
+        if seeding is not None:
+            own["seeding"] = seeding
+        return cls(**arguments, **batching, **own)
 
     def resize(self, count: int) -> None:
         """Change the number of loader processes, at any moment and from any thread.
@@ -202,7 +209,7 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue where the state was saved, or begin the epoch after it if that was over."""
-        place = position.read_state(state)
+        place = position.read_state(self, state)
         if place is None or place.is_over:
             position.restore_samplers(self, state["start"])
             self._resume = None

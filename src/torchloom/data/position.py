@@ -54,12 +54,16 @@ class EpochPosition:
         }
 
 
-def read_state(state: Mapping[str, Any]) -> EpochPosition | None:
-    """The position in a state_dict; None if it was saved before the first epoch."""
-    if not isinstance(state, Mapping) or state.get("version") != VERSION:
+def read_state(loader: DataLoader[Any], state: Mapping[str, Any]) -> EpochPosition | None:
+    """The position in a state_dict; None if it was saved before the first epoch.
+
+    BadState, with nothing changed, if it is no such state, or not one that this loader can continue.
+    """
+    if not isinstance(state, Mapping) or state.get("version") != VERSION or not _is_complete(state):
         raise BadState(
             "this is not the state of an ElasticLoader", hint="pass what its state_dict() returned, of this version"
         )
+    _check_drawn_from(loader, state["start"])
     if state["epoch"] < 0:
         return None
     position = EpochPosition(
@@ -68,6 +72,27 @@ def read_state(state: Mapping[str, Any]) -> EpochPosition | None:
     position.ahead = dict(state["ahead"])
     position.is_over = state["is_over"]
     return position
+
+
+def _is_complete(state: Mapping[str, Any]) -> bool:
+    fields: dict[str, type] = {"epoch": int, "start": Mapping}
+    if isinstance(state.get("epoch"), int) and state["epoch"] >= 0:
+        fields |= {"base_seed": int, "batches": int, "samples": int, "ahead": Mapping, "is_over": bool}
+    if not all(isinstance(state.get(name), kind) for name, kind in fields.items()):
+        return False
+    return {"process", "generators", "samplers", "sampler_epochs", "order"} <= set(state["start"])
+
+
+def _check_drawn_from(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
+    hint = "create the loader with the same dataset, sampler and generator as before"
+    before, now = start["order"], _order(loader)
+    if before != now:
+        raise BadState(f"the state was saved with {_describe(before)}, and the loader has {_describe(now)}", hint=hint)
+    generators = len(_generators(loader))
+    if len(start["generators"]) != generators:
+        raise BadState(
+            f"the state has {len(start['generators'])} generators, and the loader has {generators}", hint=hint
+        )
 
 
 def fresh_state(loader: DataLoader[Any], base_seed: int | None) -> dict[str, Any]:
@@ -92,10 +117,27 @@ def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     return list({id(each): each for each in generators if isinstance(each, torch.Generator)}.values())
 
 
+def _order(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The kinds of the samplers and how many indices they give. Other ones cannot continue an epoch."""
+    lengths = {}
+    for name, sampler in _samplers(loader).items():
+        kind = type(sampler).__name__
+        try:
+            lengths[name] = [kind, len(sampler)]
+        except TypeError:
+            lengths[name] = [kind, -1]
+    return lengths
+
+
+def _describe(order: Mapping[str, Any]) -> str:
+    return ", ".join(f"a {kind}" + (f" of {length} indices" if length >= 0 else "") for kind, length in order.values())
+
+
 def capture_start(loader: DataLoader[Any]) -> dict[str, Any]:
     """The state of everything that a sampler may draw from."""
     samplers = _samplers(loader)
     return {
+        "order": _order(loader),
         "process": capture_generators(),
         "generators": [generator.get_state() for generator in _generators(loader)],
         "samplers": {
@@ -119,13 +161,7 @@ def plain_start(start: Mapping[str, Any]) -> dict[str, Any]:
 
 def restore_samplers(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
     """Restore generators and samplers that belong to the loader, and not those of the process."""
-    generators = _generators(loader)
-    if len(generators) != len(start["generators"]):
-        raise BadState(
-            f"the state has {len(start['generators'])} generators, and the loader has {len(generators)}",
-            hint="create the loader with the same generator and sampler as before",
-        )
-    for generator, state in zip(generators, start["generators"], strict=True):
+    for generator, state in zip(_generators(loader), start["generators"], strict=True):
         generator.set_state(state)
     samplers = _samplers(loader)
     for name, state in start["samplers"].items():

@@ -118,7 +118,8 @@ def _fork(
             end.close()
             for other in (reading, *children):
                 os.close(other)
-            loader_process.run(socket.socket(fileno=descriptor), recipe, loader, count)
+            with socket.socket(fileno=descriptor) as own:
+                loader_process.run(own, recipe, loader, count)
             status = 0
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else 1
