@@ -132,14 +132,30 @@ def equal(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+_others: set[psutil.Process] = set()
+
+
+def ignore_present_children() -> None:
+    """Servers that other tests in this process have started are neither zygotes nor to be killed."""
+    _others.clear()
+    _others.update(psutil.Process().children())
+
+
+def _children() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children() if process not in _others]
+
+
 def processes() -> list[psutil.Process]:
     """Zygotes and loaders of this process."""
-    found = psutil.Process().children(recursive=True)
+    found = []
+    for child in _children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [child, *child.children(recursive=True)]
     return [process for process in found if not _serves_multiprocessing(process)]
 
 
 def zygotes() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children() if not _serves_multiprocessing(process)]
+    return [process for process in _children() if not _serves_multiprocessing(process)]
 
 
 def _serves_multiprocessing(process: psutil.Process) -> bool:

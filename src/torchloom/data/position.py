@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
@@ -141,7 +142,7 @@ def capture_start(loader: DataLoader[Any]) -> dict[str, Any]:
         "process": capture_generators(),
         "generators": [generator.get_state() for generator in _generators(loader)],
         "samplers": {
-            name: sampler.state_dict()
+            name: copy.deepcopy(sampler.state_dict())
             for name, sampler in samplers.items()
             if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
         },
