@@ -315,7 +315,7 @@ async def test_a_connection_that_says_nothing_valid_replaces_nobody(standing: Su
 
 
 async def test_nobody_replaces_the_agent_of_a_tied_supervisor(harness: SupervisorHarness) -> None:
-    with pytest.raises(SupervisorGone, match="it serves another agent now") as caught:
+    with pytest.raises(SupervisorGone) as caught:
         await SupervisorClient.find(harness.link.folder, None)
     assert caught.value.replaced
     harness.script("")
