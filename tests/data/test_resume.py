@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
-from tests.data.samples import Augmented, equal, loaders
+from tests.data.samples import Augmented, Numbers, equal, loaders
 from torchloom.checkpoints.api import Checkpoints
 from torchloom.data import ElasticLoader
 from torchloom.errors import BadState
@@ -235,3 +235,14 @@ def test_a_state_of_another_loader_is_refused_and_changes_nothing(resumed: Any, 
         loader.load_state_dict(saved.state_dict())
     assert loader.state_dict().keys() == before.keys()
     assert len(list(loader)) == len(loader)
+
+
+def test_batches_yielded_out_of_order_are_continued_in_the_same_size_only() -> None:
+    loader = ElasticLoader(Numbers(40), batch_size=4, num_workers=2, in_order=False)
+    state = {**loader.state_dict(), "epoch": 0, "base_seed": 1, "is_over": False, "batches": 1, "samples": 4}
+    state |= {"ahead": {2: 4}, "batch_size": 4}
+    state["start"]["draws_base_seed"] = True
+    with pytest.raises(BadState, match="batch_size=4"):
+        ElasticLoader(Numbers(40), batch_size=5).load_state_dict(state)
+    loader.load_state_dict(state)
+    assert sorted(int(index) for batch in loader for index in batch[:, 0]) == [*range(4, 8), *range(12, 40)]

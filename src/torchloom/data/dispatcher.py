@@ -8,6 +8,8 @@ Batches are drawn from a stream in order and numbered. A batch is in one of five
     stream ─draw→ outstanding ─arrived→ arrived ─take→ yielded
                       └──died→ lost ──plan→ outstanding
 
+`discard` empties all places but the first and the last, when the indices that were not yielded are cut again.
+
 The window is `prefetch` batches for each loader: that many may be drawn and not yet yielded. `take` returns batches in
 the order of the stream, or with `in_order=False` in the order in which they arrive. Which loader loads a batch has no
 influence on its content, so neither resizes nor deaths change what is yielded.
@@ -37,6 +39,8 @@ class Batch:
     """What the sampler drew: a list of indices, or one index without automatic batching."""
     kills: int = 0
     """Loaders that died while they loaded it."""
+    is_discarded: bool = False
+    """Its indices were cut into other batches. A loader may still be loading it; the result is dropped."""
 
     def __lt__(self, other: Batch) -> bool:
         return self.number < other.number
@@ -111,8 +115,20 @@ WAIT, END, LOADERS_KEEP_DYING = Wait(), End(), LoadersKeepDying()
 class _Loader:
     outstanding: deque[Batch] = field(default_factory=deque)
     """In the order in which they were sent, which is the order in which they are loaded."""
+    discarded: int = 0
+    """How many of them are."""
     draining: bool = False
     delivered: bool = False
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many of them are wanted, and how many there are."""
+        return len(self.outstanding) - self.discarded, len(self.outstanding)
+
+    @property
+    def wanted(self) -> list[Batch]:
+        """What is outstanding, and was not discarded."""
+        return [batch for batch in self.outstanding if not batch.is_discarded]
 
 
 class Dispatcher:
@@ -147,6 +163,8 @@ class Dispatcher:
         self._idle_deaths = 0
         self.deaths = 0
         self.reissued = 0
+        self.recut = 0
+        """Batches that were discarded."""
 
     # Events
 
@@ -160,11 +178,14 @@ class Dispatcher:
     def arrived(self, loader: int, number: int, result: Any) -> None:
         """A loader delivered a batch, or the exception that its dataset raised."""
         state = self._loaders[loader]
-        batch = next(batch for batch in state.outstanding if batch.number == number)
+        batch = next(batch for batch in state.outstanding if batch.number == number)  # the oldest: it loads in order
         state.outstanding.remove(batch)
         state.delivered = True
         self._idle_deaths = 0
-        self._put(batch, result)
+        if batch.is_discarded:
+            state.discarded -= 1
+        else:
+            self._put(batch, result)
 
     def died(self, loader: int) -> None:
         """A process ended without being asked. Its first batch is suspect: that is the one it was loading."""
@@ -176,7 +197,7 @@ class Dispatcher:
             self._idle_deaths += not state.delivered
             return
         state.outstanding[0].kills += 1
-        for batch in state.outstanding:
+        for batch in state.wanted:
             if batch.kills >= self._kill_limit:
                 self._put(batch, KilledLoaders(batch))
             else:
@@ -184,13 +205,27 @@ class Dispatcher:
 
     def start_failed(self, loader: int) -> None:
         """A loader was to be started and could not be, and none can from now on. No batch is suspect."""
-        for batch in self._loaders.pop(loader).outstanding:
+        for batch in self._loaders.pop(loader).wanted:
             heapq.heappush(self._lost, batch)
         self.cannot_start()
 
     def cannot_start(self) -> None:
         """From now on no loader can be started. Those that run continue; without any, batches load in training."""
         self._can_start = False
+
+    def discard(self) -> list[Batch]:
+        """Drop every batch that was drawn and not yielded, because the stream will cut their indices anew."""
+        discarded = [batch for state in self._loaders.values() for batch in state.wanted]
+        for state in self._loaders.values():
+            state.discarded = len(state.outstanding)
+        discarded += [*self._lost, *(batch for batch, _ in self._ready)]
+        for batch in discarded:
+            batch.is_discarded = True
+        self._lost, self._ready = [], []
+        self._order.clear()
+        self._exhausted = False
+        self.recut += len(discarded)
+        return sorted(discarded)
 
     # Decisions
 
@@ -218,7 +253,7 @@ class Dispatcher:
             return LOADERS_KEEP_DYING
         if self._exhausted and not self._order:
             return self._end()
-        busy = any(state.outstanding for state in self._loaders.values())
+        busy = any(state.load[0] for state in self._loaders.values())
         if busy or (self._wanted() and (self._loaders or self._can_start)):
             return WAIT
         batch_here = heapq.heappop(self._lost) if self._lost else self._draw()
@@ -265,8 +300,8 @@ class Dispatcher:
         active = [(loader, state) for loader, state in self._loaders.items() if not state.draining]
         window = self._prefetch * len(active)
         while active:
-            loader, state = min(active, key=lambda pair: (len(pair[1].outstanding), pair[0]))
-            if len(state.outstanding) >= self._prefetch:
+            loader, state = min(active, key=lambda pair: (pair[1].load, pair[0]))
+            if state.load[0] >= self._prefetch:
                 return
             if self._lost:
                 batch: Batch | None = heapq.heappop(self._lost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import pin_memory
 
 from torchloom.data import dispatcher as plans
+from torchloom.data.batch_cutter import BatchCutter
 from torchloom.data.dispatcher import Batch, Dispatcher
 from torchloom.data.loader_pool import Arrived, Died, LoaderPool, ZygoteDied
 from torchloom.data.loader_process import Recipe
@@ -20,7 +22,11 @@ from torchloom.errors import LoaderDied, LoaderTimeout
 
 
 class EpochIterator(Iterator[Any]):
-    """Yields the batches of an epoch. It can be resized from any thread at any moment."""
+    """Yields the batches of an epoch. Its loaders and its batch size can be changed at any moment, from any thread.
+
+    What is requested while this object is at work, by another thread, a sampler or a signal handler, is stored and
+    carried out when that work is done: nobody waits for a lock.
+    """
 
     def __init__(
         self,
@@ -29,37 +35,92 @@ class EpochIterator(Iterator[Any]):
         recipe: Recipe,
         position: EpochPosition,
         *,
+        cutter: BatchCutter | None,
         length: int | None,
         timeout: float,
         pin_device: str | None,
         keep_pool: bool,
     ) -> None:
+        """Call `begin` next."""
+        self.position = position
         self._pool = pool
         self._dispatcher = dispatcher
         self._recipe = recipe
-        self._position = position
+        self._cutter = cutter
         self._length = length
         self._timeout = timeout
         self._pin_device = pin_device
         self._keep_pool = keep_pool
         self._key = epoch_key(position.base_seed, position.epoch)
-        with pool.lock:
-            pool.epoch += 1
-            self._epoch = pool.epoch
-            for loader in pool.loaders:
-                dispatcher.adopt(loader)
-            self._carry_out(may_fork=True)
+        self._wanted_loaders = dispatcher.target
+        self._wanted_size = cutter.size if cutter is not None else 0
+        self._is_at_work = False
+        self._epoch = -1
+        self.is_cut = False
+        """The batch size was changed in this epoch."""
+
+    def begin(self) -> None:
+        """Start the first loaders."""
+        with self._pool.lock:
+            self._pool.epoch += 1
+            self._epoch = self._pool.epoch
+            for loader in self._pool.loaders:
+                self._dispatcher.adopt(loader)
+            with self._at_work():
+                self._carry_out(may_fork=True)
+        self._apply_requests()
 
     def __len__(self) -> int:
+        if self._cutter is not None and self.is_cut:
+            return self.position.batches + self._cutter.rest(self.position.samples)
         if self._length is None:
             raise TypeError("the sampler has no length")
         return self._length
 
+    @property
+    def recut(self) -> int:
+        """Batches that were loaded in advance and cut again."""
+        return self._dispatcher.recut
+
     def resize(self, target: int) -> None:
-        with self._pool.lock:
-            if self._pool.epoch == self._epoch and self._pool.close.alive:
-                self._dispatcher.resize(target)
-                self._carry_out(may_fork=False)
+        self._wanted_loaders = target
+        self._apply_requests()
+
+    def change_batch_size(self, size: int) -> None:
+        """Cut the indices that were not yielded yet into batches of another size."""
+        self._wanted_size = size
+        self._apply_requests()
+
+    def _apply_requests(self) -> None:
+        while self._has_requests() and self._pool.lock.acquire(blocking=False):  # otherwise its holder does this next
+            try:
+                if self._is_at_work:
+                    return  # in this very thread, further up
+                with self._at_work():
+                    self._dispatcher.resize(self._wanted_loaders)
+                    if self._cutter is not None and self._is_to_be_cut():
+                        self.is_cut = True
+                        self._cutter.cut_again(self._wanted_size, self._dispatcher.discard())
+                    self._carry_out(may_fork=False)
+            finally:
+                self._pool.lock.release()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """The caller holds the lock of the pool."""
+        self._is_at_work = True
+        try:
+            yield
+        finally:
+            self._is_at_work = False
+
+    def _has_requests(self) -> bool:
+        if self._pool.epoch != self._epoch or not self._pool.close.alive:
+            return False
+        return self._wanted_loaders != self._dispatcher.target or self._is_to_be_cut()
+
+    def _is_to_be_cut(self) -> bool:
+        return self._cutter is not None and self._wanted_size != self._cutter.size and not self.position.is_over
 
     @property
     def loaders(self) -> int:
@@ -69,7 +130,7 @@ class EpochIterator(Iterator[Any]):
     def close(self) -> None:
         """End the iteration, and its loader processes unless they are persistent."""
         with self._pool.lock:
-            self._position.is_over = True
+            self.position.is_over = True
             if not self._keep_pool:
                 self._pool.close()
 
@@ -85,11 +146,13 @@ class EpochIterator(Iterator[Any]):
     def _next_result(self) -> Any:
         while True:
             with self._pool.lock:
-                if self._position.is_over:
+                if self.position.is_over:
                     raise StopIteration
                 if self._pool.epoch != self._epoch:
                     raise RuntimeError("a later iteration of this loader with persistent_workers has begun")
-                outcome = self._advance()
+                with self._at_work():
+                    outcome = self._advance()
+            self._apply_requests()
             match outcome:
                 case plans.Yield(batch=batch, result=result):
                     self._count(batch)
@@ -161,7 +224,7 @@ class EpochIterator(Iterator[Any]):
             return self._recipe.load(batch.indices, batch.position, self._key)
 
     def _count(self, batch: Batch) -> None:
-        self._position.count(batch, batch_samples(batch.indices, self._recipe.auto_collation))
+        self.position.count(batch, batch_samples(batch.indices, self._recipe.auto_collation))
 
 
 def pin_device(wanted: bool, named: str) -> str | None:

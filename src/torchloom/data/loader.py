@@ -4,6 +4,7 @@ loader = ElasticLoader(dataset, batch_size=64, shuffle=True, num_workers=4)   # 
 for batch in loader:
     ...
     loader.resize(8)                     # at any moment, from any thread
+    loader.change_batch_size(128)        # from the next batch on
 torch.save(loader.state_dict(), path)    # also in the middle of an epoch
 """
 
@@ -12,12 +13,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torchloom.data import position, transport
+from torchloom.data.batch_cutter import BatchCutter
 from torchloom.data.dispatcher import KILL_LIMIT, Dispatcher
 from torchloom.data.epoch_iterator import EpochIterator, pin_device
 from torchloom.data.loader_pool import LoaderPool
@@ -75,10 +77,11 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         _check_platform(num_workers)
         self.seeding: Seeding = seeding
         self.kill_limit = kill_limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._live: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._pool: LoaderPool | None = None
         """Of persistent workers."""
+        self._next_batch_size: int | None = None
         self._epoch = -1
         self._base_seed: int | None = None
         self._position: EpochPosition | None = None
@@ -137,6 +140,7 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise BadInput(f"the number of loaders is {count!r}", hint="0 or a positive whole number")
         _check_platform(count)
+        _check_process()
         with self._lock:
             self.num_workers = count
             if count:
@@ -144,7 +148,44 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
             for iterator in list(self._live):
                 iterator.resize(count)
 
+    def change_batch_size(self, size: int, at: Literal["batch", "epoch"] = "batch") -> None:
+        """Change the batch size from the next batch on, or from the next epoch on.
+
+        Batches that were loaded in advance are discarded, and their indices cut again: what follows depends only on
+        the batches yielded so far. Every index of the sampler is still used once.
+        """
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise BadInput(f"the batch size is {size!r}", hint="a positive whole number")
+        if at not in ("batch", "epoch"):
+            raise BadInput(f"at={at!r} is neither 'batch' nor 'epoch'")
+        if self.batch_size is None:
+            fixed_by = "batch_size=None" if self.batch_sampler is None else "a batch_sampler"
+            raise BadInput(f"{fixed_by} fixes the batch size of this loader", hint="give it a sampler and a batch_size")
+        if at == "batch" and not self.in_order:
+            raise BadInput("with in_order=False the batch size cannot change in mid-epoch", hint="at='epoch'")
+        _check_process()
+        with self._lock:
+            if at == "epoch":
+                self._next_batch_size = size
+            else:
+                self._set_batch_size(size)
+                for iterator in list(self._live):
+                    iterator.change_batch_size(size)
+
+    def _set_batch_size(self, size: int) -> None:
+        self._next_batch_size = None
+        self.batch_sampler.batch_size = size
+        self.__dict__["batch_size"] = size  # DataLoader refuses to have it set
+
+    def __len__(self) -> int:
+        """Batches in an epoch; after a change in mid-epoch, those of this one."""
+        with self._lock:
+            cut = next((each for each in self._live if each.is_cut and not each.position.is_over), None)
+        return int(super().__len__()) if cut is None else len(cut)
+
     def __iter__(self) -> EpochIterator:
+        if self._next_batch_size is not None:
+            self._set_batch_size(self._next_batch_size)
         pinned = pin_device(self.pin_memory, self.pin_memory_device)
         resumed, self._resume = self._resume, None
         if resumed is not None:
@@ -171,6 +212,7 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
                 dispatcher,
                 recipe,
                 place,
+                cutter=stream if isinstance(stream, BatchCutter) else None,
                 length=_length(self._index_sampler),
                 timeout=self.timeout,
                 pin_device=pinned,
@@ -179,6 +221,7 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
             self._live.add(iterator)
             if self.persistent_workers:
                 self._iterator = iterator  # between epochs too, `resize` reaches the processes through it
+        iterator.begin()  # without the lock: a sampler may call `resize`
         return iterator
 
     def _get_iterator(self) -> EpochIterator:
@@ -232,3 +275,8 @@ def _check_platform(count: int) -> None:
         raise BadInput(
             "loader processes need Linux", hint="num_workers=0 works everywhere; otherwise use torch's DataLoader"
         )
+
+
+def _check_process() -> None:
+    if get_worker_info() is not None:
+        raise BadInput("a loader process cannot change its own loader", hint="call this in the training process")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
+from torchloom.data.batch_cutter import BatchCutter
 from torchloom.data.dispatcher import Batch
 from torchloom.data.seeding import GeneratorStates, capture_generators, restore_generators, undisturbed
 from torchloom.errors import BadState
@@ -33,6 +33,8 @@ class EpochPosition:
         self.samples = samples
         self.ahead: dict[int, int] = {}
         """With in_order=False: batches yielded after a gap, and how many samples they have."""
+        self.batch_size: int | None = None
+        """Of the batches in `ahead`."""
         self.is_over = False
 
     def count(self, batch: Batch, samples: int) -> None:
@@ -51,6 +53,7 @@ class EpochPosition:
             "batches": self.batches,
             "samples": self.samples,
             "ahead": dict(self.ahead),
+            "batch_size": self.batch_size,
             "start": plain_start(self.start),
         }
 
@@ -70,7 +73,13 @@ def read_state(loader: DataLoader[Any], state: Mapping[str, Any]) -> EpochPositi
     position = EpochPosition(
         state["epoch"], state["base_seed"], state["start"], batches=state["batches"], samples=state["samples"]
     )
-    position.ahead = dict(state["ahead"])
+    position.ahead, position.batch_size = dict(state["ahead"]), state.get("batch_size")
+    if position.ahead and position.batch_size != loader.batch_size:
+        raise BadState(
+            f"the state was saved with in_order=False and batch_size={position.batch_size}, and the loader has"
+            f" {loader.batch_size}",
+            hint=f"create the loader with batch_size={position.batch_size}",
+        )
     position.is_over = state["is_over"]
     return position
 
@@ -180,50 +189,45 @@ def draw_base_seed(loader: DataLoader[Any]) -> int:
 def begin(loader: DataLoader[Any], epoch: int, base_seed: int | None) -> tuple[EpochPosition, Iterator[Batch]]:
     """A new epoch. It draws from the generators in the same order as torch's DataLoader."""
     start = capture_start(loader)
-    indices = iter(loader._index_sampler)
+    if loader.batch_size is not None:
+        batches: Iterator[Batch] = BatchCutter(loader.sampler, loader.batch_size, loader.drop_last)
+    else:
+        batches = _number(iter(loader._index_sampler), loader._auto_collation)
     start["draws_base_seed"] = base_seed is None
     if base_seed is None:
         base_seed = draw_base_seed(loader)
-    return EpochPosition(epoch, base_seed, start), _number(indices, loader._auto_collation)
+    position = EpochPosition(epoch, base_seed, start)
+    position.batch_size = loader.batch_size
+    return position, batches
 
 
 def resume(loader: DataLoader[Any], position: EpochPosition) -> tuple[EpochPosition, Iterator[Batch]]:
     """The rest of an epoch. The process's own generators stay as they are."""
-    with ExitStack() as stack:
-        stack.enter_context(undisturbed())
+    with undisturbed():
         restore_generators(plain_start(position.start)["process"])
         restore_samplers(loader, position.start)
+        done = {"number": position.batches, "position": position.samples}
         if loader.batch_size is not None:
             # By samples, not by batches: correct also if the batch size is another one now.
-            rest: Iterable[Any] = _Skipping(loader.sampler, position.samples)
-            indices: Iterator[Any] = iter(BatchSampler(rest, loader.batch_size, loader.drop_last))
-            skip = 0
+            cutter = BatchCutter(loader.sampler, loader.batch_size, loader.drop_last, **done)
+            if position.start["draws_base_seed"]:
+                draw_base_seed(loader)
+            first = next(cutter, None)  # now: the sampler draws its permutation at the first index
+            cutter.cut_again(cutter.size, () if first is None else (first,))
+            batches: Iterator[Batch] = cutter
         else:
-            indices, skip = iter(loader._index_sampler), position.batches
-        if position.start["draws_base_seed"]:
-            draw_base_seed(loader)
-        for _ in islice(indices, skip):
-            pass
-        batches = _number(indices, loader._auto_collation, position.batches, position.samples)
-        first = next(batches, None)  # now: the sampler draws its permutation at the first index
-    return position, (batch for batch in _chain(first, batches) if batch.number not in position.ahead)
-
-
-def _chain(first: Batch | None, rest: Iterator[Batch]) -> Iterator[Batch]:
-    if first is not None:
-        yield first
-        yield from rest
-
-
-class _Skipping:
-    """A sampler without its first indices."""
-
-    def __init__(self, sampler: Iterable[Any], count: int) -> None:
-        self._sampler = sampler
-        self._count = count
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self._sampler), self._count, None)
+            indices = iter(loader._index_sampler)
+            if position.start["draws_base_seed"]:
+                draw_base_seed(loader)
+            for _ in islice(indices, position.batches):
+                pass
+            batches = _number(indices, loader._auto_collation, **done)
+            first = next(batches, None)
+            batches = batches if first is None else chain([first], batches)
+    position.batch_size = loader.batch_size
+    if position.ahead:
+        return position, (batch for batch in batches if batch.number not in position.ahead)
+    return position, batches
 
 
 def _number(indices: Iterator[Any], auto_collation: bool, number: int = 0, position: int = 0) -> Iterator[Batch]:
