@@ -1,9 +1,9 @@
-"""Epochs of an ElasticLoader with random resizes and SIGKILLs: no batch is lost, repeated or changed.
+"""Epochs of an ElasticLoader with random resizes, SIGKILLs and batch sizes: no sample is lost, repeated or changed.
 
 A plan is drawn from the seed: the dataset, how it is batched, the number of loaders, and after which batches a loader
-is killed or the number changes. Each epoch is compared, byte by byte, with the same epoch loaded without loader
-processes. Some epochs are left in the middle and continued by another loader from the saved state. In the end nothing
-may be left.
+is killed, the number changes or the batch size does. Each epoch is compared, byte by byte, with the same epoch loaded
+without loader processes. Some epochs are left in the middle and continued by another loader from the saved state. In
+the end nothing may be left.
 """
 
 from __future__ import annotations
@@ -17,12 +17,25 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from tests.data.samples import Augmented, Large, Nested, equal, is_alive, kill, loaders, open_files, processes, slots
+from tests.data.samples import (
+    Augmented,
+    Large,
+    Nested,
+    equal,
+    ignore_present_children,
+    is_alive,
+    kill,
+    loaders,
+    open_files,
+    processes,
+    slots,
+)
 from torchloom.data import ElasticLoader
 
 EPOCHS = 10
 RESIZES = 80
 KILLS = 50
+CUTS = 20
 """A campaign of full length has at least these numbers, however long they take."""
 FULL_SECONDS = 60.0
 MOST_LOADERS = 4
@@ -30,19 +43,21 @@ MOST_LOADERS = 4
 
 class Tally:
     def __init__(self) -> None:
-        self.epochs = self.batches = self.resizes = self.kills = self.resumes = 0
+        self.epochs = self.batches = self.resizes = self.kills = self.cuts = self.resumes = 0
 
     def is_enough(self) -> bool:
-        return self.epochs >= EPOCHS and self.resizes >= RESIZES and self.kills >= KILLS
+        enough = self.epochs >= EPOCHS and self.resizes >= RESIZES
+        return enough and self.kills >= KILLS and self.cuts >= CUTS
 
     def __str__(self) -> str:
         counts = f"{self.epochs} epochs, {self.batches} batches, {self.resizes} resizes, {self.kills} kills"
-        return f"{counts}, {self.resumes} resumed"
+        return f"{counts}, {self.cuts} batch sizes, {self.resumes} resumed"
 
 
 def run(seed: int, seconds: float) -> list[str]:
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     draw = random.Random(seed)
+    ignore_present_children()  # of other campaigns
     gc.collect()
     files, ends, tally = open_files(), time.monotonic() + seconds, Tally()
     problems: list[str] = []
@@ -74,7 +89,13 @@ def _epoch(draw: random.Random, tally: Tally) -> str:
         more: dict[str, Any] = {"persistent_workers": draw.random() < 0.5, "prefetch_factor": draw.randrange(1, 4)}
         return ElasticLoader(dataset, num_workers=count, kill_limit=10_000, **arguments, **(more if count else {}))
 
-    expected = list(make(0))
+    cuts = {draw.randrange(40): draw.randrange(1, 12) for _ in range(draw.randrange(4))}
+    expected = []
+    alone = make(0)
+    for batch in alone:
+        expected.append(batch)
+        if len(expected) in cuts:
+            alone.change_batch_size(cuts[len(expected)])
     loader = make(draw.randrange(1, MOST_LOADERS))
     batches: list[Any] = []
     keep = draw.random() < 0.3
@@ -86,6 +107,10 @@ def _epoch(draw: random.Random, tally: Tally) -> str:
         if not equal(batch, expected[place]):
             return f"batch {place} differs"
         batches.append(batch if keep else None)
+        if len(batches) in cuts:
+            arguments["batch_size"] = cuts[len(batches)]
+            loader.change_batch_size(arguments["batch_size"])
+            tally.cuts += 1
         chance = draw.random()
         if chance < 0.15:
             loader.resize(draw.randrange(MOST_LOADERS + 1))

@@ -146,11 +146,17 @@ class AsyncClient:
         rank: int | None = None,
         at_step: int | None = None,
         over: int = 0,
+        keep_global_batch: bool = False,
+        lr_rule: asks.LrRule = "none",
         dry_run: bool = False,
         wait: bool = True,
         **knobs: Any,
     ) -> Done:
-        """Change knobs on all ranks at one step, or on none. A knob whose name is not a keyword stands in `values`."""
+        """Change knobs on all ranks at one step, or on none. A knob whose name is not a keyword stands in `values`.
+
+        With a new `batch_size`, `keep_global_batch` changes the accumulation too, so that a step has as many samples as
+        before, and `lr_rule` scales learning rates with the samples in a step.
+        """
         given = {**(values or {}), **knobs}
         wanted = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         if not wanted:
@@ -167,6 +173,8 @@ class AsyncClient:
                 rank=rank,
                 at_step=at_step,
                 over=over,
+                keep_global_batch=keep_global_batch,
+                lr_rule=lr_rule,
                 dry_run=dry_run,
                 wait=wait,
             )

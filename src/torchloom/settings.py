@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import logging
 import math
 import os
 import textwrap
@@ -194,3 +195,15 @@ def documentation() -> list[tuple[str, str, str]]:
             meaning = " ".join(ast.literal_eval(following.value).split())
             rows.append((f"TORCHLOOM_{name.upper()}", str(getattr(Settings, name)), meaning))
     return rows
+
+
+def usable_settings(environ: Mapping[str, str]) -> Settings:
+    """The settings of the environment. An invalid variable is logged and ignored."""
+    usable = dict(environ)
+    while True:
+        try:
+            return Settings.from_env(usable)
+        except BadSetting as error:
+            logging.getLogger("torchloom").warning("torchLoom: %s; the default is used", error.message)
+            if usable.pop(error.name, None) is None:
+                return Settings()

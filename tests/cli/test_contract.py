@@ -68,7 +68,7 @@ def test_what_a_training_script_may_call() -> None:
     assert [name for name in dir(torchloom.Threadlet) if not name.startswith("_")] == [
         "accumulation", "batches", "checkpoint_interval", "clip", "close", "connected", "disown", "end", "incarnation",
         "keep", "knob", "knobs", "load_state_dict", "log_interval", "on_checkpoint", "phase", "resume_at", "state_dict",
-        "step", "step_number", "stopping", "tell", "values", "watch",
+        "step", "step_number", "stopping", "tell", "use_loader", "values", "watch",
     ]  # fmt: skip
 
 

@@ -214,7 +214,7 @@ class Dispatcher:
         self._can_start = False
 
     def discard(self) -> list[Batch]:
-        """Drop every batch that was drawn and not yielded, because the stream will cut their indices anew."""
+        """Drop every batch that was drawn and not yielded, because the stream will cut their indices again."""
         discarded = [batch for state in self._loaders.values() for batch in state.wanted]
         for state in self._loaders.values():
             state.discarded = len(state.outstanding)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,7 @@ class EpochIterator(Iterator[Any]):
         timeout: float,
         pin_device: str | None,
         keep_pool: bool,
+        note: Callable[[], Callable[[EpochPosition], None] | None],
     ) -> None:
         """Call `begin` next."""
         self.position = position
@@ -51,6 +52,7 @@ class EpochIterator(Iterator[Any]):
         self._timeout = timeout
         self._pin_device = pin_device
         self._keep_pool = keep_pool
+        self._note = note
         self._key = epoch_key(position.base_seed, position.epoch)
         self._wanted_loaders = dispatcher.target
         self._wanted_size = cutter.size if cutter is not None else 0
@@ -225,6 +227,9 @@ class EpochIterator(Iterator[Any]):
 
     def _count(self, batch: Batch) -> None:
         self.position.count(batch, batch_samples(batch.indices, self._recipe.auto_collation))
+        note = self._note()
+        if note is not None:
+            note(self.position)
 
 
 def pin_device(wanted: bool, named: str) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from torchloom.data import position, transport
+from torchloom.data import position, training_loader, transport
 from torchloom.data.batch_cutter import BatchCutter
 from torchloom.data.dispatcher import KILL_LIMIT, Dispatcher
 from torchloom.data.epoch_iterator import EpochIterator, pin_device
@@ -26,6 +26,7 @@ from torchloom.data.loader_pool import LoaderPool
 from torchloom.data.loader_process import Recipe
 from torchloom.data.position import EpochPosition
 from torchloom.data.seeding import Seeding
+from torchloom.data.training_loader import YieldHistory
 from torchloom.errors import BadDataset, BadInput
 
 PREFETCH = 2
@@ -84,6 +85,7 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         self._next_batch_size: int | None = None
         self._epoch = -1
         self._base_seed: int | None = None
+        self.history = YieldHistory()
         self._position: EpochPosition | None = None
         self._resume: EpochPosition | None = None
         super().__init__(
@@ -217,12 +219,21 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
                 timeout=self.timeout,
                 pin_device=pinned,
                 keep_pool=self.persistent_workers,
+                note=weakref.WeakMethod(self._note_batch),
             )
             self._live.add(iterator)
             if self.persistent_workers:
                 self._iterator = iterator  # between epochs too, `resize` reaches the processes through it
         iterator.begin()  # without the lock: a sampler may call `resize`
         return iterator
+
+    def total(self) -> int:
+        """Indices of an epoch; -1 if the sampler has no length."""
+        length = _length(self.sampler if self._auto_collation else self._index_sampler)
+        return -1 if length is None else length
+
+    def _note_batch(self, place: EpochPosition) -> None:
+        training_loader.note_batch(self, place.epoch, place.samples)
 
     def _get_iterator(self) -> EpochIterator:
         return iter(self)

@@ -62,6 +62,9 @@ class RankRequest(JobRequest, frozen=True):
     patience: Patience = 10.0
 
 
+LrRule = Literal["none", "linear", "sqrt"]
+
+
 class SetKnobs(RankRequest, frozen=True, kw_only=True):
     """Change values, at one step."""
 
@@ -69,6 +72,10 @@ class SetKnobs(RankRequest, frozen=True, kw_only=True):
     at_step: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     over: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     """Steps over which the values move from old to new."""
+    keep_global_batch: bool = False
+    """Change the accumulation too, so that a step has as many samples as before."""
+    lr_rule: LrRule = "none"
+    """How learning rates follow the number of samples in a step."""
     dry_run: bool = False
     wait: bool = True
     """Answer when it has taken effect; otherwise when it is certain that it will."""

@@ -34,6 +34,8 @@ class KnobSpec(Part, frozen=True):
     unit: Annotated[str, Meta(max_length=32)] = ""
     help: Annotated[str, Meta(max_length=500)] = ""
     per: Literal["job", "rank"] = "job"
+    role: Literal["", "batch_size", "accumulation", "lr"] = ""
+    """What it means to the rules that change several knobs together."""
 
 
 class RankDescription(Part, frozen=True):
@@ -266,6 +268,16 @@ class StepReport(RankReply, frozen=True):
     """Values as they are now; told by rank 0 of a replica."""
 
 
+class DataPlace(Part, frozen=True):
+    """How far a rank's training loader was at a step."""
+
+    epoch: int
+    yielded: int
+    """Indices of the epoch that were used in batches."""
+    total: int
+    """Indices of the epoch."""
+
+
 class Ready(RankReply, frozen=True):
     """A rank promises not to pass the step of a change without a verdict; or says why it cannot take it."""
 
@@ -274,6 +286,8 @@ class Ready(RankReply, frozen=True):
     step: int = 0
     late: bool = False
     """The only trouble is that the step has passed: a later one may do."""
+    place: DataPlace | None = None
+    """Where its loader was at the change's `finished` step; of a change of the batch size."""
 
 
 class Applied(RankReply, frozen=True):
@@ -309,6 +323,8 @@ class ChangeSpec(Part, frozen=True):
     """What its verdict is written under: known to those it was proposed to, so that no one else can judge it."""
     withdraws: str = ""
     """A change of the same step that is not to have any effect after all."""
+    finished: int = 0
+    """A step that every rank had finished when it was proposed: there they compare how far their loaders are."""
 
 
 class RankCommand(Message, frozen=True):

@@ -226,9 +226,9 @@ class ChangeProposed(Message, frozen=True):
 class Abort(Part, frozen=True):
     """Why a change is not made."""
 
-    why: Literal["refused", "late", "joined", "gone", "silent", "overtaken"]
+    why: Literal["refused", "late", "joined", "gone", "silent", "overtaken", "unequal"]
     """A rank refuses it; its step had passed there; a rank joined, left, or did not answer; a rank came to the step
-    before the verdict did."""
+    before the verdict did; the loaders of ranks that train together are at different places."""
     ranks: tuple[RankId, ...] = ()
     refusal: str = ""
     """What the rank says."""

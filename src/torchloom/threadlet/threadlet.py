@@ -18,16 +18,16 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torchloom.checkpoints import threadlet_bridge
-from torchloom.errors import BadInput, BadSetting
-from torchloom.protocol.ids import check_name
+from torchloom.data import training_loader
 from torchloom.protocol.rank import Value
-from torchloom.settings import Settings
+from torchloom.settings import Settings, usable_settings
 from torchloom.shared.incarnation import first_incarnation
 from torchloom.threadlet import process_hooks
 from torchloom.threadlet.changes.knob import INTERVAL, Knob, log_level_knob, make_knob
+from torchloom.threadlet.changes.loader_knobs import batch_size_knob, loaders_knob
 from torchloom.threadlet.changes.optimizer_knobs import optimizer_knobs
 from torchloom.threadlet.changes.skipped_batches import SkippedBatches, batches, resumed_step
 from torchloom.threadlet.changes.step_boundary import StepBoundary
@@ -37,11 +37,10 @@ from torchloom.threadlet.metrics.liveness import DATA, LivenessPageWriter, check
 from torchloom.threadlet.metrics.meter import Meter
 from torchloom.threadlet.process import step_counter
 from torchloom.threadlet.process.exit_reason import Ending, ending_of
-from torchloom.threadlet.process.identity import Host, Names, find_names
+from torchloom.threadlet.process.identity import Host, Names, check_devices, find_names
 
 logger = logging.getLogger("torchloom")
 T = TypeVar("T")
-MAX_DEVICES = 64
 FINISH_SECONDS = 30.0
 """Longest a goodbye waits for a checkpoint that is being written."""
 
@@ -145,13 +144,33 @@ class Threadlet:
         """
         return self._boundary.add(make_knob(name, value, **about))
 
-    def watch(self, optimizer: Any, scheduler: Any = None, name: str = "") -> None:
+    def watch(
+        self,
+        what: Any,
+        scheduler: Any = None,
+        name: str = "",
+        *,
+        batch_size_at: Literal["batch", "epoch"] = "batch",
+    ) -> None:
         """Make knobs of an optimizer's lr, momentum, betas and weight decay. A scheduler does not undo a change of lr.
 
         With several optimizers, `name` distinguishes their knobs: with "critic" it is `critic:lr`.
+
+        Given the ElasticLoader that feeds the training, make knobs of its loader processes and its batch size. For a
+        trainer that reads the length of a loader once an epoch, let a new size wait for the next: `batch_size_at`.
         """
-        for knob in optimizer_knobs(optimizer, scheduler, name):
-            self._boundary.add(knob)
+        if not hasattr(what, "change_batch_size"):
+            for knob in optimizer_knobs(what, scheduler, name):
+                self._boundary.add(knob)
+            return
+        training_loader.set_loader(what)
+        if what.batch_size is not None:
+            self._boundary.add(batch_size_knob(what, batch_size_at))
+
+    def use_loader(self, loader: training_loader.LoaderPort) -> None:
+        """This ElasticLoader feeds the training: let operators change the number of its processes."""
+        if not self._boundary.counted:
+            self._boundary.replace(loaders_knob(loader))
 
     @property
     def knobs(self) -> Mapping[str, Knob]:
@@ -163,7 +182,7 @@ class Threadlet:
 
     def accumulation(self, value: int = 1) -> Knob:
         """A knob for the number of batches per optimizer step."""
-        return self.knob("accumulation", int(value), low=1, help="batches for each optimizer step")
+        return self.knob("accumulation", int(value), low=1, help="batches for each optimizer step", role="accumulation")
 
     def log_interval(self, value: int = 10) -> Knob:
         return self.knob("log_interval", int(value), low=1, unit="steps", help="steps between two log lines")
@@ -234,6 +253,7 @@ class Threadlet:
             link, self._link, self._meter = self._link, None, None
             if link is not None:
                 threadlet_bridge.unregister_threadlet(self)
+                training_loader.unregister_threadlet(self)
                 process_hooks.unregister(self._names.rank)
                 step_source, self._step_source = self._step_source, None
                 if step_source is not None:
@@ -253,6 +273,8 @@ class Threadlet:
         link.introduce()
         threadlet_bridge.unregister_threadlet(self)
         threadlet_bridge.register_threadlet(self)  # its checkpoints can be offered now
+        training_loader.unregister_threadlet(self)
+        training_loader.register_threadlet(self)
         return True
 
     def disown(self) -> None:
@@ -260,6 +282,7 @@ class Threadlet:
         link, self._link, self._meter = self._link, None, None
         self._step_source = None
         threadlet_bridge.unregister_threadlet(self)
+        training_loader.unregister_threadlet(self)
         if link is not None:
             link.disown()
 
@@ -285,10 +308,10 @@ def attach(
     """Attach this process as a rank. Missing arguments are taken from the launcher's environment, or chosen here."""
     host = Host(socket.gethostname(), os.getpid(), sys.argv[0] if getattr(sys, "argv", None) else "")
     names = find_names(os.environ, host, job=job, replica=replica, rank=rank, world_size=world_size)
-    device_ids = _check_devices(devices)
+    device_ids = check_devices(devices)
     for warning in names.warnings:
         logger.warning("torchLoom: %s", warning)
-    settings = settings or _read_settings(os.environ)
+    settings = settings or usable_settings(os.environ)
     step_counter.retire()
     existing = process_hooks.live.get(names.rank)
     if isinstance(existing, Threadlet):
@@ -306,7 +329,7 @@ def attach(
 def attach_counted(environ: Mapping[str, str]) -> Threadlet:
     """Attach a process whose script has not attached itself. Prints nothing and never blocks."""
     names = find_names(environ, Host(socket.gethostname(), os.getpid(), ""))
-    threadlet = _start_threadlet(names, _read_settings(environ), None, counted=True)
+    threadlet = _start_threadlet(names, usable_settings(environ), None, counted=True)
     if threadlet._meter is not None:
         threadlet._meter.resume_at(resumed_step(environ))
     return threadlet
@@ -352,30 +375,8 @@ def _start_threadlet(
     threadlet._skipping = SkippedBatches.from_environ(os.environ)
     process_hooks.register(names.rank, threadlet)
     threadlet_bridge.register_threadlet(threadlet)
+    training_loader.register_threadlet(threadlet)
     return threadlet
-
-
-def _read_settings(environ: Mapping[str, str]) -> Settings:
-    """The settings of the environment. An invalid variable is logged and ignored."""
-    usable = dict(environ)
-    while True:
-        try:
-            return Settings.from_env(usable)
-        except BadSetting as error:
-            logger.warning("torchLoom: %s; the default is used", error.message)
-            if usable.pop(error.name, None) is None:
-                return Settings()
-
-
-def _check_devices(devices: Iterable[str] | None) -> tuple[str, ...] | None:
-    if devices is None:
-        return None
-    if isinstance(devices, str):
-        raise BadInput(f"devices={devices!r} is one text", hint="pass a list of device ids")
-    ids = tuple(check_name("device", device) for device in devices)
-    if len(ids) > MAX_DEVICES:
-        raise BadInput(f"{len(ids)} devices are more than one rank can have ({MAX_DEVICES})")
-    return ids
 
 
 def _is_bystander(names: Names) -> bool:

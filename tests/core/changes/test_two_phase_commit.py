@@ -140,7 +140,8 @@ def test_a_change_is_asked_proposed_promised_decided_taken_and_answered_with_its
     stand(loom, 12, ranks=(B,))
     proposed = loom.log[-1][1][0]
     assert isinstance(proposed, ChangeProposed)
-    assert proposed.change == ChangeSpec(id="c1", number=1, step=14, values={"lr": 0.5}, key=f"c1-{request(1)[:16]}")
+    key = f"c1-{request(1)[:16]}"
+    assert proposed.change == ChangeSpec(id="c1", number=1, step=14, values={"lr": 0.5}, key=key, finished=10)
     assert proposed.before == {"lr": 0.1}
     assert only(loom, Propose).change == proposed.change or len(sent(loom, Propose)) == 2
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from torchloom.cli.known_names import known_job
 from torchloom.cli.verb_call import Call, Verbs
 from torchloom.errors import BadInput
 from torchloom.protocol.ids import check_name
-from torchloom.protocol.operator import Done
+from torchloom.protocol.operator import Done, LrRule
 from torchloom.protocol.views import KnobsView
 from torchloom.views import listings
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Verbs) -> None:
-    examples = ("loom set mnist lr=3e-4 clip=1.0", "loom set mnist lr=0 --at-step 5000 --over 1000")
+    examples = (
+        "loom set mnist lr=3e-4 clip=1.0",
+        "loom set mnist lr=0 --at-step 5000 --over 1000",
+        "loom set mnist batch_size=128 --lr-rule linear",
+    )
     verb = verbs["set"].define(set_knobs, *examples)
     verb.add_target()
     what = "Knobs and values, as `loom knobs` lists them"
@@ -28,6 +32,10 @@ def add(verbs: Verbs) -> None:
     verb.add_replica("Change only this replica")
     steps = "Move to the value over this number of steps"
     verb.add_argument("--over", type=step, default=0, metavar="STEPS", help=steps)
+    same = "With batch_size: change accumulation too, so that a step has as many samples"
+    verb.add_flag("--keep-global-batch", help=same)
+    rule = "With batch_size: scale learning rates with the samples in a step"
+    verb.add_argument("--lr-rule", choices=get_args(LrRule), default="none", help=rule)
     verb.add_flag("--dry-run", help="Check the change and show what it would do")
     verb.add_flag("--no-wait", help="Return when the change is committed, before it takes effect")
     verb.add_timeout()
@@ -61,6 +69,7 @@ def set_knobs(call: Call) -> int:
     return _set(
         call, parse_values(args.values), args.replica,
         at_step=args.at_step, over=args.over, dry_run=args.dry_run, wait=not args.no_wait,
+        keep_global_batch=args.keep_global_batch, lr_rule=args.lr_rule,
     )  # fmt: skip
 
 

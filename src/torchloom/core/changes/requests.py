@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from torchloom import knob_validation
+from torchloom.core.changes.batch_rules import with_rules
 from torchloom.core.changes.two_phase_commit import describe_success, query_steps
 from torchloom.core.decision import NOTHING, Commands, Decision, Handlers, Refused, address
 from torchloom.core.incidents.stack_evidence import of_ranks
@@ -74,12 +75,14 @@ def request_change(cluster: ClusterState, ask: SetKnobs | Revert | Steer, reply:
         _check_group(cluster, ask, lives)
         if ask.verb == "checkpoint" and ask.job not in cluster.ledger.checkpointers:
             raise Refused(phrase("no_checkpointer", job=ask.job), phrase("register_checkpointer"))
+    every = cluster.ledger.values_of(*target)
+    values = with_rules(wanted, cluster.ledger.specs(wanted.job), every)
     if wanted.dry_run:
-        values = [
-            phrase("value_to_set", name=name, before=str(cluster.ledger.value_of(*target, name)), after=str(value))
-            for name, value in wanted.values.items()
+        shown = [
+            phrase("value_to_set", name=name, before=str(every[name]), after=str(value))
+            for name, value in values.items()
         ]
-        return Decision(answer=Done(text=phrase("would_set", values=values, count=len(lives))))
+        return Decision(answer=Done(text=phrase("would_set", values=shown, count=len(lives))))
     busy = cluster.ledger.under_way(wanted.job)
     if busy is not None:
         why = phrase("change_under_way", id=busy.id, operator=busy.operator, job=wanted.job)
@@ -134,7 +137,7 @@ def _revert(cluster: ClusterState, ask: Revert) -> ChangeRequest:
 
 
 def _check_values(cluster: ClusterState, ask: SetKnobs) -> None:
-    offered = {name: knob.spec for name, knob in cluster.ledger.knobs.get(ask.job, {}).items()}
+    offered = cluster.ledger.specs(ask.job)
     if not ask.values:
         raise Refused(phrase("nothing_to_set"), phrase("how_to_set", job=ask.job))
     for name in ask.values:

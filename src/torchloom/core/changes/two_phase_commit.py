@@ -14,11 +14,13 @@ Every question is repeated until it is answered, also after a restart of the wea
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec.structs import replace
 
-from torchloom.core.decision import NOTHING, Commands, Decision, WantedVerdict, address
+from torchloom.core.changes.batch_rules import with_rules
+from torchloom.core.decision import NOTHING, Commands, Decision, Refused, WantedVerdict, address
 from torchloom.core.ranks.lifecycle import REPORT_ONLY, open_incident, welcome
 from torchloom.core.state import pending_operations as pending
 from torchloom.core.state.change_ledger import Change, ChangePhase, abort_phrase
@@ -28,7 +30,7 @@ from torchloom.core.state.rank_states import PRESENT, Rank
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done, No
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.rank import ChangeSpec, Propose, QueryStep, StepReport, Verdict
+from torchloom.protocol.rank import ChangeSpec, DataPlace, Propose, QueryStep, Ready, StepReport, Verdict
 from torchloom.protocol.records import Abort, About, ChangeDecided, ChangeProposed, ChangeSettled, Record
 
 AGAIN_SECONDS = 0.25
@@ -62,6 +64,13 @@ def handle_step_report(cluster: ClusterState, operation: PendingOperation) -> De
     if step is None:
         past = phrase("step_past", step=ask.at_step, rank=foremost, finished=front.step)
         return _give_up(operation, No(why=past, hint=phrase("choose_later_step")))
+    # The values before it: as a rank has just reported, else as they were last set.
+    reported = next((report.knobs for report in operation.step_reports.values() if report.knobs), {})
+    current = cluster.ledger.values_of(ask.job, ask.replica, ask.rank) | reported
+    try:
+        values = with_rules(ask, cluster.ledger.specs(ask.job), current)
+    except Refused as refused:
+        return _give_up(operation, refused.answer)
     number = cluster.ledger.change_count + 1
     target = cluster.ledger.changes.get(change_request.reverts)
     ahead = target if target is not None and front.step < target.change.step == step else None  # no rank has it yet
@@ -72,15 +81,13 @@ def handle_step_report(cluster: ClusterState, operation: PendingOperation) -> De
         number=number,
         step=step,
         action=change_request.action,
-        values={} if withdraws else ask.values,
+        values={} if withdraws else values,
         over=ask.over,
         key=f"c{number}-{operation.request[:16]}",
         withdraws=withdraws,
+        finished=min(report.step for report in operation.step_reports.values()),
     )
-    # The values that it replaces: as a rank has just reported, else as they were last set.
-    values = next((report.knobs for report in operation.step_reports.values() if report.knobs), {})
-    last = cluster.ledger.value_of
-    before = {n: values[n] if n in values else last(ask.job, ask.replica, ask.rank, n) for n in change.values}
+    before = {name: current[name] for name in change.values}
     record = ChangeProposed.from_fields(
         ask,
         change=change,
@@ -129,8 +136,19 @@ def _judge(cluster: ClusterState, operation: PendingOperation) -> Decision:
             return _request_verdict(cluster, operation, Abort(why=why, ranks=(rank,), refusal=answer.why))
     if len(operation.ready) < len(operation.lives):
         return NOTHING
+    unequal = _find_unequal(operation.ready)
+    if unequal:
+        return _request_verdict(cluster, operation, Abort(why="unequal", ranks=unequal))
     newcomers = tuple(rank.id for rank in _find_newcomers(cluster, cluster.ledger.changes[operation.id]))
     return _request_verdict(cluster, operation, Abort(why="joined", ranks=newcomers) if newcomers else None)
+
+
+def _find_unequal(answers: Mapping[RankId, Ready]) -> tuple[RankId, ...]:
+    """Ranks whose loader was at another place than that of the first rank of their replica."""
+    first: dict[str, DataPlace | None] = {}
+    for rank in sorted(answers):
+        first.setdefault(rank.replica, answers[rank].place)
+    return tuple(rank for rank, answer in sorted(answers.items()) if answer.place != first[rank.replica])
 
 
 def _find_newcomers(cluster: ClusterState, change: Change) -> list[Rank]:

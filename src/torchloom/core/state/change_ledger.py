@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torchloom.protocol import records
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.rank import ChangeSpec, Value
+from torchloom.protocol.rank import ChangeSpec, KnobSpec, Value
 from torchloom.protocol.views import KnobState
 
 KEEP_CHANGES = 200
@@ -107,6 +107,12 @@ class Ledger(msgspec.Struct, kw_only=True):
         """What a knob is set to for a target: by the latest change that reaches all of it, else as it was offered."""
         giver = self._giver(job, replica, rank, name)
         return giver.change.values[name] if giver else self.knobs[job][name].spec.value
+
+    def values_of(self, job: str, replica: str | None, rank: int | None) -> dict[str, Value]:
+        return {name: self.value_of(job, replica, rank, name) for name in self.knobs.get(job, {})}
+
+    def specs(self, job: str) -> dict[str, KnobSpec]:
+        return {name: knob.spec for name, knob in self.knobs.get(job, {}).items()}
 
     def _giver(self, job: str, replica: str | None, rank: int | None, name: str) -> Change | None:
         for change in reversed(self.changes.values()):

@@ -9,13 +9,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.errors import BadInput
 from torchloom.knob_validation import check
 from torchloom.protocol.ids import NAME
-from torchloom.protocol.rank import KnobSpec, Value
+from torchloom.protocol.rank import DataPlace, KnobSpec, Value
 
 KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
 INTERVAL = "checkpoint_interval"
@@ -25,7 +25,7 @@ MAX_CHOICES = 64
 class Knob:
     """Read `knob.value` in the loop: a plain attribute."""
 
-    __slots__ = ("_get", "_set", "spec", "value")
+    __slots__ = ("_get", "_set", "place", "spec", "value")
 
     def __init__(
         self, spec: KnobSpec, get: Callable[[], Any] | None = None, set: Callable[[Any], object] | None = None
@@ -34,6 +34,8 @@ class Knob:
         self.value: Any = spec.value
         self._get = get
         self._set = set
+        self.place: Callable[[int], DataPlace | None] | None = None
+        """Where the training loader was when this number of steps was finished; of a knob that changes its batches."""
 
     def read(self) -> Value:
         """The current value, wherever it is kept."""
@@ -42,11 +44,11 @@ class Knob:
                 return cast("Value", plain(self._get()))
         return cast("Value", self.value)
 
-    def turn(self, value: Value) -> None:
-        """Set the value. Raises what the user's function raises."""
-        if self._set is not None:
-            self._set(value)
+    def turn(self, value: Value) -> object:
+        """Set the value; returns what the user's function returns, and raises what it raises."""
+        result = self._set(value) if self._set is not None else None
         self.value = value
+        return result
 
     def __repr__(self) -> str:
         return f"<Knob {self.spec.name}={self.read()!r}>"
@@ -65,6 +67,7 @@ def make_knob(
     unit: str = "",
     help: str = "",
     per: str = "job",
+    role: Literal["", "batch_size", "accumulation", "lr"] = "",
 ) -> Knob:
     """A knob as the script describes it. Raises BadInput here, because nothing may raise later."""
     if not isinstance(name, str) or not NAME.fullmatch(name) or not name[0].isalpha() or len(name) > 64:
@@ -94,6 +97,7 @@ def make_knob(
         unit=unit[:32],
         help=help[:500],
         per=per,  # type: ignore[arg-type]
+        role=role,
     )
     check(spec, value)
     return Knob(spec, get, set)

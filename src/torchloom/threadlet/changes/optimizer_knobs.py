@@ -40,6 +40,7 @@ def optimizer_knobs(optimizer: Any, scheduler: Any = None, prefix: str = "") -> 
                 type="floats" if name == "betas" else "float",
                 low=low,
                 high=high,
+                role="lr" if name == "lr" else "",
                 help=f"{name} of {type(optimizer).__name__}" + (f", group {index}" if len(groups) > 1 else ""),
             )
 

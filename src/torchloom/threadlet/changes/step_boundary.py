@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.knob_validation import BadValue, check, ramp
 from torchloom.protocol.rank import Applied, ChangeSpec, Order, Ordered, Propose, Ready, Reply, Value, Verdict
@@ -80,6 +82,11 @@ class StepBoundary:
             self._restore(name, self._values[name])
         self.offer()
         return knob
+
+    def replace(self, knob: Knob) -> None:
+        """Offer a knob in place of an earlier one of its name: the same thing, made again."""
+        self.knobs.pop(knob.spec.name, None)
+        self.add(knob)
 
     def add_checkpoints(self, checkpoints: CheckpointPort) -> None:
         """Offer these checkpoints to operators, unless the script has registered its own function. The newest count."""
@@ -168,7 +175,7 @@ class StepBoundary:
         try:
             match change.action:
                 case "set":
-                    self._set(change, step)
+                    result = self._set(change, step)
                 case "pause":
                     with self._lock:
                         self.participant.set_paused(True)
@@ -185,19 +192,22 @@ class StepBoundary:
             answer = self.participant.done(change, step, ok, result)
         self.port.reply(answer)
 
-    def _set(self, change: ChangeSpec, step: int) -> None:
+    def _set(self, change: ChangeSpec, step: int) -> str:
+        """Returns what the knobs say about it, if anything."""
+        said: list[str] = []
         before = {name: self._current_value(name) for name in change.values}
         with self._lock:
             self.participant.begin_ramp(change, before)
         if not change.over or step >= change.step + change.over:
             try:
                 for name, value in change.values.items():
-                    self._set_value(name, value)
+                    said.append(self._set_value(name, value))
             except Exception:
                 for name, value in before.items():  # all values or none
                     with contextlib.suppress(Exception):
                         self._set_value(name, value)
                 raise
+        return ", ".join(filter(None, said))
 
     def _move_ramps(self, step: int) -> None:
         if not self.participant.ramps:
@@ -213,10 +223,10 @@ class StepBoundary:
     def _current_value(self, name: str) -> Value:
         return self.knobs[name].read() if name in self.knobs else self._values.get(name, 0.0)
 
-    def _set_value(self, name: str, value: Value) -> None:
+    def _set_value(self, name: str, value: Value) -> str:
         self._values[name] = value
-        if name in self.knobs:
-            self.knobs[name].turn(value)
+        said = self.knobs[name].turn(value) if name in self.knobs else None
+        return one_line(said) if isinstance(said, str) else ""
 
     def _restore(self, name: str, value: Value) -> None:
         """Set the value if the knob accepts it, now or when the script creates the knob."""
@@ -292,7 +302,10 @@ class StepBoundary:
 
     def propose(self, proposal: Propose) -> Ready:
         with self._lock:
-            return self.participant.propose(proposal, lambda: self.meter.step_number)
+            ready = self.participant.propose(proposal, lambda: self.meter.step_number)
+        knobs = [self.knobs[name] for name in proposal.change.values if name in self.knobs]
+        place = next((knob.place for knob in knobs if knob.place is not None), None)
+        return replace(ready, place=place(proposal.change.finished)) if ready.ok and place is not None else ready
 
     def hear(self, verdict: Verdict) -> Applied | None:
         with self._lock:

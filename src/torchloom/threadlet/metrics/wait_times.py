@@ -8,7 +8,7 @@ there is something to wait for; they are restored when the last threadlet leaves
 - `DistributedDataParallel.forward`, to learn when its backward starts. The wait for its gradients is in C++, at the
   end of backward, in a callback of the autograd engine. Callbacks run in the order in which they were queued: one
   queued as backward starts runs just before that wait, and one that this callback queues runs just after it;
-- `_BaseDataLoaderIter.__next__`.
+- `_BaseDataLoaderIter.__next__`, and the same of ElasticLoader.
 
 On accelerators this says nothing about a rank's own work, because waiting is queued on the device like everything else;
 there nothing is measured. Functional collectives (DTensor) and monitored_barrier wait in C++ and are not seen: their
@@ -53,6 +53,9 @@ def follow(meter: Meter) -> None:
         loaders = sys.modules.get("torch.utils.data.dataloader")
         if loaders is not None:
             _once("loader", lambda: _time(loaders._BaseDataLoaderIter, "__next__", attrgetter("loading")))
+        elastic = sys.modules.get("torchloom.data.epoch_iterator")
+        if elastic is not None:
+            _once("elastic", lambda: _time(elastic.EpochIterator, "__next__", attrgetter("loading")))
         if not _has_peers(meter):
             meter.waits_from = None
             return

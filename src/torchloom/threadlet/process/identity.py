@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from torchloom.errors import BadInput
 from torchloom.protocol.ids import MAX_RANK, NAME, RankId, check_name
 
+MAX_DEVICES = 64
 LAUNCHER = "loom"
 """The value of TORCHLOOM_LAUNCHER in a rank that torchLoom started."""
 _VARIABLES = {"slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")}
@@ -161,3 +162,14 @@ def _whole(what: str, value: object, least: int) -> int:
     if not least <= number <= MAX_RANK:
         raise BadInput(f"{what} {value!r} is not a whole number from {least} to {MAX_RANK}")
     return number
+
+
+def check_devices(devices: Iterable[str] | None) -> tuple[str, ...] | None:
+    if devices is None:
+        return None
+    if isinstance(devices, str):
+        raise BadInput(f"devices={devices!r} is one text", hint="pass a list of device ids")
+    ids = tuple(check_name("device", device) for device in devices)
+    if len(ids) > MAX_DEVICES:
+        raise BadInput(f"{len(ids)} devices are more than one rank can have ({MAX_DEVICES})")
+    return ids
