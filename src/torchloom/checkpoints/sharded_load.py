@@ -111,7 +111,7 @@ def resume(
     # A rank that fails must report it before the others wait for it below.
     with all_or_none(coordinator):
         names = _own_names(path, present)
-        rank_state = _rank_state(path, manifest, names, strict, coordinator)
+        rank_state = _rank_state(path, manifest, {name: present[name] for name in names}, strict, coordinator)
     own = rank_state.pop("own")
     shared = {name: part for name, part in present.items() if name not in names}
     fresh = [part for part in shared.values() if isinstance(part, torch.optim.Optimizer) and not part.state]
@@ -210,32 +210,37 @@ def _own_names(path: Path, present: Mapping[str, Any]) -> list[str]:
 
 
 def _rank_state(
-    path: Path, manifest: Manifest, names: list[str], strict: bool, coordinator: Coordinator
+    path: Path, manifest: Manifest, parts: Mapping[str, Any], strict: bool, coordinator: Coordinator
 ) -> dict[str, Any]:
     """What this rank saved for itself. If the number of ranks has changed: the parts that were the same on all."""
     if coordinator.size == manifest.world_size:
         rank_state: dict[str, Any] = torch_files.read(path / own_file(coordinator.rank))
-        return rank_state | {"own": {name: rank_state["own"][name] for name in names}}
-    common, different, first = _read_common(path, manifest)
-    for name in (name for name in names if name in different):
-        if strict:
+        return rank_state | {"own": {name: rank_state["own"][name] for name in parts}}
+    common, different, ranks = _read_common(path, manifest)
+    for name in (name for name in parts if name in different):
+        merge = getattr(parts[name], "merge_rank_states", None)
+        if merge is not None:  # it can be continued by another number of ranks
+            common[name] = merge([rank["own"][name] for rank in ranks])
+        elif strict:
             before, now = manifest.world_size, coordinator.size
             raise BadState(
                 f"{path.name}: {name} differed between {before} ranks, and there are {now} now",
                 hint="strict=False leaves it as it is; nothing was loaded",
             )
-        logger.warning("torchLoom: %s differed between ranks in %s; it stays as it is", name, path.name)
-    own = {name: common[name] for name in names if name in common}
-    return {"own": own, "rng": {}, "torchloom": first["torchloom"]}
+        else:
+            logger.warning("torchLoom: %s differed between ranks in %s; it stays as it is", name, path.name)
+    own = {name: common[name] for name in parts if name in common}
+    return {"own": own, "rng": {}, "torchloom": ranks[0]["torchloom"]}
 
 
-def _read_common(path: Path, manifest: Manifest) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
-    """The parts that were the same on all ranks, the names of the others, and what the first rank saved."""
-    first, *others = [torch_files.read(path / own_file(rank)) for rank in range(manifest.world_size)]
+def _read_common(path: Path, manifest: Manifest) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
+    """The parts that were the same on all ranks, the names of the others, and what each rank saved."""
+    ranks = [torch_files.read(path / own_file(rank)) for rank in range(manifest.world_size)]
+    first, *others = ranks
     common = {
         name: part for name, part in first["own"].items() if all(same(part, other["own"][name]) for other in others)
     }
-    return common, [name for name in first["own"] if name not in common], first
+    return common, [name for name in first["own"] if name not in common], ranks
 
 
 def same(one: Any, other: Any) -> bool:

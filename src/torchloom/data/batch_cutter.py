@@ -14,12 +14,13 @@ class BatchCutter(Iterator[Batch]):
     """The batches of one epoch, of `size` indices each. It draws like torch's BatchSampler, and no earlier."""
 
     def __init__(
-        self, sampler: Iterable[Any], size: int, drop_last: bool, *, number: int = 0, position: int = 0
+        self, sampler: Iterable[Any], size: int, drop_last: bool, *, number: int = 0, position: int = 0, skip: int = 0
     ) -> None:
-        """`number` batches with `position` indices were yielded before: those are drawn and skipped."""
+        """`number` batches with `position` indices were yielded before. The first `skip` are of this sampler."""
         self.size = size
         self._sampler = sampler
-        self._skip = position
+        self._skip = skip
+        self._earlier = position - skip
         self._drop_last = drop_last
         self._number = number
         self._position = position
@@ -49,5 +50,5 @@ class BatchCutter(Iterator[Batch]):
 
     def rest(self, position: int) -> int:
         """Batches after this number of indices. TypeError if the sampler has no length."""
-        left = len(self._sampler) - position  # type: ignore[arg-type]
+        left = len(self._sampler) + self._earlier - position  # type: ignore[arg-type]
         return left // self.size if self._drop_last else -(-left // self.size)

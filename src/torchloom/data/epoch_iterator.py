@@ -58,8 +58,8 @@ class EpochIterator(Iterator[Any]):
         self._wanted_size = cutter.size if cutter is not None else 0
         self._is_at_work = False
         self._epoch = -1
-        self.is_cut = False
-        """The batch size was changed in this epoch."""
+        self.is_cut = bool(position.segments)
+        """The batch size, or the number of ranks, was changed in this epoch."""
 
     def begin(self) -> None:
         """Start the first loaders."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -272,6 +272,10 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
             self._resume = place
         self._epoch = state["epoch"]
         self._base_seed = state["base_seed"]
+
+    def merge_rank_states(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """What to load if the number of ranks has changed: one state from those of all earlier ranks."""
+        return position.merge(states)
 
 
 def _length(sampler: Any) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from torchloom.data.batch_cutter import BatchCutter
 from torchloom.data.dispatcher import Batch
+from torchloom.data.resharding import Segment, rest_of_epoch, share_of
 from torchloom.data.seeding import GeneratorStates, capture_generators, restore_generators, undisturbed
 from torchloom.errors import BadState
 
@@ -33,6 +34,10 @@ class EpochPosition:
         self.samples = samples
         self.ahead: dict[int, int] = {}
         """With in_order=False: batches yielded after a gap, and how many samples they have."""
+        self.ranks: int | None = None
+        """Ranks that share the indices of the epoch, if they do as with a DistributedSampler."""
+        self.segments: list[Segment] = []
+        """The epoch so far with other numbers of ranks."""
         self.batch_size: int | None = None
         """Of the batches in `ahead`."""
         self.is_over = False
@@ -54,6 +59,8 @@ class EpochPosition:
             "samples": self.samples,
             "ahead": dict(self.ahead),
             "batch_size": self.batch_size,
+            "ranks": self.ranks,
+            "segments": [list(segment) for segment in self.segments],
             "start": plain_start(self.start),
         }
 
@@ -81,7 +88,29 @@ def read_state(loader: DataLoader[Any], state: Mapping[str, Any]) -> EpochPositi
             hint=f"create the loader with batch_size={position.batch_size}",
         )
     position.is_over = state["is_over"]
+    position.ranks = state.get("ranks")
+    position.segments = [Segment(*segment) for segment in state.get("segments", ())]
+    share = share_of(loader.sampler)
+    if position.ahead and share is not None and share.ranks != position.ranks:
+        raise BadState("batches were yielded out of order, and there is another number of ranks now")
     return position
+
+
+def merge(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """One state for all ranks of a job, from those of an earlier number of ranks."""
+    first, *others = states
+    for name in ("epoch", "is_over", "samples", "ranks", "segments"):
+        if any(other.get(name) != first.get(name) for other in others):
+            raise BadState(
+                f"{name} of the loader differed between ranks, and there is another number of ranks now",
+                hint="save a checkpoint when all ranks have finished the same step",
+            )
+    if first.get("epoch", -1) >= 0 and not first["is_over"] and first.get("ranks") != len(states):
+        raise BadState(
+            "the indices were not shared out by a DistributedSampler, and there is another number of ranks now",
+            hint="use one, or the same number of ranks as before",
+        )
+    return first
 
 
 def _is_complete(state: Mapping[str, Any]) -> bool:
@@ -132,6 +161,9 @@ def _order(loader: DataLoader[Any]) -> dict[str, Any]:
     lengths = {}
     for name, sampler in _samplers(loader).items():
         kind = type(sampler).__name__
+        if name == "sampler" and share_of(sampler) is not None:
+            lengths[name] = [kind, len(sampler.dataset)]  # of all ranks: their number may change
+            continue
         try:
             lengths[name] = [kind, len(sampler)]
         except TypeError:
@@ -198,6 +230,8 @@ def begin(loader: DataLoader[Any], epoch: int, base_seed: int | None) -> tuple[E
         base_seed = draw_base_seed(loader)
     position = EpochPosition(epoch, base_seed, start)
     position.batch_size = loader.batch_size
+    share = share_of(loader.sampler)
+    position.ranks = share.ranks if share is not None and loader.batch_size is not None else None
     return position, batches
 
 
@@ -209,7 +243,8 @@ def resume(loader: DataLoader[Any], position: EpochPosition) -> tuple[EpochPosit
         done = {"number": position.batches, "position": position.samples}
         if loader.batch_size is not None:
             # By samples, not by batches: correct also if the batch size is another one now.
-            cutter = BatchCutter(loader.sampler, loader.batch_size, loader.drop_last, **done)
+            sampler, skip = _sampler_of_rest(loader, position)
+            cutter = BatchCutter(sampler, loader.batch_size, loader.drop_last, skip=skip, **done)
             if position.start["draws_base_seed"]:
                 draw_base_seed(loader)
             first = next(cutter, None)  # now: the sampler draws its permutation at the first index
@@ -228,6 +263,19 @@ def resume(loader: DataLoader[Any], position: EpochPosition) -> tuple[EpochPosit
     if position.ahead:
         return position, (batch for batch in batches if batch.number not in position.ahead)
     return position, batches
+
+
+def _sampler_of_rest(loader: DataLoader[Any], position: EpochPosition) -> tuple[Iterable[Any], int]:
+    """What the rest of an epoch is drawn from, and how many of its indices were used."""
+    share = share_of(loader.sampler)
+    if share is None or position.ranks is None or (share.ranks == position.ranks and not position.segments):
+        return loader.sampler, position.samples
+    before = sum(segment.samples for segment in position.segments)
+    if share.ranks != position.ranks:
+        position.segments.append(Segment(position.ranks, position.samples - before))
+        position.ranks, before = share.ranks, position.samples
+        position.base_seed += share.rank  # all ranks have the state of one
+    return rest_of_epoch(loader.sampler, position.segments), position.samples - before
 
 
 def _number(indices: Iterator[Any], auto_collation: bool, number: int = 0, position: int = 0) -> Iterator[Batch]:
