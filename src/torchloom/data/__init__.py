@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchloom.data.loader import ElasticLoader
+    from torchloom.data.stage_times import decoding
 
-__all__ = ["ElasticLoader"]
+__all__ = ["ElasticLoader", "decoding"]
+
+_HOME = {"ElasticLoader": "torchloom.data.loader", "decoding": "torchloom.data.stage_times"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module 'torchloom.data' has no attribute {name!r}")
-    from torchloom.data import loader
+    from importlib import import_module
 
-    return getattr(loader, name)
+    return getattr(import_module(_HOME[name]), name)

@@ -234,6 +234,11 @@ class Dispatcher:
         return [loader for loader, state in self._loaders.items() if not state.draining]
 
     @property
+    def ready(self) -> int:
+        """Batches that have arrived and were not taken."""
+        return len(self._ready)
+
+    @property
     def needs_no_loaders(self) -> bool:
         """Everything was loaded, or no loader is wanted any more in this epoch."""
         return self._exhausted and not self._lost and not self._loaders and not self._keep_idle

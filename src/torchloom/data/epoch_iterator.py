@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torchloom.data.loader_pool import Arrived, Died, LoaderPool, ZygoteDied
 from torchloom.data.loader_process import Recipe
 from torchloom.data.position import EpochPosition, batch_samples
 from torchloom.data.seeding import epoch_key, undisturbed
+from torchloom.data.stage_times import LoadingMeter, clock
 from torchloom.errors import LoaderDied, LoaderTimeout
 
 
@@ -41,6 +42,7 @@ class EpochIterator(Iterator[Any]):
         pin_device: str | None,
         keep_pool: bool,
         note: Callable[[], Callable[[EpochPosition], None] | None],
+        meter: LoadingMeter,
     ) -> None:
         """Call `begin` next."""
         self.position = position
@@ -53,6 +55,7 @@ class EpochIterator(Iterator[Any]):
         self._pin_device = pin_device
         self._keep_pool = keep_pool
         self._note = note
+        self._meter = meter
         self._key = epoch_key(position.base_seed, position.epoch)
         self._wanted_loaders = dispatcher.target
         self._wanted_size = cutter.size if cutter is not None else 0
@@ -102,7 +105,9 @@ class EpochIterator(Iterator[Any]):
                     self._dispatcher.resize(self._wanted_loaders)
                     if self._cutter is not None and self._is_to_be_cut():
                         self.is_cut = True
-                        self._cutter.cut_again(self._wanted_size, self._dispatcher.discard())
+                        unused = self._dispatcher.discard()
+                        self._meter.recut += len(unused)
+                        self._cutter.cut_again(self._wanted_size, unused)
                     self._carry_out(may_fork=False)
             finally:
                 self._pool.lock.release()
@@ -146,6 +151,7 @@ class EpochIterator(Iterator[Any]):
         return result
 
     def _next_result(self) -> Any:
+        began = clock()
         while True:
             with self._pool.lock:
                 if self.position.is_over:
@@ -158,10 +164,13 @@ class EpochIterator(Iterator[Any]):
             match outcome:
                 case plans.Yield(batch=batch, result=result):
                     self._count(batch)
+                    self._meter.yielded(clock() - began, self._dispatcher.ready)
                     return result
                 case plans.LoadHere(batch=batch):
                     self._count(batch)
-                    return self._load(batch)
+                    result = self._load(batch)
+                    self._meter.yielded(clock() - began, 0)
+                    return result
                 case plans.KilledLoaders(batch=batch):
                     self._count(batch)
                     raise LoaderDied(batch.number, batch.indices, batch.kills)
@@ -184,8 +193,10 @@ class EpochIterator(Iterator[Any]):
             match event:
                 case Arrived():
                     self._dispatcher.arrived(event.loader, event.number, event.result)
+                    self._meter.loaded(event.times, event.received, event.size)
                 case Died():
                     self._dispatcher.died(event.loader)
+                    self._meter.deaths += 1
                 case ZygoteDied():
                     self._lose_zygote()
 
@@ -220,10 +231,10 @@ class EpochIterator(Iterator[Any]):
 
     def _load(self, batch: Batch) -> Any:
         """Load a batch in this process. The random numbers of the training loop stay as they are."""
-        if self._recipe.seeding == "worker":
-            return self._recipe.load(batch.indices, batch.position, self._key)
-        with undisturbed():
-            return self._recipe.load(batch.indices, batch.position, self._key)
+        with undisturbed() if self._recipe.seeding == "sample" else nullcontext():
+            result, times = self._recipe.load(batch.indices, batch.position, self._key)
+        self._meter.loaded(times, 0.0, 0)
+        return result
 
     def _count(self, batch: Batch) -> None:
         self.position.count(batch, batch_samples(batch.indices, self._recipe.auto_collation))

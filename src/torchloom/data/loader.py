@@ -26,8 +26,10 @@ from torchloom.data.loader_pool import LoaderPool
 from torchloom.data.loader_process import Recipe
 from torchloom.data.position import EpochPosition
 from torchloom.data.seeding import Seeding
+from torchloom.data.stage_times import LoadingMeter
 from torchloom.data.training_loader import YieldHistory
 from torchloom.errors import BadDataset, BadInput
+from torchloom.protocol.data_loading import Loading
 
 PREFETCH = 2
 """The default of torch's DataLoader, for each loader process."""
@@ -86,6 +88,7 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         self._epoch = -1
         self._base_seed: int | None = None
         self.history = YieldHistory()
+        self._meter = LoadingMeter()
         self._position: EpochPosition | None = None
         self._resume: EpochPosition | None = None
         super().__init__(
@@ -220,12 +223,20 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
                 pin_device=pinned,
                 keep_pool=self.persistent_workers,
                 note=weakref.WeakMethod(self._note_batch),
+                meter=self._meter,
             )
             self._live.add(iterator)
             if self.persistent_workers:
                 self._iterator = iterator  # between epochs too, `resize` reaches the processes through it
         iterator.begin()  # without the lock: a sampler may call `resize`
         return iterator
+
+    def measure(self) -> Loading:
+        """What was measured since the last call, each for one batch: waiting, stages, batches ready, megabytes.
+
+        torchLoom calls this once a second, if this loader feeds the training.
+        """
+        return self._meter.take(self.num_workers)
 
     def total(self) -> int:
         """Indices of an epoch; -1 if the sampler has no length."""

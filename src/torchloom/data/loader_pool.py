@@ -20,6 +20,7 @@ from torchloom.data.batch_encoding import decode
 from torchloom.data.dispatcher import Batch
 from torchloom.data.loader_process import BATCH, LOAD, SLOTS, Recipe
 from torchloom.data.memory_slots import SlotTable
+from torchloom.data.stage_times import NO_TIMES, StageTimes, clock
 from torchloom.data.zygote import Zygote
 
 
@@ -29,6 +30,11 @@ class Arrived:
     epoch: int
     number: int
     result: Any
+    times: StageTimes
+    received: float
+    """Seconds that receiving it took here."""
+    size: int
+    """Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +196,17 @@ class LoaderPool:
                 connection.slots.add(announced, packet.descriptors)
                 connection.slots.retire(retired)
             elif packet.kind == BATCH:
-                result = _decoded(packet, connection.slots)
+                began = clock()
+                result, times = _decoded(packet, connection.slots)
+                received, size = clock() - began, len(packet.payload) + connection.slots.message_bytes
                 if packet.epoch == self.epoch:
-                    yield Arrived(connection.loader, packet.epoch, packet.number, result)
+                    yield Arrived(connection.loader, packet.epoch, packet.number, result, times, received, size)
                 return
 
 
-def _decoded(packet: transport.Packet, slots: SlotTable) -> Any:
+def _decoded(packet: transport.Packet, slots: SlotTable) -> tuple[Any, StageTimes]:
     try:
-        return decode(packet.payload, slots)
+        result, *times = decode(packet.payload, slots)
+        return result, StageTimes(*times)
     except Exception:  # noqa: BLE001  # a class of the user's that cannot be unpickled: raised in its turn
-        return ExceptionWrapper(where="while a batch was received")
+        return ExceptionWrapper(where="while a batch was received"), NO_TIMES

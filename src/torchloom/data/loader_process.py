@@ -18,6 +18,7 @@ from torchloom.data import transport
 from torchloom.data.batch_encoding import encode
 from torchloom.data.memory_slots import SlotRing
 from torchloom.data.seeding import Seeding, seed_process, seed_sample
+from torchloom.data.stage_times import NO_TIMES, StageTimes, clock, times_of
 
 BATCH, SLOTS, LOAD = b"b", b"s", b"l"
 """Kinds of packets: a batch, new and retired slots, indices to load."""
@@ -34,24 +35,31 @@ class Recipe:
     base_seed: int
     seeding: Seeding
 
-    def load(self, indices: Any, position: int, key: int) -> Any:
+    def load(self, indices: Any, position: int, key: int) -> tuple[Any, StageTimes]:
         """Load and collate one batch, as torch's fetcher does, with the seed of each sample."""
+        began = clock()
+        samples = self._fetch(indices, position, key)
+        fetched = clock()
+        batch = self.collate_fn(samples)
+        return batch, times_of(began, fetched, clock())
+
+    def _fetch(self, indices: Any, position: int, key: int) -> Any:
         seeded = self.seeding == "sample"
         if not self.auto_collation:
             if seeded:
                 seed_sample(key, position)
-            return self.collate_fn(self.dataset[indices])
+            return self.dataset[indices]
         if getattr(self.dataset, "__getitems__", None):
             if seeded:
                 seed_sample(key, position)
-            return self.collate_fn(self.dataset.__getitems__(indices))
+            return self.dataset.__getitems__(indices)
         if not seeded:
-            return self.collate_fn([self.dataset[index] for index in indices])
+            return [self.dataset[index] for index in indices]
         samples = []
         for place, index in enumerate(indices, position):
             seed_sample(key, place)
             samples.append(self.dataset[index])
-        return self.collate_fn(samples)
+        return samples
 
 
 def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
@@ -70,11 +78,15 @@ def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
     except Exception:  # noqa: BLE001  # the user's: raised in training, for each batch
         failure = ExceptionWrapper(where=_where(loader))
     receiver = transport.Receiver(end)
+    transfer = 0.0
     try:
         while (packet := receiver.receive()) is not None:
             indices, position, key, returned = pickle.loads(packet.payload)
             ring.take_back(returned)
-            _send(end, ring, packet, failure or _load(recipe, indices, position, key, loader), loader)
+            result, times = (failure, NO_TIMES) if failure else _load(recipe, indices, position, key, loader)
+            began = clock()
+            _send(end, ring, packet, (result, *times[:3], transfer), loader)
+            transfer = clock() - began
     except OSError:
         pass  # the training process has gone
 
@@ -87,27 +99,28 @@ def _where(loader: int) -> str:
     return f"in DataLoader worker process {loader}"
 
 
-def _load(recipe: Recipe, indices: Any, position: int, key: int, loader: int) -> Any:
+def _load(recipe: Recipe, indices: Any, position: int, key: int, loader: int) -> tuple[Any, StageTimes]:
     try:
         return recipe.load(indices, position, key)
     except Exception:  # noqa: BLE001  # the user's: raised in training
-        return ExceptionWrapper(where=_where(loader))
+        return ExceptionWrapper(where=_where(loader)), NO_TIMES
 
 
-def _send(end: socket.socket, ring: SlotRing, packet: transport.Packet, result: Any, loader: int) -> None:
+def _send(end: socket.socket, ring: SlotRing, packet: transport.Packet, content: tuple[Any, ...], loader: int) -> None:
+    """`content`: the batch, or an exception in its place, and the seconds of each stage."""
+    result, *times = content
     try:
-        payload = encode(result, ring)
+        payload = encode(content, ring)
     except Exception:  # noqa: BLE001  # a batch, or the class of an exception, that cannot be pickled
         if isinstance(result, ExceptionWrapper):
             failure = ExceptionWrapper((RuntimeError, RuntimeError(result.exc_msg), None), where=_where(loader))
         else:
             failure = ExceptionWrapper(where=_where(loader))
         try:
-            payload = encode(failure, ring)
+            payload = encode((failure, *times), ring)
         except Exception:  # noqa: BLE001
-            payload = encode(
-                ExceptionWrapper((RuntimeError, RuntimeError(failure.exc_msg), None), where=_where(loader)), ring
-            )
+            plain = ExceptionWrapper((RuntimeError, RuntimeError(failure.exc_msg), None), where=_where(loader))
+            payload = encode((plain, *times), ring)
     _send_slots(end, ring)
     transport.send(end, BATCH, payload, epoch=packet.epoch, number=packet.number)
 

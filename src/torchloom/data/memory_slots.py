@@ -133,6 +133,8 @@ class SlotTable:
         self._slots: dict[int, Slot] = {}
         self._returned: deque[int] = deque()
         self._open: dict[int, torch.UntypedStorage] = {}
+        self.message_bytes = 0
+        """Of the slots that the last message used."""
 
     def add(self, announced: list[tuple[int, int]], descriptors: list[int]) -> None:
         """Map new slots, and close their descriptors."""
@@ -158,6 +160,7 @@ class SlotTable:
         return storage
 
     def end_message(self) -> None:
+        self.message_bytes = sum(storage.nbytes() for storage in self._open.values())
         self._open.clear()
 
     def returned(self) -> list[int]:

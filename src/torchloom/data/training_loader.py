@@ -7,11 +7,12 @@ loader measures.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import deque
 from typing import Any, Literal, Protocol
 
-from torchloom.protocol.rank import DataPlace
+from torchloom.protocol.data_loading import DataPlace, Loading
 
 KEPT_PLACES = 4096
 """Batches of which a loader remembers at which step they were yielded: ranks are never further apart."""
@@ -24,6 +25,7 @@ class LoaderPort(Protocol):
     batch_size: int | None
     history: YieldHistory
 
+    def measure(self) -> Loading: ...
     def resize(self, count: int) -> None: ...
     def change_batch_size(self, size: int, at: Literal["batch", "epoch"] = "batch") -> None: ...
     def total(self) -> int:
@@ -77,6 +79,14 @@ def unregister_threadlet(threadlet: ThreadletPort) -> None:
     """At its goodbye, or in a forked child, which is not the rank."""
     if threadlet in _threadlets:
         _threadlets.remove(threadlet)
+
+
+def measure() -> Loading | None:
+    """What the training loader did since the last call. None without one. Never raises."""
+    loader = _training_loader() if _training_loader is not None else None
+    with contextlib.suppress(Exception):
+        return loader.measure() if loader is not None else None
+    return None
 
 
 def note_batch(loader: LoaderPort, epoch: int, yielded: int) -> None:

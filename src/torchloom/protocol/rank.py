@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
+from torchloom.protocol.data_loading import DataPlace, Loading
 from torchloom.protocol.ids import MAX_RANK, Incarnation, Name, RankId, Seconds, Text
 from torchloom.protocol.message import Message, Part
 
@@ -246,6 +247,8 @@ class Beat(Message, frozen=True, gc=False):  # there are very many, and none is 
     """Replicas in that quorum."""
     discarded: int = 0
     """Steps that were not committed, in this life."""
+    loading: Loading | None = None
+    """Absent without an ElasticLoader that feeds the training."""
 
 
 Report = Hello | Goodbye | Knobs | Saved | SaveFailed | Resumed | Joined | Regrouped | Healed | Discarded
@@ -266,16 +269,6 @@ class StepReport(RankReply, frozen=True):
     paused: bool = False
     knobs: Annotated[dict[str, Value], Meta(max_length=128)] = {}
     """Values as they are now; told by rank 0 of a replica."""
-
-
-class DataPlace(Part, frozen=True):
-    """How far a rank's training loader was at a step."""
-
-    epoch: int
-    yielded: int
-    """Indices of the epoch that were used in batches."""
-    total: int
-    """Indices of the epoch."""
 
 
 class Ready(RankReply, frozen=True):

@@ -62,6 +62,8 @@ def ranks(views: Sequence[RankView], now: float, screen: Screen) -> list[str]:
         Column("NODE", lambda view: view.node, shrinks=True),
         Column("DEVICES", lambda view: ", ".join(view.devices), shrinks=True),
     ]
+    if any(view.beat and view.beat.loading for view in views):
+        columns.insert(7, Column("LOADERS", _loaders, right=True))
     if any(view.member for view in views):
         columns.insert(7, Column("QUORUM", _quorum, right=True))
         columns.append(Column("TORCHFT ID", lambda view: view.member, shrinks=True))
@@ -83,6 +85,12 @@ def _loss(view: RankView) -> str | Cell:
     if view.beat is None:
         return ABSENT
     return Cell("not finite", "red") if "loss" in view.beat.not_finite else number(view.beat.loss)
+
+
+def _loaders(view: RankView) -> str | None:
+    """Their number, and how long training waits for a batch."""
+    loading = view.beat.loading if view.beat is not None else None
+    return None if loading is None else f"{loading.loaders} (wait {1000 * loading.wait:,.0f} ms)"
 
 
 def _quorum(view: RankView) -> str | None:

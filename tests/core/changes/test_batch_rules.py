@@ -12,9 +12,10 @@ from tests.core.loom import Loom, life
 from torchloom.core.changes.batch_rules import with_rules
 from torchloom.core.decision import Refused
 from torchloom.core.events import ReplyReceived, ReportReceived
+from torchloom.protocol.data_loading import DataPlace
 from torchloom.protocol.operator import Done
 from torchloom.protocol.phrase import Phrase
-from torchloom.protocol.rank import DataPlace, Knobs, KnobSpec, Propose, Ready, StepReport
+from torchloom.protocol.rank import Knobs, KnobSpec, Propose, Ready, StepReport
 from torchloom.protocol.records import Abort
 
 KNOBS = (

@@ -11,7 +11,8 @@ from torch.utils.data import TensorDataset
 
 from torchloom.data import ElasticLoader, training_loader
 from torchloom.data.training_loader import KEPT_PLACES, YieldHistory
-from torchloom.protocol.rank import ChangeSpec, DataPlace, Propose, Verdict
+from torchloom.protocol.data_loading import DataPlace
+from torchloom.protocol.rank import ChangeSpec, Propose, Verdict
 from torchloom.settings import Settings
 from torchloom.threadlet.changes.loader_knobs import batch_size_knob, loaders_knob
 from torchloom.threadlet.changes.step_boundary import StepBoundary

@@ -27,10 +27,11 @@ from torchloom.core.state.change_ledger import Change, ChangePhase, abort_phrase
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.pending_operations import ChangeRequest, Lives, PendingOperation
 from torchloom.core.state.rank_states import PRESENT, Rank
+from torchloom.protocol.data_loading import DataPlace
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done, No
 from torchloom.protocol.phrase import phrase
-from torchloom.protocol.rank import ChangeSpec, DataPlace, Propose, QueryStep, Ready, StepReport, Verdict
+from torchloom.protocol.rank import ChangeSpec, Propose, QueryStep, Ready, StepReport, Verdict
 from torchloom.protocol.records import Abort, About, ChangeDecided, ChangeProposed, ChangeSettled, Record
 
 AGAIN_SECONDS = 0.25

@@ -179,7 +179,31 @@ KINDS: Mapping[str, Kind] = {
         phrases={
             "waits_for_data": "waits for data during {percent:.0f} % of each step",
             "step_and_wait": "a step takes {step:time}, {data:time} of it waiting for data",
+            "slowest_stage": (
+                "{loaders:#loader}; loading a batch takes {whole:time}, of which the slowest stage, {stage}, is "
+                "{seconds:time}"
+            ),
             "data_comes_in_time": "no longer waits for data ({percent:.0f} % of each step)",
+        },
+    ),
+    "loader_died": Kind(
+        explanation="a process that loads data died",
+        how="The ElasticLoader of a rank replaces the process and loads its batches again. The rank reports it in its "
+        "beats; the incident closes when no process has died for half a minute.",
+        phrases={
+            "loader_died": "loader {loader}{pid:if| (process {pid})} died{how:? (|)} and is replaced",
+            "loader_had": "it was loading {indices}",
+            "loaders_lost": "{deaths:#loader process} died so far, {loaders} should run",
+            "loaders_replaced": "{count:#process} died and {count:one|was|were} replaced; no batch was lost",
+        },
+    ),
+    "loader_hung": Kind(
+        explanation="a process that loads data hangs",
+        how="Training waits for a batch that a process of its ElasticLoader has been loading for much longer than "
+        "batches take. The rank captures the stack of that process.",
+        phrases={
+            "loader_hangs": "loader {loader}{pid:if| (process {pid})} has been loading one batch for {seconds:time}",
+            "loader_goes_on": "the loader continues",
         },
     ),
     "slowdown": Kind(

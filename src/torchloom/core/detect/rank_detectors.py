@@ -16,9 +16,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from torchloom.core.detect.bad_numbers import GradientSpikeDetector, NonFiniteDetector, SpikeDetector
 from torchloom.core.detect.detector import CLOSED, Block, Detector, Finding
 from torchloom.core.detect.kinds_and_responses import DETECTORS
+from torchloom.core.detect.loader_trouble import LoaderTroubleDetector
 from torchloom.core.detect.memory_leak import MemoryLeakDetector
 from torchloom.core.detect.slow_steps import DATA, SlowdownDetector, StarvationDetector
 from torchloom.core.detect.step_time import StepTimeBaseline
@@ -37,8 +40,8 @@ _Limits = tuple[float, float, float, float, float, float, float, float, str, int
 
 class RankDetectors:
     __slots__ = (
-        "_aside", "_device", "_finite", "_gradient", "_hunger", "_last", "_limits", "_loss", "_memory", "_registered",
-        "_throughput", "_well", "own", "pace",
+        "_aside", "_device", "_finite", "_gradient", "_hunger", "_last", "_limits", "_loader", "_loss", "_memory",
+        "_registered", "_throughput", "_well", "own", "pace",
     )  # fmt: skip
 
     def __init__(self, settings: Settings, registered: Iterable[Callable[[Settings], Detector]] = DETECTORS) -> None:
@@ -52,6 +55,7 @@ class RankDetectors:
         self._gradient = GradientSpikeDetector("gradient", settings)
         self._throughput = SlowdownDetector(settings)
         self._hunger = StarvationDetector(settings)
+        self._loader = LoaderTroubleDetector()
         self._memory = MemoryLeakDetector(phrase("memory_of_process"), settings)
         self._device = MemoryLeakDetector(phrase("memory_of_device"), settings)
         self._registered = tuple(detector(settings) for detector in registered)
@@ -68,6 +72,9 @@ class RankDetectors:
 
     def hear(self, beat: Beat, now: float) -> tuple[Finding, ...]:
         """What has begun or is over with this beat; mostly nothing."""
+        loading = beat.loading
+        if loading is not None and (loading.trouble is not None or self._loader.is_open is not None):
+            return (*self._loader.hear(beat), *self.hear(replace(beat, loading=None), now))
         times = beat.times
         if beat.paused or beat.phase not in _TRAINING:
             self.excuse()

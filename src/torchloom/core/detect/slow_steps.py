@@ -14,7 +14,8 @@ import math
 from dataclasses import dataclass, field
 
 from torchloom.core.detect.detector import CLOSED, Block, Finding
-from torchloom.protocol.phrase import Prose, phrase
+from torchloom.protocol.data_loading import Loading
+from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import Beat, StepTimes
 from torchloom.settings import Settings
 
@@ -159,5 +160,15 @@ class StarvationDetector:
         percent = 100 * min(1.0, data / p50) if p50 > 0 else 0.0
         if not self.starved:
             return Finding("starved", phrase("data_comes_in_time", percent=percent), over=True, step=beat.step)
-        evidence = phrase("step_and_wait", step=p50, data=data)
-        return Finding("starved", phrase("waits_for_data", percent=percent), (evidence,), step=beat.step)
+        evidence = (phrase("step_and_wait", step=p50, data=data), *_stages(beat.loading))
+        return Finding("starved", phrase("waits_for_data", percent=percent), evidence, step=beat.step)
+
+
+def _stages(loading: Loading | None) -> tuple[Phrase, ...]:
+    """Where the time of a batch goes, if its loader measures that."""
+    if loading is None or not loading.batches:
+        return ()
+    stages = {name: getattr(loading, name) for name in ("read", "decode", "collate", "transfer")}
+    slowest = max(stages, key=lambda name: stages[name])
+    whole = sum(stages.values())
+    return (phrase("slowest_stage", stage=slowest, seconds=stages[slowest], whole=whole, loaders=loading.loaders),)

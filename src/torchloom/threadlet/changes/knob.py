@@ -14,8 +14,9 @@ from typing import Any, Literal, cast
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.errors import BadInput
 from torchloom.knob_validation import check
+from torchloom.protocol.data_loading import DataPlace
 from torchloom.protocol.ids import NAME
-from torchloom.protocol.rank import DataPlace, KnobSpec, Value
+from torchloom.protocol.rank import KnobSpec, Value
 
 KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
 INTERVAL = "checkpoint_interval"

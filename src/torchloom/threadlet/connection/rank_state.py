@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torchloom.data import training_loader
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.lighthouse import LighthouseBeat
 from torchloom.protocol.rank import Beat, Hello, Joined, Knobs, StepReport, Value
@@ -141,4 +142,5 @@ class RankState:
             quorum=member.quorum,
             participants=member.participants,
             discarded=member.discarded,
+            loading=training_loader.measure(),
         )

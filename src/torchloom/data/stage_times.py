@@ -1,0 +1,108 @@
+"""How long a batch takes, by stage: read, decode, collate, transfer.
+
+Loading a sample counts as reading, except what a dataset marks:
+
+    with torchloom.data.decoding():
+        image = decode(content)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchloom.protocol.data_loading import Loading
+
+clock = time.perf_counter
+_decoded = 0.0
+"""Seconds of decoding in this process, of the current batch."""
+
+
+class StageTimes(NamedTuple):
+    """Seconds of one batch, in the process that loads it."""
+
+    read: float
+    decode: float
+    collate: float
+    transfer: float = 0.0
+    """Of the batch before it: this one is not yet sent when this is."""
+
+
+NO_TIMES = StageTimes(0.0, 0.0, 0.0)
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Count what is done inside as decoding, not as reading."""
+    global _decoded  # noqa: PLW0603
+    began = clock()
+    try:
+        yield
+    finally:
+        _decoded += clock() - began
+
+
+def times_of(began: float, fetched: float, collated: float) -> StageTimes:
+    """Of the batch that was just loaded."""
+    global _decoded
+    decoded, _decoded = min(_decoded, fetched - began), 0.0
+    return StageTimes(fetched - began - decoded, decoded, collated - fetched)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a loader did since it was last asked."""
+
+    batches: int = 0
+    wait: float = 0.0
+    read: float = 0.0
+    decode: float = 0.0
+    collate: float = 0.0
+    transfer: float = 0.0
+    ready: int = 0
+    bytes: int = 0
+
+
+class LoadingMeter:
+    """The measurements of one ElasticLoader. The training thread adds, the link thread takes."""
+
+    def __init__(self) -> None:
+        self._totals = Totals()
+        self.deaths = 0
+        self.recut = 0
+
+    def loaded(self, times: StageTimes, received: float, size: int) -> None:
+        """A batch was loaded; receiving it took this long here."""
+        totals = self._totals
+        totals.read += times.read
+        totals.decode += times.decode
+        totals.collate += times.collate
+        totals.transfer += times.transfer + received
+        totals.bytes += size
+
+    def yielded(self, waited: float, ready: int) -> None:
+        totals = self._totals
+        totals.batches += 1
+        totals.wait += waited
+        totals.ready += ready
+
+    def take(self, loaders: int) -> Loading:
+        """Since the last call, each for one batch."""
+        totals, self._totals = self._totals, Totals()
+        count = max(totals.batches, 1)
+        return Loading(
+            loaders=loaders,
+            batches=totals.batches,
+            wait=totals.wait / count,
+            read=totals.read / count,
+            decode=totals.decode / count,
+            collate=totals.collate / count,
+            transfer=totals.transfer / count,
+            ready=totals.ready / count,
+            mb=totals.bytes / count / 1e6,
+            deaths=self.deaths,
+            recut=self.recut,
+        )
