@@ -87,6 +87,8 @@ def read(path: Path) -> tuple[str, Task]:
         raise BadInput(f"{path} cannot be read: {error.strerror}", hint="`loom submit job.toml`") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not TOML: {error}") from error
+    except RecursionError:
+        raise BadInput(f"{path} is nested too deeply") from None
     with _errors_in(f"{path}: "):
         file = read_table(content, JobFile)
     if bool(file.script) == bool(file.module):
