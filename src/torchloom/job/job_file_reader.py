@@ -55,7 +55,7 @@ _SWITCHES = ("dry_run", "check")
 MOST = 10_000
 """Nodes of a job; of ranks on one there are fewer."""
 MOST_BYTES = 768 * 1024
-"""Of a job as a message. One message has at most 1 MiB, and the weaver adds credentials and how attempts ended."""
+"""Of a job as a message. A server of users takes 1 MiB by default, and the weaver adds how attempts ended."""
 
 
 class JobFile(JobSettings, frozen=True, forbid_unknown_fields=True):
