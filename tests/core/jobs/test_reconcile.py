@@ -9,11 +9,16 @@ from hypothesis import strategies as st
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site, incidents
 from tests.examples import examples
-from torchloom.core.events import RunDue
+from torchloom.core.events import ReportReceived, RunDue
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.run_states import KEEP_NOTES, OVER, RUN_NEXT, RunPhase
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.node import Place
 from torchloom.protocol.operator import Cancel, Done, No
 from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.protocol.rank import Goodbye
+from torchloom.protocol.views import PlaneView, QueryCluster
+from torchloom.views.cluster_summary import picture
 
 
 def failure(rank: int, code: int | None = None, signal: str = "", error: str = "") -> Phrase:
@@ -54,6 +59,31 @@ def test_a_submitted_job_is_placed_prepared_started_and_done_when_all_ranks_end_
     assert site.loom.cluster.jobs[JOB].phase == "finished"
     assert site.agents["n1"].attempts == {}
     assert incidents(site) == []
+
+
+def test_a_job_whose_processes_still_exit_after_their_goodbye_is_ending() -> None:
+    def shown() -> str:
+        plane = PlaneView(weaver="w", term=1, began=0.0, now=0.0, log_seq=0, version="0")
+        return picture(site.loom.cluster, plane, QueryCluster(job=JOB)).jobs[0].phase
+
+    def leave(place: Place) -> None:
+        goodbye = Goodbye(incarnation=place.incarnation, how="finished")
+        site.loom.happen(ReportReceived(RankId(JOB, "main", place.rank), goodbye))
+
+    site = running()
+    site.join()
+    leave(site.run.places[0])
+    assert shown() == "running"
+    leave(site.run.places[1])
+    assert (shown(), site.phase) == ("ending", "running")
+    site.loom.now += 1
+    site.agents["n1"].end(0, code=1)
+    site.settle()
+    assert (shown(), site.run.attempt) == ("running", 2), "the next attempt, of which no rank has joined"
+    site.agents["n1"].end(0, code=0)
+    site.agents["n1"].end(1, code=0)
+    site.settle()
+    assert shown() == "finished"
 
 
 def test_a_paused_job_is_paused_and_goes_on() -> None:
