@@ -164,7 +164,6 @@ def _job(cluster: ClusterState, job: Job, marks: bool) -> views.JobView:
     members = cluster.ranks.of_job(job.name)
     live = [rank for rank in members if rank.presence is Presence.LIVE and not cluster.is_evicted(rank)]
     beats = cluster.reporting_beats(job.name)
-    losses = [beat.loss for beat in beats if beat.loss is not None]
     rates = [beat.samples_per_second for beat in beats if beat.samples_per_second is not None]
     runs = [run for run in cluster.runs.of_job(job.name) if not run.is_lighthouse]
     none_runs = bool(runs) and all(run.phase is not RunPhase.RUNNING for run in runs)
@@ -180,7 +179,7 @@ def _job(cluster: ClusterState, job: Job, marks: bool) -> views.JobView:
         ranks=count,
         live=len(live),
         step=cluster.step_of(job.name),
-        loss=sum(losses) / len(losses) if losses else None,
+        loss=cluster.loss_of(job.name),
         samples_per_second=sum(rates) if rates and job.phase is JobPhase.RUNNING else None,
         paused=bool(live) and any(beat.paused for beat in beats),
         marks=tuple(

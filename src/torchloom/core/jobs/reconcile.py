@@ -273,11 +273,13 @@ def end(cluster: ClusterState, run: Run, phase: Literal["done", "failed", "cance
     over = [i for i in cluster.incidents_of(run) if not i.about.node]
     records += [close_incident(i.id, phrase("job_is_over", phase=phase)) for i in over]
     records.append(run_records.RunEnded(job=run.name, phase=phase, reason=reason, step=cluster.furthest(run)))
-    job = cluster.jobs.get(run.replica_id.job)
-    last = cluster.runs.of_job(run.replica_id.job) == [run]
+    name = run.replica_id.job
+    job = cluster.jobs.get(name)
+    last = cluster.runs.of_job(name) == [run]
     if job is not None and job.phase is JobPhase.RUNNING and last:
         whole, why = replica_groups.job_outcome(cluster, run, phase, reason)
         outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[whole]
-        records.append(JobEnded(job=run.replica_id.job, outcome=outcome, reason=why))
+        step, loss = cluster.step_of(name), cluster.loss_of(name)
+        records.append(JobEnded(job=name, outcome=outcome, reason=why, step=step, loss=loss))
     dismiss = Dismiss(term=cluster.term, job=run.name, attempt=run.attempt, last=True)
     return Decision(tuple(records), tasks=tuple((node, dismiss) for node in run.nodes))
