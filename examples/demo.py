@@ -248,14 +248,15 @@ async def show_run(stage: Stage) -> None:
     print(f"{again - killed:.2f} s after the kill all ranks ran again, {how}.")
     print(f"{joined - killed:.2f} s after the kill both had made a step, resumed from step {launched.resume_step}.")
 
-    tell("Freezing a rank with SIGSTOP. Nothing fails, but all ranks wait:")
     ranks = await until("the job to train again", lambda: at_step(FREEZE_AFTER))
+    tell("Freezing a rank with SIGSTOP. Nothing fails, but all ranks wait:")
     async with listening(stage) as hear:
         frozen = time.perf_counter()
         os.kill(ranks[0].pid, signal.SIGSTOP)
         notice, _ = await hear(IncidentOpened)
         again, _ = await hear(AttemptRunning)
     print(f"torchLoom named the rank after {notice - frozen:.2f} s; after {again - frozen:.2f} s all ranks ran again.")
+    await until("the job to train again", lambda: at_step(FREEZE_AFTER))
     loom("why", "digits")
     if exit_code := job.wait():
         raise SystemExit(f"the job ended with exit code {exit_code}")

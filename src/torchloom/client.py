@@ -150,20 +150,25 @@ class AsyncClient:
         lr_rule: asks.LrRule = "none",
         dry_run: bool = False,
         wait: bool = True,
+        typed: bool = False,
         **knobs: Any,
     ) -> Done:
         """Change knobs on all ranks at one step, or on none. A knob whose name is not a keyword stands in `values`.
 
         With a new `batch_size`, `keep_global_batch` changes the accumulation too, so that a step has as many samples as
         before, and `lr_rule` scales learning rates with the samples in a step.
+        With `typed` the values are texts that a person typed.
         """
         given = {**(values or {}), **knobs}
-        wanted = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        wanted: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+        }
         if not wanted:
             raise BadInput("there is nothing to set", hint=f"`loom knobs {job}` lists what may be changed")
         if rank is not None and replica is None:
             raise BadInput(f"rank {rank} of which replica?", hint="give replica too")
-        checked = knob_validation.check_all(await self._specs(job, wanted), wanted)
+        specs, check = await self._specs(job, wanted), knob_validation.parse if typed else knob_validation.check
+        checked = {name: check(specs[name], value) for name, value in wanted.items()}
         return await self._ask(
             asks.SetKnobs(
                 request=uuid4().hex,

@@ -5,13 +5,17 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.bus.connection import connection_name, parse_connection_name
+from torchloom.bus.connection import connection_name, find, parse_connection_name
+from torchloom.errors import BadSetting
 from torchloom.protocol.ids import MAX_RANK, RankId
+from torchloom.protocol.subjects import Role
+from torchloom.settings import Settings
 
 LIFE = "0" * 23 + "a"
 _names = st.from_regex(r"[A-Za-z0-9_:-]{1,128}", fullmatch=True)
@@ -34,6 +38,14 @@ def test_what_is_named_is_read_again(job: str, replica: str, rank: int, life: st
 )  # fmt: skip
 def test_any_other_text_is_nobody(text: str) -> None:
     assert parse_connection_name(text) is None
+
+
+@pytest.mark.parametrize("url", ["nats://127.0.0.1:abc", "localhost:99999", "nats://[::1:9"])
+def test_an_address_that_is_no_url_is_named_with_its_variable(tmp_path: Path, url: str) -> None:
+    settings = Settings(addr=f"nats://127.0.0.1:4222,{url}", state=str(tmp_path))
+    with pytest.raises(BadSetting, match="TORCHLOOM_ADDR") as error:
+        find(settings, Role.VIEWER)
+    assert url in error.value.message
 
 
 MAPPED = """

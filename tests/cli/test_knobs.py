@@ -35,6 +35,7 @@ def test_set_sends_typed_values_and_says_when_it_took_effect(offering: Responder
     assert (ask.job, ask.replica, ask.rank, ask.at_step, ask.over) == ("mnist", None, None, None, 0)
     assert (ask.dry_run, ask.wait) == (False, True)
     assert len(ask.request) == 32
+    assert len(offering.looked) == 1, "the knobs are asked for once"
     assert ask.operator.startswith(f"{getpass.getuser()}@")
     shown = json.loads(at("set", "mnist", "lr=1", "-o", "json").out)
     assert (shown["is"], shown["change"], shown["step"]) == ("Done", "c4", 1520)

@@ -28,7 +28,10 @@ def test_version_and_help(loom: Loom) -> None:
     [
         (["stauts"], "did you mean status"),
         (["status", "--al"], "did you mean --all"),
-        (["events", "--flolow"], "did you mean --follow"),
+        (["events", "--flolow"], "did you mean --follow?"),
+        (["run", "--nproc", "2", "a.py"], "did you mean --nproc-per-node?"),
+        (["run", "--port", "0", "a.py"], "`loom run --help` lists them; options of the script come after it"),
+        (["status", "--nodes"], "`loom status --help` lists them"),
         (["jobs", "-o", "jsn"], "did you mean json"),
         (["jobs", "extra"], "--help"),
         (["zzzzzz"], "there are: up, down"),

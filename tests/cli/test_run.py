@@ -82,9 +82,9 @@ def test_a_command_that_no_message_can_carry_is_refused_before_anything_is_start
 
 
 async def test_a_request_that_the_server_does_not_take_is_refused_with_its_size(settings: Settings) -> None:
-    task = Task(argv=("a.py", *["x" * 90_000] * 12))
+    task = Task(argv=("a.py", *["x" * 90_000] * 100))
     async with WeaverClient(settings, Role.OPERATOR) as weaver:
-        with pytest.raises(BadInput, match=r"1,080,\d{3} bytes; the server takes 1,048,576"):
+        with pytest.raises(BadInput, match=r"9,000,\d{3} bytes; the server takes 8,388,608"):
             await weaver.ask(Submit(request="r" * 32, job="a", task=task, operator="o"))
 
 

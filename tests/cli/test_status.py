@@ -41,6 +41,19 @@ def test_status_as_text_and_json(weaver: Responder, at: Loom) -> None:
     assert view["jobs"][0]["ended"] is None
 
 
+@pytest.mark.parametrize("name", ["", "a.b", "*", "a" * 100_000])
+@pytest.mark.parametrize("verb", ["status", "wait", "cancel --yes", "drain"])
+def test_what_is_no_name_is_refused_in_words(weaver: Responder, at: Loom, verb: str, name: str) -> None:
+    ran = at(*verb.split(), "--", name)
+    assert ran.code == 2
+    assert "names have 1 to 128 characters" in ran.err
+    assert repr(name)[:20] in ran.err
+    assert "is not a name" in ran.err
+    assert len(ran.err) < 1200
+    assert not weaver.looked
+    assert not weaver.asked
+
+
 def test_all_pages_are_gathered(weaver: Responder, at: Loom) -> None:
     weaver.view = cluster(ranks=tuple(rank(number=i) for i in range(2500)))
     view = decoded(at, "status")

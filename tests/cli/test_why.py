@@ -66,6 +66,11 @@ def test_why_of_a_job(troubled: Responder, at: Loom) -> None:
     assert QueryCluster(limit=0, incident="i2") in troubled.looked  # told whole
 
 
+def test_why_of_a_job_whose_ranks_have_ended(troubled: Responder, at: Loom) -> None:
+    troubled.view = cluster(jobs=(job("mnist", phase="ending"),))
+    assert at("why", "mnist").out.startswith("job       mnist is ending\n")
+
+
 def test_why_of_a_job_as_json(troubled: Responder, at: Loom) -> None:
     found = document(at, "why", "mnist")
     assert set(found) == {"job", "incident", "others", "goodput", "marks"}

@@ -87,6 +87,7 @@ def test_a_file_says_what_is_done_when_something_goes_wrong(tmp_path: Path) -> N
         ('script = "a.py"\ngrace = -1.0', "grace", ""),
         ('script = "a.py"\ncheckpoint_pattern = "last.pt"', "has no {step}", ""),
         ("script = ", "is not TOML", ""),
+        ("x = " + "[" * 5000, "is nested too deeply", ""),
         ('script = "a.py"\nrestart_window = inf', "restart_window", ""),
         ('script = "a.py"\npreload = ["a b"]', "preload", ""),
         ('script = "a.py"\njob = "a b"', "a b", ""),

@@ -182,7 +182,9 @@ def test_a_damaged_state_folder_is_named_and_left_alone(home: Home, name: str) -
     up.terminate()
     up.wait(60)
     path = home.folder.path / name
-    for data in (b'{"operator":"nonsense","account":"x","system":"y"}', *damage(path.read_bytes())):
+    no_port, no_host = b'{"url":"nats://127.0.0.1:abc"}', b'{"url":"nats://[::1"}'
+    nonsense = b'{"operator":"nonsense","account":"x","system":"y"}'
+    for data in (no_port, no_host, nonsense, *damage(path.read_bytes())):
         path.write_bytes(data)
         result = home.run("up")
         assert result.returncode == 6

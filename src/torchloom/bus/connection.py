@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats
 import nats.errors
@@ -18,7 +19,7 @@ from nats.aio.client import Client
 
 from torchloom.bus.credentials import SYSTEM
 from torchloom.bus.state_folder import StateFolder
-from torchloom.errors import BadState, Unreachable
+from torchloom.errors import BadSetting, BadState, Unreachable
 from torchloom.protocol.ids import MAX_RANK, NAME, RankId
 from torchloom.protocol.permissions import inbox_prefix
 from torchloom.protocol.subjects import Role
@@ -50,6 +51,8 @@ def find(settings: Settings, role: Role, rank: RankId | None = None) -> Address:
     endpoint = folder.read_endpoint()
     if settings.addr:
         urls = tuple(url.strip() for url in settings.addr.split(",") if url.strip())
+        for url in urls:
+            _check_url(url)
     else:
         urls = (endpoint.url if endpoint else DEFAULT_ADDRESS,)
     # Keys, authority and account of the folder's own server do not apply to another one.
@@ -65,6 +68,13 @@ def find(settings: Settings, role: Role, rank: RankId | None = None) -> Address:
     ca = _given("TORCHLOOM_TLS_CA", settings.tls_ca) or (own_ca if ours and own_ca.exists() else None)
     account = endpoint.account if ours and endpoint else ""
     return Address(urls, creds, inbox_prefix(role, rank), ca, account)
+
+
+def _check_url(url: str) -> None:
+    try:
+        _ = urlsplit(url if "://" in url else f"nats://{url}").port
+    except ValueError as error:
+        raise BadSetting("TORCHLOOM_ADDR", url, str(error)) from None
 
 
 def find_system(settings: Settings) -> Address | None:

@@ -83,6 +83,7 @@ def config_text(folder: StateFolder, listen: Listen, trust: dict[str, object]) -
         "ports_file_dir": str(folder.nats / "ports"),
         "log_file": str(folder.logs / "nats.log"), "logfile_size_limit": 10 * 1024**2, "logfile_max_num": 3,
         "max_connections": 65536,
+        "max_payload": 8 * 1024**2,  # the start of 1,000 ranks on a node contains their credentials: 1 to 4 KB each
         "ping_interval": "2s", "ping_max": 2,  # a peer that vanished is noticed in about 5 s
         "authorization": {"timeout": 20},  # checking the signatures of a whole fleet at once takes time
         "jetstream": {

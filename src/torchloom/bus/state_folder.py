@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from torchloom.errors import BadState
+from torchloom.shared.addresses import split_url
 from torchloom.shared.files import replace_file
 from torchloom.shared.json_decoding import decoder
 
@@ -32,6 +33,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The address the server listens on, which may mean all; empty on a machine that joined another's control plane."""
     cert: str = ""
     """The certificate of the server, if it listens with TLS on this machine."""
+
+    def __post_init__(self) -> None:
+        split_url(self.url)
 
 
 class StateFolder:
@@ -80,7 +84,7 @@ class StateFolder:
             raise BadState(f"cannot read {self.endpoint}: {error.strerror}") from error
         except msgspec.MsgspecError as error:
             raise BadState(
-                f"{self.endpoint} is damaged: {error}", hint="remove that file, then run `loom up` again"
+                f"{self.endpoint} is damaged: {error}", hint="remove that file, then run `loom up` or `loom join` again"
             ) from error
 
 

@@ -22,6 +22,7 @@ from torchloom.bus.connection import connect, find
 from torchloom.errors import BadInput, Refused, TorchLoomError, Unreachable
 from torchloom.protocol import views
 from torchloom.protocol.codec import decode_answer, encode
+from torchloom.protocol.ids import check_name
 from torchloom.protocol.operator import Ask, Done, No
 from torchloom.protocol.subjects import ASK, CHECK, LINES, LOOK, Role
 from torchloom.settings import Settings
@@ -125,6 +126,8 @@ class WeaverClient:
         return await self._request(LOOK.to(), query, self.patience, kind)
 
     async def _request(self, subject: str, message: Ask | views.Look, until: float, kind: type[View]) -> View:
+        if (job := getattr(message, "job", None)) is not None:
+            check_name("job", job)
         data = encode(message)
         if len(data) > self.client.max_payload:
             raise BadInput(

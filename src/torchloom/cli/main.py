@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from errno import EDQUOT, EFBIG, ENOSPC, EPIPE
 from pathlib import Path
 
 from torchloom import __version__
@@ -12,6 +14,7 @@ from torchloom.errors import BadInput, TorchLoomError
 
 INTERRUPTED = 130
 READER_GONE = 141
+NO_SPACE = {ENOSPC, EDQUOT, EFBIG}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,22 +22,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # `loom status >&-`; the next file that is opened must not become stdout
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
     words = list(sys.argv[1:] if argv is None else argv)
-    if words == ["--version"]:
-        print(f"loom {__version__}")
-        return 0
     if "_ARGCOMPLETE" in os.environ:
         complete()
     try:
         code = run(words)
         sys.stdout.flush()
-    except BrokenPipeError:  # `loom events | head`: the reader has seen enough
+    except OSError as error:
+        if error.errno not in {EPIPE, *NO_SPACE}:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
-        return READER_GONE
+        if error.errno == EPIPE:  # `loom events | head`: the reader has seen enough
+            return READER_GONE
+        with suppress(OSError):  # stderr may be the same file
+            print(f"loom: {error.strerror}: {error.filename or 'the output'}", file=sys.stderr)
+        return TorchLoomError.exit_code
     return code
 
 
 def run(words: Sequence[str]) -> int:
     """Run one command line; errors go to stderr."""
+    if words == ["--version"]:
+        print(f"loom {__version__}")
+        return 0
     from torchloom.cli.parser import parse
     from torchloom.cli.verb_call import print_error
 

@@ -135,5 +135,8 @@ def _unknown(parser: Parser, args: argparse.Namespace, unknown: Sequence[str]) -
         return BadInput(f"`{verb.prog}` does not take {word!r}", hint=hint)
     word = word.partition("=")[0]
     owner = next((other.prog for other in longer.values() if word in options_of(other)), None)
-    hint = f"`{owner}` has it" if owner else did_you_mean(word, options_of(verb))
-    return BadInput(f"`{verb.prog}` has no option {word}", hint=hint)
+    options = {option.lstrip("-"): option for option in options_of(verb)}  # dashes make any two alike
+    near = [options[name] for name in nearest(word.lstrip("-"), list(options), cutoff=0.6)]
+    after = "; options of the script come after it" if args.verb == "run" else ""
+    hint = f"did you mean {' or '.join(near)}?" if near else f"`{verb.prog} --help` lists them{after}"
+    return BadInput(f"`{verb.prog}` has no option {word}", hint=f"`{owner}` has it" if owner else hint)

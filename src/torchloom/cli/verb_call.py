@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # help, completion and verbs that ask nobody do not wait for 
     from torchloom.views.format.tables import Screen
 
 T = TypeVar("T")
+MOST_CHARACTERS = 1000
+"""Of an error that is printed."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -245,6 +247,9 @@ class Call:
 
 
 def print_error(error: TorchLoomError) -> None:
-    print(f"loom: {error.message}", file=sys.stderr)
+    text = error.message
+    if len(text) > MOST_CHARACTERS:  # it quotes what was typed
+        text = f"{text[: MOST_CHARACTERS // 2]} … {text[-MOST_CHARACTERS // 2 :]}"
+    print(f"loom: {text}", file=sys.stderr)
     if error.hint:
         print(f"  → {error.hint}", file=sys.stderr)

@@ -44,7 +44,8 @@ def _end_job(cluster: ClusterState, job: Job, ranks: list[Rank]) -> Decision:
         sign, why = JobSign.ALL_LEFT_INTERRUPTED, life_over("interrupted")
     else:
         sign, why = JobSign.ALL_LEFT, phrase("ranks_finished", count=count)
-    ended = JobEnded(job=job.name, outcome=JOB_NEXT[(job.phase, sign)].value, reason=why)
+    step, loss = cluster.step_of(job.name), cluster.loss_of(job.name)
+    ended = JobEnded(job=job.name, outcome=JOB_NEXT[(job.phase, sign)].value, reason=why, step=step, loss=loss)
     troubles = [i for i in cluster.incidents.open_of(job.name) if i.kind]
     return Decision((*(close_incident(i.id, phrase("its_job_ended")) for i in troubles), ended))
 

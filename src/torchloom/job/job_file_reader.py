@@ -55,7 +55,7 @@ _SWITCHES = ("dry_run", "check")
 MOST = 10_000
 """Nodes of a job; of ranks on one there are fewer."""
 MOST_BYTES = 768 * 1024
-"""Of a job as a message. One message has at most 1 MiB, and the weaver adds credentials and how attempts ended."""
+"""Of a job as a message. A server of users takes 1 MiB by default, and the weaver adds how attempts ended."""
 
 
 class JobFile(JobSettings, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +87,8 @@ def read(path: Path) -> tuple[str, Task]:
         raise BadInput(f"{path} cannot be read: {error.strerror}", hint="`loom submit job.toml`") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not TOML: {error}") from error
+    except RecursionError:
+        raise BadInput(f"{path} is nested too deeply") from None
     with _errors_in(f"{path}: "):
         file = read_table(content, JobFile)
     if bool(file.script) == bool(file.module):

@@ -41,6 +41,9 @@ class JobEnded(Message, frozen=True):
     outcome: str
     """finished, stopped or failed."""
     reason: Prose = ""
+    step: int | None = None
+    loss: float | None = None
+    """The last that its ranks reported."""
 
 
 class JobForgotten(Message, frozen=True):

@@ -99,6 +99,13 @@ class AttemptRunning(AttemptRecord, frozen=True):
     why_cold: Prose = ""
 
 
+class AttemptStepped(AttemptRecord, frozen=True):
+    """It has made its first steps."""
+
+    seconds: float = 0.0
+    """About how long they took."""
+
+
 class AttemptPaused(AttemptRecord, frozen=True):
     """All its ranks are paused, or continue."""
 
@@ -162,5 +169,7 @@ class RunEnded(Message, frozen=True):
     """The furthest step that was reported."""
 
 
-AnyAttemptRecord = AttemptBegan | AttemptLaunched | AttemptRunning | AttemptPaused | AttemptStopping | AttemptEnded
+AnyAttemptRecord = (
+    AttemptBegan | AttemptLaunched | AttemptRunning | AttemptStepped | AttemptPaused | AttemptStopping | AttemptEnded
+)
 RunRecord = RunSubmitted | AnyAttemptRecord | ResponseBegan | ResponseWent | RunEnded

@@ -131,6 +131,7 @@ class MarkView(Part, frozen=True):
 class JobView(Part, frozen=True):
     job: str
     phase: str
+    """Of the job, or of its run while that does not run; `ending` where all ranks have ended and it may restart."""
     began: float
     ended: float | None = None
     reason: str = ""

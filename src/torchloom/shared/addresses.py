@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from urllib.parse import urlsplit
 
 from torchloom.errors import BadInput, PortInUse
 
@@ -26,11 +27,11 @@ def split_address(text: str) -> tuple[str, int] | None:
 
 
 def split_url(url: str) -> tuple[str, int]:
-    """Host and port of a URL that torchLoom has made, with or without a path."""
-    parts = split_address(url.partition("://")[2].partition("/")[0])
-    if parts is None:
+    """Host and port of a URL that torchLoom has made, with or without a path. ValueError if it has none."""
+    parts = urlsplit(url)
+    if parts.hostname is None or parts.port is None:
         raise ValueError(f"{url!r} has no host and port")
-    return parts
+    return parts.hostname, parts.port
 
 
 def check_free(host: str, port: int, any_port: str) -> None:

@@ -10,10 +10,11 @@ _FEW = 50
 """At most this number of names is listed when none is similar."""
 
 
-def nearest(word: str, names: Sequence[str]) -> list[str]:
+def nearest(word: str, names: Sequence[str], cutoff: float = 0.5) -> list[str]:
     import difflib
 
-    return difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    longer = [name for name in names if word and name.startswith(word)]
+    return longer[:3] or difflib.get_close_matches(word, names, n=3, cutoff=cutoff)
 
 
 def did_you_mean(word: str, names: Sequence[str]) -> str:

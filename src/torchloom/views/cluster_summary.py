@@ -14,7 +14,7 @@ from torchloom.core.state.change_ledger import Change, ChangePhase
 from torchloom.core.state.cluster import ClusterState, Job
 from torchloom.core.state.device_map import Device
 from torchloom.core.state.incident_history import DECIDED, Incident
-from torchloom.core.state.rank_states import JobPhase, Presence, Rank
+from torchloom.core.state.rank_states import PRESENT, JobPhase, Presence, Rank
 from torchloom.core.state.run_states import Run, RunPhase
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.protocol import views
@@ -164,20 +164,22 @@ def _job(cluster: ClusterState, job: Job, marks: bool) -> views.JobView:
     members = cluster.ranks.of_job(job.name)
     live = [rank for rank in members if rank.presence is Presence.LIVE and not cluster.is_evicted(rank)]
     beats = cluster.reporting_beats(job.name)
-    losses = [beat.loss for beat in beats if beat.loss is not None]
     rates = [beat.samples_per_second for beat in beats if beat.samples_per_second is not None]
     runs = [run for run in cluster.runs.of_job(job.name) if not run.is_lighthouse]
     none_runs = bool(runs) and all(run.phase is not RunPhase.RUNNING for run in runs)
     phase = runs[0].phase if none_runs else job.phase
+    count = sum(run.world_size for run in runs) or len(members)
+    began = max((run.since for run in runs), default=0.0)
+    over = sum(rank.presence not in PRESENT and rank.since >= began for rank in members)
     return _view(
         views.JobView,
         job,
         job=job.name,
-        phase=phase.value,
-        ranks=sum(run.world_size for run in runs) or len(members),
+        phase="ending" if phase is JobPhase.RUNNING and over >= count > 0 else phase.value,
+        ranks=count,
         live=len(live),
         step=cluster.step_of(job.name),
-        loss=sum(losses) / len(losses) if losses else None,
+        loss=cluster.loss_of(job.name),
         samples_per_second=sum(rates) if rates and job.phase is JobPhase.RUNNING else None,
         paused=bool(live) and any(beat.paused for beat in beats),
         marks=tuple(

@@ -174,6 +174,7 @@ ROWS: Mapping[type[Record], Row] = {
     runs.AttemptBegan: Row(_placed),
     runs.AttemptLaunched: Row(_launched),
     runs.AttemptRunning: Row("Job {job} runs{warm:if|, {warm} warm}{why_cold:?; started cold: }"),
+    runs.AttemptStepped: Row("Job {job} trains"),
     runs.AttemptPaused: Row("Job {job} {held:if|is paused|continues}"),
     runs.AttemptStopping: Row(
         lambda record: f"Job {record.job} is ended, {AFTER[record.next_action]}: {render(record.reason)}", "yellow"

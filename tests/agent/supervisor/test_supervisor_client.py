@@ -353,6 +353,12 @@ async def test_rubbish_disturbs_neither_the_supervisor_nor_its_ranks(harness: Su
     assert (await harness.live("train.py")).ended.code == 0
 
 
+async def test_rubbish_does_not_fill_the_log(harness: SupervisorHarness) -> None:
+    harness.link.connection.unsent += b"rubbish\n" * 5000 + b'{"is":"' + b"x" * 100_000 + b'"}\n'
+    await harness.link.look()
+    assert 0 < (harness.link.folder / LOG).stat().st_size < 10_000
+
+
 async def test_damaged_records_are_passed_over_and_the_others_kept(tmp_path: Path) -> None:
     folder = tmp_path / "supervisor"
     folder.mkdir(mode=0o700)

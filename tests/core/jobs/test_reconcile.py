@@ -6,14 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.loom import Loom
+from tests.core.loom import HI, Loom, life
 from tests.core.site import JOB, Site, incidents
 from tests.examples import examples
-from torchloom.core.events import RunDue
+from torchloom.core.events import BeatReceived, ReportReceived, RunDue
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.run_states import KEEP_NOTES, OVER, RUN_NEXT, RunPhase
+from torchloom.protocol.ids import RankId
+from torchloom.protocol.node import Place
 from torchloom.protocol.operator import Cancel, Done, No
 from torchloom.protocol.phrase import Phrase, phrase
+from torchloom.protocol.rank import Beat, Goodbye
+from torchloom.protocol.views import JobView, PlaneView, QueryCluster
+from torchloom.views.cluster_summary import picture
 
 
 def failure(rank: int, code: int | None = None, signal: str = "", error: str = "") -> Phrase:
@@ -28,6 +33,11 @@ def running(**task: object) -> Site:
     site.settle()
     assert site.phase == "running"
     return site
+
+
+def shown(site: Site) -> JobView:
+    plane = PlaneView(weaver="w", term=1, began=0.0, now=0.0, log_seq=0, version="0")
+    return picture(site.loom.cluster, plane, QueryCluster(job=JOB)).jobs[0]
 
 
 # ── the table ──
@@ -54,6 +64,48 @@ def test_a_submitted_job_is_placed_prepared_started_and_done_when_all_ranks_end_
     assert site.loom.cluster.jobs[JOB].phase == "finished"
     assert site.agents["n1"].attempts == {}
     assert incidents(site) == []
+
+
+def test_a_job_whose_processes_still_exit_after_their_goodbye_is_ending() -> None:
+    def leave(place: Place) -> None:
+        goodbye = Goodbye(incarnation=place.incarnation, how="finished")
+        site.loom.happen(ReportReceived(RankId(JOB, "main", place.rank), goodbye))
+
+    site = running()
+    site.join()
+    leave(site.run.places[0])
+    assert shown(site).phase == "running"
+    leave(site.run.places[1])
+    assert (shown(site).phase, site.phase) == ("ending", "running")
+    site.loom.now += 1
+    site.agents["n1"].end(0, code=1)
+    site.settle()
+    assert (shown(site).phase, site.run.attempt) == ("running", 2), "the next attempt, of which no rank has joined"
+    site.agents["n1"].end(0, code=0)
+    site.agents["n1"].end(1, code=0)
+    site.settle()
+    assert shown(site).phase == "finished"
+
+
+@pytest.mark.parametrize("how", ["run", "alone"])
+def test_how_far_a_job_came_is_known_after_a_restart_of_the_weaver(how: str) -> None:
+    if how == "run":
+        site = running()
+        site.join()
+        for place, loss in zip(site.run.places, (0.25, 0.75), strict=True):
+            beat = Beat(incarnation=place.incarnation, step=40 + place.rank, loss=loss)
+            site.loom.happen(BeatReceived(RankId(JOB, "main", place.rank), beat))
+            site.agents["n1"].end(place.rank, code=0)
+        site.settle()
+    else:
+        site = Site()
+        site.loom.join()
+        site.loom.happen(BeatReceived(HI, Beat(incarnation=life(1), step=40, loss=0.5)))
+        site.loom.leave()
+        site.settle(5.0)
+    assert shown(site).phase == "finished"
+    site.restart_weaver()
+    assert (shown(site).step, shown(site).loss) == (40, 0.5)
 
 
 def test_a_paused_job_is_paused_and_goes_on() -> None:

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from tests.core.loom import life
 from tests.core.site import JOB, Site
 from tests.examples import examples
+from torchloom.core.events import BeatReceived
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.goodput import KEEP_STRETCHES, Stretch
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import Place
-from torchloom.protocol.rank import Hello, JobResumed
+from torchloom.protocol.rank import Beat, Hello, JobResumed, StepTimes
 from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, JobForgotten, RankJoined, Record
 from torchloom.protocol.run_records import (
     AttemptBegan,
@@ -22,6 +23,7 @@ from torchloom.protocol.run_records import (
     AttemptLaunched,
     AttemptPaused,
     AttemptRunning,
+    AttemptStepped,
     AttemptStopping,
     RunEnded,
     RunSubmitted,
@@ -168,6 +170,33 @@ def test_what_ranks_do_before_they_are_heard_of_is_starting_and_no_part_of_a_ste
     # 200 steps in the 80 s since it joined, of which 100 are in the checkpoint.
     assert found.lost == {"waiting": 10, "starting": 5 + 20, "crash": 15, "redone": 40}
     assert found.productive == 40
+
+
+def test_what_ranks_do_before_their_first_step_is_starting() -> None:
+    first: tuple[float, Record] = (65, AttemptStepped(job=JOB, attempt=1, seconds=10))
+    found = told(*START, (35, joined()), first, now=115)
+    assert found == Goodput(elapsed=115, productive=60, lost={"waiting": 10, "starting": 5 + 40})
+    late: tuple[float, Record] = (65, AttemptStepped(job=JOB, attempt=1, seconds=1e9))  # it is only an estimate
+    assert told(*START, (35, joined()), late, now=115).productive == 80
+
+
+def test_the_first_steps_of_an_attempt_are_recorded_once() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    site.join()
+    site.settle(30.0)
+    for step in (0, 10, 20):
+        for place in site.run.places:
+            times = StepTimes(count=10, p50=0.1, p99=0.1, longest=0.1)
+            beat = Beat(incarnation=place.incarnation, step=step, times=times if step else None)
+            site.loom.happen(BeatReceived(RankId(JOB, "main", place.rank), beat))
+        site.settle()
+    found = site.loom.cluster.goodput.of(JOB, site.loom.now)
+    assert found is not None
+    assert (found.productive, found.lost["starting"]) == (pytest.approx(1), pytest.approx(29))
+    records = [record for _, records in site.loom.log for record in records]
+    assert sum(isinstance(record, AttemptStepped) for record in records) == 1
 
 
 def test_the_steps_of_an_attempt_that_went_on_from_a_checkpoint_are_its_own() -> None:

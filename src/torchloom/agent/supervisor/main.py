@@ -35,6 +35,8 @@ from torchloom.shared.files import open_locked
 
 MOST_SILENT = 8
 """Connections from which nothing has come that is understood. Of more, the oldest is closed."""
+MOST_LOGGED = 100
+"""Messages that are not understood, which anybody with the rights of this user may send."""
 
 
 class Reborn(BaseException):
@@ -62,6 +64,8 @@ class Supervisor:
         self.why_cold: Prose = "" if modules else phrase("nothing_preloaded")
         self.waiting: list[protocol.Begin] = []
         """Warm starts that were asked for before everything was loaded."""
+        self.not_understood = 0
+        """Messages."""
         self.leaving = False
 
     def serve(self, client: int) -> None:
@@ -140,7 +144,9 @@ class Supervisor:
             try:
                 message = protocol.from_agent(data)
             except msgspec.MsgspecError as error:
-                log(f"not understood: {error}")
+                self.not_understood += 1
+                if self.not_understood <= MOST_LOGGED:
+                    log(f"not understood: {str(error)[:1000]}")
                 continue
             if not connection.spoke:
                 self._welcome(connection)

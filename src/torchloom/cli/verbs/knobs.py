@@ -94,8 +94,7 @@ def _set(call: Call, texts: dict[str, str], replica: str | None = None, **how: A
     target = _target(call.args.target, replica)
 
     async def work(client: AsyncClient) -> Done:
-        values = await client.parse(target.job, texts)
-        return await client.set(target.job, values, replica=target.replica, rank=target.rank, **how)
+        return await client.set(target.job, texts, replica=target.replica, rank=target.rank, typed=True, **how)
 
     return call.show_done(call.request(work))
 

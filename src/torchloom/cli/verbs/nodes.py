@@ -56,9 +56,9 @@ def drain(call: Call) -> int:
     from torchloom.client import operator
 
     name, slash, replica = call.args.node.partition("/")
+    check_name("job" if slash else "node", name)
     ask: Ask = Drain(node=name, undo=call.args.undo, operator=operator())
     if slash:
-        check_name("job", name)
         check_name("replica", replica)
         ask = DrainReplica(job=name, replica=replica, undo=call.args.undo, operator=operator())
     return call.ask(ask)

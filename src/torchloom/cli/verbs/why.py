@@ -38,8 +38,9 @@ def why(call: Call) -> int:
         first = story[0] if story else None
         call.print_json({"job": job, "incident": first, "others": story[1:], "goodput": spent, "marks": marks})
     elif job:
-        others = next((f"{j.job} is {j.phase}" for j in view.jobs if j.job == job), "")
-        doing = "; ".join(map(describe_run, runs)) or others
+        phase = next((one.phase for one in view.jobs if one.job == job), "")
+        doing = "; ".join(map(describe_run, runs)) if phase != "ending" else ""
+        doing = doing or (phase and f"{job} is {phase}")
         call.print(view_why.job(job, story, doing, spent, now, call.screen, marks))
     else:
         call.print(view_why.incident(story[0], now, call.screen))

@@ -158,6 +158,7 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
         cold = next((rank.why_cold for rank in ranks.values() if rank.why_cold), "")
         records.append(run_records.AttemptRunning(job=run.name, attempt=run.attempt, warm=warm, why_cold=cold))
         records += _close_incidents(cluster, run)
+    records += _record_first_steps(cluster, run)
     records += _record_pause(cluster, run)
     seen = Decision(tuple(records), tasks=tuple(tasks))
     if run.phase is not RunPhase.RUNNING or records:
@@ -207,6 +208,17 @@ def _record_left(cluster: ClusterState, run: Run, ranks: dict[int, RankStatus]) 
         if rank is not None and rank.presence in PRESENT and status.state == "ended":
             records += record_left(rank, "finished", phrase("it_had_ended_well"))
     return records
+
+
+def _record_first_steps(cluster: ClusterState, run: Run) -> list[Record]:
+    account = cluster.goodput[run.name]
+    if run.phase is not RunPhase.RUNNING or account.stepped or not account.joined:
+        return []
+    beats = [beat for beat in cluster.last_beats(run) if beat is not None and beat.step > account.first]
+    if not beats:
+        return []
+    seconds = max((beat.step - account.first) * (beat.times.p50 if beat.times else 0.0) for beat in beats)
+    return [run_records.AttemptStepped(job=run.name, attempt=run.attempt, seconds=seconds)]
 
 
 def _record_pause(cluster: ClusterState, run: Run) -> list[Record]:
@@ -273,11 +285,13 @@ def end(cluster: ClusterState, run: Run, phase: Literal["done", "failed", "cance
     over = [i for i in cluster.incidents_of(run) if not i.about.node]
     records += [close_incident(i.id, phrase("job_is_over", phase=phase)) for i in over]
     records.append(run_records.RunEnded(job=run.name, phase=phase, reason=reason, step=cluster.furthest(run)))
-    job = cluster.jobs.get(run.replica_id.job)
-    last = cluster.runs.of_job(run.replica_id.job) == [run]
+    name = run.replica_id.job
+    job = cluster.jobs.get(name)
+    last = cluster.runs.of_job(name) == [run]
     if job is not None and job.phase is JobPhase.RUNNING and last:
         whole, why = replica_groups.job_outcome(cluster, run, phase, reason)
         outcome = {"done": "finished", "failed": "failed", "cancelled": "stopped"}[whole]
-        records.append(JobEnded(job=run.replica_id.job, outcome=outcome, reason=why))
+        step, loss = cluster.step_of(name), cluster.loss_of(name)
+        records.append(JobEnded(job=name, outcome=outcome, reason=why, step=step, loss=loss))
     dismiss = Dismiss(term=cluster.term, job=run.name, attempt=run.attempt, last=True)
     return Decision(tuple(records), tasks=tuple((node, dismiss) for node in run.nodes))

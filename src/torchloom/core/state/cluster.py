@@ -54,6 +54,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     began: float
     ended: float | None = None
     reason: Prose = ""
+    step: int | None = None
+    loss: float | None = None
+    """The last ones, once it has ended."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,8 +172,13 @@ class ClusterState:
         return bool(rank.member) and rank.member in self.evicted.get(rank.id.job, ())
 
     def step_of(self, job: str) -> int | None:
-        """Of the rank that is least far; None if none has reported since this weaver started."""
-        return min((beat.step for beat in self.reporting_beats(job)), default=None)
+        """Of the rank that is least far; None if none has reported since this weaver started, and it has not ended."""
+        return min((beat.step for beat in self.reporting_beats(job)), default=self.jobs[job].step)
+
+    def loss_of(self, job: str) -> float | None:
+        """The mean of its ranks, otherwise as the step."""
+        losses = [beat.loss for beat in self.reporting_beats(job) if beat.loss is not None]
+        return sum(losses) / len(losses) if losses else self.jobs[job].loss
 
     def restart_runtime(self, now: float) -> None:
         """After a replay, a reconnection or a suspension: every timer starts again."""
@@ -246,8 +254,9 @@ class ClusterState:
                 self.term = term
             case records.JobBegan(job=job):
                 self._begin(job, at)
-            case records.JobEnded(job=job, outcome=outcome, reason=reason):
-                self.jobs[job] = replace(self.jobs[job], phase=JobPhase(outcome), ended=at, reason=reason)
+            case records.JobEnded(job=job, outcome=outcome):
+                fields = {"phase": JobPhase(outcome), "ended": at, "reason": record.reason}
+                self.jobs[job] = replace(self.jobs[job], **fields, step=record.step, loss=record.loss)
             case records.JobForgotten(job=job):
                 self._forget_job(job)
             case records.IncidentOpened(id=id, about=about):

@@ -2,7 +2,7 @@
 
     waiting     there was no room for its ranks
     starting    an attempt that nothing had gone wrong before, until all its ranks ran; and of every attempt what its
-                ranks did before one of them joined (imports), or all of it if no step was made
+                ranks did before their first step (imports, loading), or all of it if no step was made
     a kind      of incident (hang, crash, device, …; `node` where a node or its agent was lost): from its first sign, or
                 from the end of the attempt, until all ranks ran again
     redone      ranks ran, but what they did was not in the checkpoint from which the next attempt resumed
@@ -11,7 +11,7 @@
     ending      an operator had requested the end
 
 The rest is productive. Each second goes to exactly one cause, so the sum is always all of it. What is redone is counted
-in steps: the steps of an attempt are assumed to be equally long, from when its first rank joined. Of ranks that never
+in steps: the steps of an attempt are assumed to be equally long. Of ranks that never
 join only the step from which the next attempt resumes is known: their time counts as productive until that step, or
 the failure of the run, shows otherwise.
 """
@@ -76,6 +76,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """The step that the attempt under way began with."""
     joined: bool = False
     """A rank of it has joined, so its steps are known."""
+    stepped: bool = False
+    """Its first step is known to be made, and what was before it is not counted as running."""
     running: float = 0.0
     """Seconds in which it ran."""
     latest: float = 0.0
@@ -134,7 +136,7 @@ def _folded(account: Account, record: Record, at: float) -> Account:
     match record:
         case run_records.AttemptBegan():
             account = _charged(account, at)
-            return replace(account, doing=account.cause or STARTING, joined=False)
+            return replace(account, doing=account.cause or STARTING, joined=False, stepped=False)
         case run_records.AttemptLaunched(heals=True):
             return replace(account, whole=(), first=max((stretch.last for stretch in account.stretches), default=0))
         case run_records.AttemptLaunched(resume_step=step):
@@ -148,6 +150,11 @@ def _folded(account: Account, record: Record, at: float) -> Account:
         case RankJoined() if not account.joined:
             account = _charged(account, at)
             return replace(_not_begun(account), joined=True)
+        case run_records.AttemptStepped(seconds=seconds):
+            account = _charged(account, at)
+            training = min(seconds, account.running)
+            before = _not_begun(replace(account, running=account.running - training))
+            return replace(before, running=training, stepped=True)
         case run_records.AttemptPaused(held=held):
             return replace(_charged(account, at), doing=PAUSED if held else RUNNING)
         case IncidentOpened(id=id, kind=kind) if kind in HANGS and account.doing == RUNNING:
