@@ -56,6 +56,7 @@ class EpochIterator(Iterator[Any]):
         self._keep_pool = keep_pool
         self._note = note
         self._meter = meter
+        self._yielded_at: float | None = None
         self._key = epoch_key(position.base_seed, position.epoch)
         self._wanted_loaders = dispatcher.target
         self._wanted_size = cutter.size if cutter is not None else 0
@@ -164,12 +165,12 @@ class EpochIterator(Iterator[Any]):
             match outcome:
                 case plans.Yield(batch=batch, result=result):
                     self._count(batch)
-                    self._meter.yielded(clock() - began, self._dispatcher.ready)
+                    self._measure(began, self._dispatcher.ready)
                     return result
                 case plans.LoadHere(batch=batch):
                     self._count(batch)
                     result = self._load(batch)
-                    self._meter.yielded(clock() - began, 0)
+                    self._measure(began, 0)
                     return result
                 case plans.KilledLoaders(batch=batch):
                     self._count(batch)
@@ -235,6 +236,11 @@ class EpochIterator(Iterator[Any]):
             result, times = self._recipe.load(batch.indices, batch.position, self._key)
         self._meter.loaded(times, 0.0, 0)
         return result
+
+    def _measure(self, began: float, ready: int) -> None:
+        used = 0.0 if self._yielded_at is None else began - self._yielded_at
+        self._yielded_at = now = clock()
+        self._meter.yielded(used, now - began, ready)
 
     def _count(self, batch: Batch) -> None:
         self.position.count(batch, batch_samples(batch.indices, self._recipe.auto_collation))

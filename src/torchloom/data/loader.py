@@ -10,6 +10,7 @@ torch.save(loader.state_dict(), path)    # also in the middle of an epoch
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torchloom.data import position, training_loader, transport
+from torchloom.data.autotune import Tuner, Tuning
 from torchloom.data.batch_cutter import BatchCutter
 from torchloom.data.dispatcher import KILL_LIMIT, Dispatcher
 from torchloom.data.epoch_iterator import EpochIterator, pin_device
@@ -26,7 +28,7 @@ from torchloom.data.loader_pool import LoaderPool
 from torchloom.data.loader_process import Recipe
 from torchloom.data.position import EpochPosition
 from torchloom.data.seeding import Seeding
-from torchloom.data.stage_times import LoadingMeter
+from torchloom.data.stage_times import LoadingMeter, Window
 from torchloom.data.training_loader import YieldHistory
 from torchloom.errors import BadDataset, BadInput
 from torchloom.protocol.data_loading import Loading
@@ -89,6 +91,8 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         self._base_seed: int | None = None
         self.history = YieldHistory()
         self._meter = LoadingMeter()
+        self._window = Window(self._meter)
+        self._tuner: Tuner | None = None
         self._position: EpochPosition | None = None
         self._resume: EpochPosition | None = None
         super().__init__(
@@ -140,18 +144,39 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         """Change the number of loader processes, at any moment and from any thread.
 
         New ones start at once. Surplus ones finish the batches that they have, and end. With 0, the training process
-        loads its batches itself.
+        loads its batches itself. It ends `autotune`.
         """
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise BadInput(f"the number of loaders is {count!r}", hint="0 or a positive whole number")
         _check_platform(count)
         _check_process()
+        self._tuner = None
+        self._resize(count)
+
+    def _resize(self, count: int) -> None:
         with self._lock:
             self.num_workers = count
             if count:
                 self.prefetch_factor: int | None = self.prefetch_factor or PREFETCH
             for iterator in list(self._live):
                 iterator.resize(count)
+
+    def autotune(self, most: int | None = None) -> None:
+        """From now on, run the fewest loader processes that keep training fed; at most `most`, by default one a core.
+
+        It measures how long a batch takes to load and how long training uses one. `tuning` says what it chose, and why.
+        """
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+            raise BadInput(f"most={most!r} is not a number of loaders", hint="a positive whole number")
+        _check_platform(1)
+        _check_process()
+        self._tuner = Tuner(self._meter, cores if most is None else most)
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """The latest choice of `autotune`; None before the first, and without it."""
+        return self._tuner.choice if self._tuner is not None else None
 
     def change_batch_size(self, size: int, at: Literal["batch", "epoch"] = "batch") -> None:
         """Change the batch size from the next batch on, or from the next epoch on.
@@ -236,7 +261,7 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
 
         torchLoom calls this once a second, if this loader feeds the training.
         """
-        return self._meter.take(self.num_workers)
+        return self._window.take(self.num_workers)
 
     def total(self) -> int:
         """Indices of an epoch; -1 if the sampler has no length."""
@@ -245,6 +270,8 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
 
     def _note_batch(self, place: EpochPosition) -> None:
         training_loader.note_batch(self, place.epoch, place.samples)
+        if self._tuner is not None and (count := self._tuner.note_batch(self.num_workers)) is not None:
+            self._resize(count)
 
     def _get_iterator(self) -> EpochIterator:
         return iter(self)

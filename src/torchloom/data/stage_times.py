@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torchloom.protocol.data_loading import Loading
@@ -54,10 +54,11 @@ def times_of(began: float, fetched: float, collated: float) -> StageTimes:
 
 @dataclass(slots=True)
 class Totals:
-    """What a loader did since it was last asked."""
+    """Everything that a loader has done so far."""
 
     batches: int = 0
     wait: float = 0.0
+    use: float = 0.0
     read: float = 0.0
     decode: float = 0.0
     collate: float = 0.0
@@ -67,42 +68,58 @@ class Totals:
 
 
 class LoadingMeter:
-    """The measurements of one ElasticLoader. The training thread adds, the link thread takes."""
+    """The measurements of one ElasticLoader. The training thread adds; windows read, in any thread."""
 
     def __init__(self) -> None:
-        self._totals = Totals()
+        self.totals = Totals()
         self.deaths = 0
         self.recut = 0
 
     def loaded(self, times: StageTimes, received: float, size: int) -> None:
         """A batch was loaded; receiving it took this long here."""
-        totals = self._totals
+        totals = self.totals
         totals.read += times.read
         totals.decode += times.decode
         totals.collate += times.collate
         totals.transfer += times.transfer + received
         totals.bytes += size
 
-    def yielded(self, waited: float, ready: int) -> None:
-        totals = self._totals
+    def yielded(self, used: float, waited: float, ready: int) -> None:
+        """Training used the batch before this one for a time, and then waited."""
+        totals = self.totals
         totals.batches += 1
+        totals.use += used
         totals.wait += waited
         totals.ready += ready
 
+
+class Window:
+    """What a loader has done between two calls of `take`."""
+
+    def __init__(self, meter: LoadingMeter) -> None:
+        self._meter = meter
+        self._last = replace(meter.totals)
+
+    @property
+    def batches(self) -> int:
+        return self._meter.totals.batches - self._last.batches
+
     def take(self, loaders: int) -> Loading:
-        """Since the last call, each for one batch."""
-        totals, self._totals = self._totals, Totals()
-        count = max(totals.batches, 1)
+        now, last = replace(self._meter.totals), self._last
+        self._last = now
+        batches = now.batches - last.batches
+        count = max(batches, 1)
         return Loading(
             loaders=loaders,
-            batches=totals.batches,
-            wait=totals.wait / count,
-            read=totals.read / count,
-            decode=totals.decode / count,
-            collate=totals.collate / count,
-            transfer=totals.transfer / count,
-            ready=totals.ready / count,
-            mb=totals.bytes / count / 1e6,
-            deaths=self.deaths,
-            recut=self.recut,
+            batches=batches,
+            wait=(now.wait - last.wait) / count,
+            use=(now.use - last.use) / count,
+            read=(now.read - last.read) / count,
+            decode=(now.decode - last.decode) / count,
+            collate=(now.collate - last.collate) / count,
+            transfer=(now.transfer - last.transfer) / count,
+            ready=(now.ready - last.ready) / count,
+            mb=(now.bytes - last.bytes) / count / 1e6,
+            deaths=self._meter.deaths,
+            recut=self._meter.recut,
         )

@@ -42,6 +42,8 @@ class Loading(Part, frozen=True, gc=False):
     batches: int
     wait: float
     """That training waited."""
+    use: float
+    """That training used a batch, before it asked for the next."""
     read: float
     decode: float
     collate: float

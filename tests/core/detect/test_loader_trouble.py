@@ -19,7 +19,14 @@ HUNG = LoaderTrouble(what="hung", loader=0, pid=78, seconds=40.0, stack='File "d
 
 
 def loading(trouble: LoaderTrouble | None = None, deaths: int = 0, **about: Any) -> Loading:
-    stages: dict[str, Any] = {"wait": 0.01, "read": 0.02, "decode": 0.05, "collate": 0.001, "transfer": 0.002} | about
+    stages: dict[str, Any] = {
+        "wait": 0.01,
+        "use": 0.1,
+        "read": 0.02,
+        "decode": 0.05,
+        "collate": 0.001,
+        "transfer": 0.002,
+    } | about
     return Loading(loaders=2, batches=10, ready=1.0, mb=3.0, deaths=deaths, trouble=trouble, **stages)
 
 
