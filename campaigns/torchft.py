@@ -124,7 +124,17 @@ def run(seed: int, seconds: float) -> list[str]:
             problems = [*job.problems(), *(f"left behind: {what}" for what in job.left())]
             return [*problems, *([f"exit code {code}:\n{job.text()[-3000:]}"] if code else [])]
         except AssertionError as error:
-            return [f"after {dict(dealt)}: {error}", *job.problems()]
+            return [f"after {dict(dealt)}: {error}", _where(job), *job.problems()]
         finally:
             job.clear()
             up.stop()
+
+
+def _where(job: Replicas) -> str:
+    """Where each replica is: its process, whether it was hit, its latest commits."""
+    lines = []
+    for replica in range(COUNT):
+        commits = [(commit.step, commit.participants) for commit in job.latest(replica)[-3:]]
+        hit = ", hit" if job.pid(replica) in job.struck else ""
+        lines.append(f"replica {replica} (process {job.pid(replica)}{hit}): step and participants {commits}")
+    return "; ".join(lines)
