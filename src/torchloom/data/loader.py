@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -26,11 +26,13 @@ from torchloom.data.position import EpochPosition
 from torchloom.data.seeding import Seeding
 from torchloom.errors import BadDataset, BadInput
 
+_Sample_co = TypeVar("_Sample_co", covariant=True)
+
 PREFETCH = 2
 """The default of torch's DataLoader, for each loader process."""
 
 
-class ElasticLoader(DataLoader):  # type: ignore[misc]
+class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
     """A DataLoader that can be resized, survives the death of its loader processes, and resumes in mid-epoch.
 
     It takes the arguments of `torch.utils.data.DataLoader`. Batches, their order and their bytes do not depend on the
@@ -104,7 +106,7 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         )
 
     @classmethod
-    def from_dataloader(cls, loader: DataLoader, *, seeding: Seeding | None = None) -> ElasticLoader:
+    def from_dataloader(cls, loader: DataLoader, *, seeding: Seeding | None = None) -> ElasticLoader[Any]:
         """An ElasticLoader with the dataset, sampler and settings of a DataLoader."""
         if not isinstance(loader, DataLoader):
             raise BadInput(f"a {type(loader).__name__} is not a DataLoader")
