@@ -6,5 +6,6 @@ This package needs torch, and is imported only when it is asked for.
 """
 
 from torchloom.data.loader import ElasticLoader
+from torchloom.data.prepared import make_elastic
 
-__all__ = ["ElasticLoader"]
+__all__ = ["ElasticLoader", "make_elastic"]
