@@ -8,6 +8,7 @@ WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) 
 PY     := .venv/bin/python
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 READY  := .venv/.ready
+FRAMEWORKS := .venv/.frameworks
 export PYTHONDONTWRITEBYTECODE =  # tests start a thousand processes: none should compile what another one has
 
 .PHONY: help setup demo test test-all test-noise check bench campaign docs clean
@@ -28,13 +29,18 @@ $(READY): pyproject.toml
 	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]' "$(TORCHFT)"
 	@touch $(READY)
 
+$(FRAMEWORKS): $(READY)
+	@echo "installing the training frameworks that tests use into .venv"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)" -e '.[frameworks]'
+	@touch $(FRAMEWORKS)
+
 demo: $(READY)  ## the main job end to end, narrated
 	@$(PY) -m examples.demo
 
 test: $(READY)  ## unit tests, and one on real processes for each promise; about three minutes on two cores
 	@$(PYTEST)
 
-test-all: $(READY)  ## every test; about fifteen minutes on two cores
+test-all: $(FRAMEWORKS)  ## every test; about fifteen minutes on two cores
 	@$(PYTEST) -m ""
 
 test-noise: $(READY)  ## core, agent and flow tests while every sentence is noise: no decision depends on wording

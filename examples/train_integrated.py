@@ -9,13 +9,13 @@ killed and started again with the same --checkpoints, the result is bit-identica
 """
 
 import argparse
-from itertools import islice
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 import torchloom
+from torchloom.data import ElasticLoader
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--job", default=None, help="name of the job (default: TORCHLOOM_JOB, else this file's name)")
@@ -67,15 +67,10 @@ class Digits(Dataset):
         return image, digit
 
 
-order = torch.Generator()  # separate, so that shuffling does not depend on other users of random numbers
-
-
-def loader(dataset: Dataset, shuffle: bool) -> DataLoader:
-    return DataLoader(dataset, args.batch_size, shuffle=shuffle, num_workers=args.loaders, generator=order)
-
-
-train_data = loader(Digits(args.samples, first=0), shuffle=True)
-test_data = loader(Digits(1000, first=10**9), shuffle=False)
+order = torch.Generator().manual_seed(args.seed)  # separate: shuffling does not depend on other random numbers
+train_images, test_images = Digits(args.samples, first=0), Digits(1000, first=10**9)
+train_data = ElasticLoader(train_images, args.batch_size, shuffle=True, num_workers=args.loaders, generator=order)
+test_data = ElasticLoader(test_images, args.batch_size, num_workers=args.loaders)
 
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -89,14 +84,14 @@ with torchloom.attach(args.job, args.replica_id) as loom:
     loom.watch(optimizer)  # lr, betas and weight decay can now be changed while it trains: `loom set JOB lr=5e-4`
     log_interval = loom.log_interval(args.log_interval)
     checkpoints = torchloom.Checkpoints(args.checkpoints, every=args.every, keep=3) if args.checkpoints else None
-    state = {"model": model, "optimizer": optimizer}
+    state = {"model": model, "optimizer": optimizer, "data": train_data}
     step = checkpoints.resume(state) if checkpoints else 0  # the newest valid checkpoint; 0 if there is none
-    finished, done = divmod(step, len(train_data))
+    finished = max(0, step - 1) // len(train_data)  # epochs; the next iteration of train_data continues the one after
     accuracy = 0.0
     for epoch in range(finished + 1, args.epochs + 1):
         model.train()
-        order.manual_seed(args.seed + epoch)  # the same order again, if this epoch is resumed
-        for batch, (images, digits) in enumerate(islice(train_data, done, None), start=done):
+        for images, digits in train_data:
+            batch = step % len(train_data)
             loss = nn.functional.cross_entropy(model(images.to(device)), digits.to(device))
             optimizer.zero_grad()
             loss.backward()
@@ -111,7 +106,6 @@ with torchloom.attach(args.job, args.replica_id) as loom:
             if args.dry_run or loom.stopping:
                 break
 
-        done = 0
         model.eval()
         right = seen = 0
         with torch.no_grad():

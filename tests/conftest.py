@@ -47,6 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="have every sentence replaced by noise, here and in all processes that tests start;"
         " skips the tests marked wording",
     )
+    parser.addoption(
+        "--torch-tests",
+        metavar="PATH",
+        help="run test/test_dataloader.py of PyTorch's sources with ElasticLoader (tests/data/test_torch_own_tests.py)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -44,6 +44,26 @@ def test_the_classifier_learns_with_loaders_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("every", ["7", "20"], ids=["in mid-epoch", "at the end of an epoch"])
+def test_a_killed_training_continues_to_the_same_bits_with_other_loaders(every: str, tmp_path: Path) -> None:
+    env = environment(tmp_path, TORCHLOOM_OFF="1")
+    options = (*SHORT, "--checkpoints", str(tmp_path / "checkpoints"), "--every", every)
+    parameters = {how: tmp_path / how / "parameters.pt" for how in ("whole", "resumed")}
+    for path in parameters.values():
+        path.parent.mkdir()
+    whole = run(TRAIN, *SHORT, "--save", str(parameters["whole"]), env=env)
+    with subprocess.Popen([sys.executable, str(TRAIN), *options], env=env, stdout=-1, text=True) as training:
+        assert training.stdout
+        for line in training.stdout:
+            if line.startswith("epoch 2  step   10"):
+                training.kill()
+    resumed = run(TRAIN, *options, "--loaders", "1", "--save", str(parameters["resumed"]), env=env)
+    assert (whole.returncode, resumed.returncode) == (0, 0), resumed.stderr
+    assert "epoch 1  step    0" not in resumed.stdout, "it has not begun again"
+    assert parameters["resumed"].read_bytes() == parameters["whole"].read_bytes()
+
+
+@pytest.mark.long
 def test_training_is_the_same_to_the_bit_with_torchloom_without_it_and_with_its_server_killed_halfway(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -133,6 +133,16 @@ def test_seeding_by_worker_is_that_of_torch() -> None:
     assert equal(ours, epochs(DataLoader, 1, Seeds(4), batch_size=4, num_workers=1))
 
 
+class InitialSeeds(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return torch.initial_seed()
+
+
+def test_the_seeds_of_samples_differ_and_can_be_collated() -> None:
+    seeds = torch.cat(list(ElasticLoader(InitialSeeds(50), batch_size=5)))
+    assert len(set(seeds.tolist())) == 50
+
+
 class Strided(Numbers):
     """What default_collate does not make: gaps, other strides, shared storages, gradients, empty tensors."""
 

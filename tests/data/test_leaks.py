@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -76,6 +77,22 @@ def test_after_an_exception_of_the_training_loop() -> None:
             raise KeyError
     except KeyError:
         pass
+
+
+def fail_in_mid_epoch() -> None:
+    iterator = iter(make(persistent_workers=True))
+    for _ in iterator:
+        raise SystemExit(3)
+
+
+def test_when_training_in_a_process_of_multiprocessing_fails() -> None:
+    """Such a process ends without `atexit`, and waits for its own children."""
+    training = multiprocessing.get_context("fork").Process(target=fail_in_mid_epoch)
+    training.start()
+    training.join(60)
+    code = training.exitcode
+    training.kill()
+    assert code == 3
 
 
 def test_after_resizes_and_kills() -> None:

@@ -96,6 +96,13 @@ def test_from_a_loader_that_iterates_in_its_own_way() -> None:
         ElasticLoader.from_dataloader([])
 
 
+def test_it_is_generic_as_torchs_is() -> None:
+    def make() -> ElasticLoader[torch.Tensor]:
+        return ElasticLoader[torch.Tensor](Numbers(3))
+
+    assert type(make()) is ElasticLoader
+
+
 def test_iterable_datasets_are_refused() -> None:
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Any:

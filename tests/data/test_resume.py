@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -38,8 +39,22 @@ class StatefulSampler:
         self.begun = state["begun"]
 
 
+class EverySecond:
+    """The batches of one rank of two, around a sampler of batches of all ranks, as accelerate builds them."""
+
+    def __init__(self, batch_sampler: BatchSampler) -> None:
+        self.batch_sampler = batch_sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(self.batch_sampler, 0, None, 2)
+
+
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(4)
+
+
+def own_batches(data: Any) -> BatchSampler:
+    return BatchSampler(RandomSampler(data, generator=generator()), 3, drop_last=False)
 
 
 HOW = {
@@ -49,6 +64,7 @@ HOW = {
     "own generator": lambda data: {"batch_size": 4, "shuffle": True, "generator": generator()},
     "sampler's generator": lambda data: {"batch_size": 4, "sampler": RandomSampler(data, True, 50, generator())},
     "batch sampler": lambda data: {"batch_sampler": BatchSampler(RandomSampler(data), 3, drop_last=False)},
+    "batches of a rank": lambda data: {"batch_sampler": EverySecond(own_batches(data))},
     "single samples": lambda data: {"batch_size": None, "shuffle": True},
     "distributed": lambda data: {"batch_size": 4, "sampler": DistributedSampler(data, num_replicas=2, rank=0)},
     "stateful sampler": lambda data: {"batch_size": 4, "sampler": StatefulSampler()},

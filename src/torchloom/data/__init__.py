@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchloom.data.loader import ElasticLoader
+    from torchloom.data.prepared import make_elastic
     from torchloom.data.stage_times import decoding
 
-__all__ = ["ElasticLoader", "decoding"]
+__all__ = ["ElasticLoader", "decoding", "make_elastic"]
 
-_HOME = {"ElasticLoader": "torchloom.data.loader", "decoding": "torchloom.data.stage_times"}
+_HOME = {
+    "ElasticLoader": "torchloom.data.loader",
+    "decoding": "torchloom.data.stage_times",
+    "make_elastic": "torchloom.data.prepared",
+}
 
 
 def __getattr__(name: str) -> Any:

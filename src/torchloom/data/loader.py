@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -33,11 +33,13 @@ from torchloom.data.training_loader import YieldHistory
 from torchloom.errors import BadDataset, BadInput
 from torchloom.protocol.data_loading import Loading
 
+_Sample_co = TypeVar("_Sample_co", covariant=True)
+
 PREFETCH = 2
 """The default of torch's DataLoader, for each loader process."""
 
 
-class ElasticLoader(DataLoader):  # type: ignore[misc]
+class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
     """A DataLoader that can be resized, survives the death of its loader processes, and resumes in mid-epoch.
 
     It takes the arguments of `torch.utils.data.DataLoader`. Batches, their order and their bytes do not depend on the
@@ -116,7 +118,7 @@ class ElasticLoader(DataLoader):  # type: ignore[misc]
         )
 
     @classmethod
-    def from_dataloader(cls, loader: DataLoader, *, seeding: Seeding | None = None) -> ElasticLoader:
+    def from_dataloader(cls, loader: DataLoader, *, seeding: Seeding | None = None) -> ElasticLoader[Any]:
         """An ElasticLoader with the dataset, sampler and settings of a DataLoader."""
         if not isinstance(loader, DataLoader):
             raise BadInput(f"a {type(loader).__name__} is not a DataLoader")

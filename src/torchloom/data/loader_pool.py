@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
 from socket import socket
 from typing import Any
 
@@ -116,6 +117,8 @@ class LoaderPool:
         """Only the thread that iterates calls this: with `fork` it copies the training process."""
         if not self._opened:
             self._opened.append(_Resources(Zygote(self._recipe, self._context)))
+            # A process of multiprocessing ends without `atexit`, and waits for its children after these.
+            Finalize(self, self.close, exitpriority=0)
 
     def start(self, loader: int, count: int) -> None:
         """OSError if the zygote has died."""

@@ -144,10 +144,15 @@ def fresh_state(loader: DataLoader[Any], base_seed: int | None) -> dict[str, Any
 
 def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
     """The samplers of a loader that may have a state. The one that torch makes around `sampler` has none."""
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        inner = getattr(loader.batch_sampler, "sampler", None)
-        return {"batch_sampler": loader.batch_sampler} | ({} if inner is None else {"batch_sampler.sampler": inner})
-    return {"sampler": loader.sampler}
+    if loader.batch_size is not None or loader.batch_sampler is None:
+        return {"sampler": loader.sampler}
+    name, sampler = "batch_sampler", loader.batch_sampler
+    samplers = {name: sampler}
+    names = ("batch_sampler", "sampler")
+    while inner := next((each for each in names if getattr(sampler, each, None) is not None), None):
+        name, sampler = f"{name}.{inner}", getattr(sampler, inner)
+        samplers[name] = sampler
+    return samplers
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:

@@ -40,7 +40,7 @@ def epoch_key(base_seed: int, epoch: int) -> int:
 
 def seed_sample(key: int, position: int) -> None:
     """Seed the generators of torch (CPU), Python and numpy for one sample."""
-    seed = _mix((key + (position + 1) * _GOLDEN) & _MASK)
+    seed = _mix((key + (position + 1) * _GOLDEN) & _MASK) >> 1  # fits into an int64, as the seeds of torch's workers do
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if numpy is not None:
