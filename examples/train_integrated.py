@@ -82,16 +82,16 @@ optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 # From here on torchLoom sees this process. An exception that leaves this block is reported as the reason of its exit.
 with torchloom.attach(args.job, args.replica_id) as loom:
     loom.watch(optimizer)  # lr, betas and weight decay can now be changed while it trains: `loom set JOB lr=5e-4`
+    loom.watch(train_data)  # and these: `loom set JOB batch_size=128 --lr-rule linear`, `loom set JOB loaders=4`
     log_interval = loom.log_interval(args.log_interval)
     checkpoints = torchloom.Checkpoints(args.checkpoints, every=args.every, keep=3) if args.checkpoints else None
-    state = {"model": model, "optimizer": optimizer, "data": train_data}
+    state = {"model": model, "optimizer": optimizer, "data": train_data, "epoch": 1}
     step = checkpoints.resume(state) if checkpoints else 0  # the newest valid checkpoint; 0 if there is none
-    finished = max(0, step - 1) // len(train_data)  # epochs; the next iteration of train_data continues the one after
     accuracy = 0.0
-    for epoch in range(finished + 1, args.epochs + 1):
+    for epoch in range(state["epoch"], args.epochs + 1):
+        state["epoch"] = epoch
         model.train()
-        for images, digits in train_data:
-            batch = step % len(train_data)
+        for images, digits in train_data:  # after a resume, the rest of the epoch
             loss = nn.functional.cross_entropy(model(images.to(device)), digits.to(device))
             optimizer.zero_grad()
             loss.backward()
@@ -101,8 +101,8 @@ with torchloom.attach(args.job, args.replica_id) as loom:
             step += 1
             if checkpoints:
                 checkpoints.save(step, state)  # copies and returns; the file is written in the background
-            if batch % log_interval.value == 0:
-                print(f"epoch {epoch}  step {batch:4d}/{len(train_data)}  loss {loss.item():.4f}", flush=True)
+            if step % log_interval.value == 0:
+                print(f"epoch {epoch}  step {step:5d}  loss {loss.item():.4f}", flush=True)
             if args.dry_run or loom.stopping:
                 break
 

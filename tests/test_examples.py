@@ -83,7 +83,7 @@ def test_training_is_the_same_to_the_bit_with_torchloom_without_it_and_with_its_
         assert training.stdout
         assert training.stderr
         for line in training.stdout:
-            if line.startswith("epoch 1  step    5"):
+            if line.startswith("epoch 1  step     5"):
                 assert server.process
                 server.process.kill()
         told = training.stderr.read()
