@@ -99,11 +99,18 @@ class End:
     """The epoch is over."""
 
 
+@dataclass(frozen=True, slots=True)
+class SamplerFailed:
+    """Raise this error of the sampler, which ends the epoch."""
+
+    error: Exception
+
+
 class LoadersKeepDying:
     """Raise an error: new loaders die before they load anything."""
 
 
-Outcome = Yield | LoadHere | KilledLoaders | Wait | End | LoadersKeepDying
+Outcome = Yield | LoadHere | KilledLoaders | Wait | End | SamplerFailed | LoadersKeepDying
 WAIT, END, LOADERS_KEEP_DYING = Wait(), End(), LoadersKeepDying()
 
 
@@ -183,10 +190,9 @@ class Dispatcher:
                 heapq.heappush(self._lost, batch)
 
     def start_failed(self, loader: int) -> None:
-        """A loader was to be started and could not be, and none can from now on. No batch is suspect."""
+        """A loader was to be started and could not be. No batch is suspect."""
         for batch in self._loaders.pop(loader).outstanding:
             heapq.heappush(self._lost, batch)
-        self.cannot_start()
 
     def cannot_start(self) -> None:
         """From now on no loader can be started. Those that run continue; without any, batches load in training."""
@@ -197,6 +203,10 @@ class Dispatcher:
     @property
     def active(self) -> list[int]:
         return [loader for loader, state in self._loaders.items() if not state.draining]
+
+    @property
+    def wants_loaders(self) -> bool:
+        return self._wanted() > 0
 
     @property
     def needs_no_loaders(self) -> bool:
@@ -230,7 +240,7 @@ class Dispatcher:
     def _end(self) -> Outcome:
         if self._stream_error is not None:
             error, self._stream_error = self._stream_error, None
-            raise error
+            return SamplerFailed(error)
         return END
 
     def _put(self, batch: Batch, result: Any) -> None:

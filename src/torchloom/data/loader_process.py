@@ -14,7 +14,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker
 
-from torchloom.data import transport
+from torchloom.data import process_control, transport
 from torchloom.data.batch_encoding import encode
 from torchloom.data.memory_slots import MOST_UNANNOUNCED, SlotRing
 from torchloom.data.seeding import Seeding, seed_process, seed_sample
@@ -58,6 +58,7 @@ def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
     """Load until the training process closes its end."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the training process decides when loaders end
         signal.signal(number, _ignore)
+    process_control.set_name(f"loom-loader-{loader}")
     torch.set_num_threads(1)
     ring = SlotRing(announce=lambda: _send_slots(end, ring))
     _allocate_from(ring, end)
@@ -75,7 +76,7 @@ def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
             indices, position, key, (returned, copied) = pickle.loads(packet.payload)
             ring.take_back(returned, copied)
             _send(end, ring, packet, failure or _load(recipe, indices, position, key, loader), loader)
-    except OSError:
+    except ConnectionError:
         pass  # the training process has gone
 
 
@@ -86,6 +87,9 @@ def _allocate_from(ring: SlotRing, end: socket.socket) -> None:
     def leave() -> None:
         torch.UntypedStorage._new_shared = original
         end.close()
+        for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            if signal.getsignal(number) is _ignore:  # a Pool ends its processes by SIGTERM
+                signal.signal(number, default)
 
     torch.UntypedStorage._new_shared = ring.new_shared
     os.register_at_fork(before=ring.mark_copied, after_in_child=leave)

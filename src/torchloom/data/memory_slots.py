@@ -22,7 +22,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -44,7 +44,7 @@ class Slot:
         self.capacity = capacity
         mapping = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", True, capacity)
         self.address = mapping.data_ptr()
-        self._window: Any = (ctypes.c_char * capacity).from_address(self.address)
+        self._window = cast("Any", (ctypes.c_char * capacity).from_address(self.address))
         self._window.mapping = mapping  # a storage refers to the window
         self.size = 0
         """Loader: bytes of the storage that is on it."""
@@ -142,8 +142,8 @@ class SlotRing:
             except (OSError, RuntimeError):  # no address space, or no descriptor
                 if not self._free:
                     raise
-                for unused in list(self._free.values()):
-                    self._retire(unused)
+                while self._free:
+                    self._retire(next(iter(self._free.values())))
                 slot = self._create(size)
             if self._announce is not None and len(self.announced) >= MOST_UNANNOUNCED:
                 self._announce()
