@@ -12,6 +12,8 @@ TorchLoomError            1  something went wrong
 ├── BadState              6  the state folder or a credential cannot be used
 ├── Fenced                7  a newer weaver has taken over; this one must stop
 ├── LoaderDied            1  loader processes died while they loaded a batch   (also a RuntimeError)
+├── LoaderInterrupted     1  an interrupt ended an iteration over a loader     (also a RuntimeError)
+├── LoaderShortage        1  training has no descriptors or addresses left     (also a RuntimeError)
 ├── LoaderTimeout         1  no batch arrived within the timeout of a loader   (also a RuntimeError)
 ├── Damaged               8  a checkpoint must not be believed
 └── NoValidCheckpoint     8  a folder has none that may be believed
@@ -89,6 +91,27 @@ class LoaderDied(TorchLoomError, RuntimeError):
         self.batch = batch
         self.indices = indices
         self.deaths = deaths
+
+
+class LoaderInterrupted(TorchLoomError, RuntimeError):
+    """KeyboardInterrupt, or an exception of another signal handler, came while a batch was received."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "an interrupt came while this iteration received a batch: it cannot continue",
+            hint="begin another one; load_state_dict(state_dict()) lets it continue after the last batch",
+        )
+
+
+class LoaderShortage(TorchLoomError, RuntimeError):
+    """The training process has no file descriptor or address space for its loaders. Nothing is lost."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            f"the training process cannot receive from its loader processes: {detail}",
+            hint="close files or raise the limit (ulimit -n, ulimit -v); next() then continues with the same batch",
+        )
+        self.detail = detail
 
 
 class LoaderTimeout(TorchLoomError, RuntimeError):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -76,10 +79,10 @@ def test_memory_comes_back_once_when_the_last_view_has_gone() -> None:
     view = arrival[0][3:].numpy()
     del arrival
     gc.collect()
-    assert table.returned() == [1]
+    assert table.returned() == ([1], [])
     del view
     gc.collect()
-    assert (table.returned(), table.returned()) == ([0], [])
+    assert (table.returned(), table.returned()) == (([0], []), ([], []))
 
 
 def test_returned_memory_is_used_for_the_next_batch() -> None:
@@ -89,7 +92,7 @@ def test_returned_memory_is_used_for_the_next_batch() -> None:
         assert isinstance(arrival, torch.Tensor)
         assert bool((arrival == number).all())
         del arrival
-        ring.take_back(table.returned())
+        ring.take_back(*table.returned())
     assert ring._created == 1
 
 
@@ -106,7 +109,7 @@ def test_memory_is_given_back_if_there_is_more_than_needed() -> None:
     ring, table = SlotRing(), SlotTable()
     kept = [pass_through(torch.rand(LARGE), ring, table) for _ in range(3 * SPARE_SLOTS)]
     del kept
-    ring.take_back(table.returned())
+    ring.take_back(*table.returned())
     assert len(ring._slots) == SPARE_SLOTS
     deliver(ring, table)
     assert len(table._slots) == SPARE_SLOTS
@@ -118,5 +121,64 @@ def test_memory_that_is_too_small_is_replaced() -> None:
         arrival = pass_through(torch.full((size,), 1.0), ring, table)
         assert isinstance(arrival, torch.Tensor)
         del arrival
-        ring.take_back(table.returned())
+        ring.take_back(*table.returned())
     assert len(ring._slots) <= SPARE_SLOTS // 2 + 1
+
+
+class Unreadable:
+    """It can be pickled, and fails when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("no number",)
+
+
+def test_a_batch_that_cannot_be_unpickled_returns_all_its_memory() -> None:
+    ring, table = SlotRing(), SlotTable()
+    for _ in range(5):
+        with pytest.raises(ValueError):
+            pass_through([torch.rand(LARGE), Unreadable(), torch.rand(LARGE)], ring, table)
+        ring.take_back(*table.returned())
+    assert ring._created == 2
+
+
+def test_a_part_and_the_whole_of_a_storage_arrive_in_any_order() -> None:
+    ring, table = SlotRing(), SlotTable()
+    whole = torch.empty(0).set_(ring.new_shared(4 * LARGE), 0, (LARGE,), (1,)).fill_(3)
+    part = torch.from_numpy(whole.numpy()[: LARGE // 2])
+    arrival = pass_through([part, whole], ring, table)
+    assert equal(arrival, [part, whole])
+
+
+def test_threads_allocate_at_the_same_time() -> None:
+    ring = SlotRing()
+
+    def allocate(owner: int) -> int:
+        changed = 0
+        kept: list[torch.Tensor] = []
+        for number in range(1000):
+            kept.append(torch.empty(0).set_(ring.new_shared(4 * 10_000), 0, (10_000,), (1,)).fill_(owner))
+            changed += not all(bool((tensor == owner).all()) for tensor in kept)
+            del kept[: number % 3]
+        return changed
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(allocate, range(8))) == 0
+    finally:
+        sys.setswitchinterval(interval)
+    ring.take_back([])
+    assert len(ring._slots) <= SPARE_SLOTS
+    deliver(ring, SlotTable())
+
+
+def test_the_end_of_a_storage_never_waits_for_a_lock() -> None:
+    ring = SlotRing()
+    storage = [ring.new_shared(LARGE)]
+    with ring.lock:
+        dropping = threading.Thread(target=storage.clear, daemon=True)
+        dropping.start()
+        dropping.join(30)
+        assert not dropping.is_alive()
+    deliver(ring, SlotTable())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -101,6 +103,35 @@ def test_it_is_generic_as_torchs_is() -> None:
         return ElasticLoader[torch.Tensor](Numbers(3))
 
     assert type(make()) is ElasticLoader
+
+
+@pytest.mark.parametrize("arguments", [{}, {"persistent_workers": True}, {"multiprocessing_context": "fork"}], ids=str)
+def test_from_a_loader_that_has_no_processes_any_more(arguments: dict[str, Any]) -> None:
+    loader = ElasticLoader(Numbers(8), batch_size=2, num_workers=2, prefetch_factor=3, **arguments)
+    loader.resize(0)
+    other = ElasticLoader.from_dataloader(loader)
+    assert (other.num_workers, other.prefetch_factor) == (0, 3)
+    assert equal(list(other), list(loader))
+    other.resize(1)
+    assert other.persistent_workers == loader.persistent_workers
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_has_the_settings_and_the_position_and_processes_of_its_own(copied: Any, persistent: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    loader = ElasticLoader(
+        Numbers(12), 2, True, num_workers=1, persistent_workers=persistent, generator=generator, kill_limit=7
+    )
+    iterator = iter(loader)
+    next(iterator)
+    other = copied(loader)
+    assert (other.batch_size, other.kill_limit, other.persistent_workers) == (2, 7, persistent)
+    assert other.state_dict()["batches"] == 1
+    other.load_state_dict(other.state_dict())
+    assert equal(list(other), list(iterator)), "the rest of the epoch"
+    other.resize(2)
+    assert equal(list(other), list(loader)), "and the next one"
 
 
 def test_iterable_datasets_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import pickle
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ _DTYPES: list[torch.dtype] = [
     getattr(torch, name) for name in sorted(dir(torch)) if isinstance(getattr(torch, name), torch.dtype)
 ]
 _DTYPE_NUMBER = {dtype: number for number, dtype in enumerate(_DTYPES)}
+_COUNT = struct.Struct("<I")
+"""The end of a message: the numbers of its slots, and how many they are. A pickle ends before them by itself."""
 
 
 def encode(batch: Any, ring: SlotRing) -> memoryview:
@@ -28,6 +31,7 @@ def encode(batch: Any, ring: SlotRing) -> memoryview:
     except BaseException:
         ring.take_back(list(pickler.lent))
         raise
+    file.write(struct.pack(f"<{len(pickler.lent)}I", *pickler.lent) + _COUNT.pack(len(pickler.lent)))
     return file.getbuffer()
 
 
@@ -57,7 +61,7 @@ class _BatchPickler(pickle.Pickler):
             place: tuple[int, Any, Any] = (0, dense.size(), dense.stride())
         else:
             self._lend(slot)
-            size = tensor.untyped_storage().nbytes()
+            size = slot.size  # another storage there, as of a numpy array, may be shorter
             place = (tensor.storage_offset(), tensor.size(), tensor.stride())
         offset, shape, stride = place
         dtype = _DTYPE_NUMBER[tensor.dtype]
@@ -99,10 +103,16 @@ def decode(message: Any, table: SlotTable) -> Any:
     """The batch of a message. Its large tensors are in shared memory, which is returned when they are gone."""
     _reading.table = table
     try:
-        return pickle.loads(message)
+        batch = pickle.loads(message)
+    except BaseException:
+        (count,) = _COUNT.unpack_from(message, len(message) - _COUNT.size)
+        lent = struct.unpack_from(f"<{count}I", message, len(message) - _COUNT.size * (count + 1))
+        table.abandon_message(list(lent))
+        raise
     finally:
         _reading.table = None
-        table.end_message()
+    table.end_message()
+    return batch
 
 
 def _from_bytes(

@@ -103,11 +103,18 @@ class End:
     """The epoch is over."""
 
 
+@dataclass(frozen=True, slots=True)
+class SamplerFailed:
+    """Raise this error of the sampler, which ends the epoch."""
+
+    error: Exception
+
+
 class LoadersKeepDying:
     """Raise an error: new loaders die before they load anything."""
 
 
-Outcome = Yield | LoadHere | KilledLoaders | Wait | End | LoadersKeepDying
+Outcome = Yield | LoadHere | KilledLoaders | Wait | End | SamplerFailed | LoadersKeepDying
 WAIT, END, LOADERS_KEEP_DYING = Wait(), End(), LoadersKeepDying()
 
 
@@ -204,10 +211,9 @@ class Dispatcher:
                 heapq.heappush(self._lost, batch)
 
     def start_failed(self, loader: int) -> None:
-        """A loader was to be started and could not be, and none can from now on. No batch is suspect."""
+        """A loader was to be started and could not be. No batch is suspect."""
         for batch in self._loaders.pop(loader).wanted:
             heapq.heappush(self._lost, batch)
-        self.cannot_start()
 
     def cannot_start(self) -> None:
         """From now on no loader can be started. Those that run continue; without any, batches load in training."""
@@ -237,6 +243,10 @@ class Dispatcher:
     def ready(self) -> int:
         """Batches that have arrived and were not taken."""
         return len(self._ready)
+
+    @property
+    def wants_loaders(self) -> bool:
+        return self._wanted() > 0
 
     @property
     def needs_no_loaders(self) -> bool:
@@ -270,7 +280,7 @@ class Dispatcher:
     def _end(self) -> Outcome:
         if self._stream_error is not None:
             error, self._stream_error = self._stream_error, None
-            raise error
+            return SamplerFailed(error)
         return END
 
     def _put(self, batch: Batch, result: Any) -> None:

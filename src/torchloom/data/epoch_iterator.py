@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,7 +21,10 @@ from torchloom.data.loader_process import Recipe
 from torchloom.data.position import EpochPosition, batch_samples
 from torchloom.data.seeding import epoch_key, undisturbed
 from torchloom.data.stage_times import LoadingMeter, clock
-from torchloom.errors import LoaderDied, LoaderTimeout
+from torchloom.errors import LoaderDied, LoaderInterrupted, LoaderShortage, LoaderTimeout
+
+NOTICED_DEATHS = 4
+"""Deaths of loader processes after which a warning is given only at powers of two."""
 
 
 class EpochIterator(Iterator[Any]):
@@ -64,6 +69,13 @@ class EpochIterator(Iterator[Any]):
         self._epoch = -1
         self.is_cut = bool(position.segments)
         """The batch size, or the number of ranks, was changed in this epoch."""
+        self._is_torn = False
+        """An exception of a signal handler, such as KeyboardInterrupt, came between two steps that belong together."""
+        self._is_planning = False
+        """The same, in what is done for `resize` and `change_batch_size` in any thread, under the lock."""
+        self._shortage: LoaderShortage | None = None
+        self._notices: list[str] = []
+        """Warnings for the moment when one may become an exception."""
 
     def begin(self) -> None:
         """Start the first loaders."""
@@ -73,7 +85,8 @@ class EpochIterator(Iterator[Any]):
             for loader in self._pool.loaders:
                 self._dispatcher.adopt(loader)
             with self._at_work():
-                self._carry_out(may_fork=True)
+                self._start_zygote()
+                self._carry_out()
         self._apply_requests()
 
     def __len__(self) -> int:
@@ -105,13 +118,18 @@ class EpochIterator(Iterator[Any]):
                 with self._at_work():
                     self._dispatcher.resize(self._wanted_loaders)
                     if self._cutter is not None and self._is_to_be_cut():
-                        self.is_cut = True
-                        unused = self._dispatcher.discard()
-                        self._meter.recut += len(unused)
-                        self._cutter.cut_again(self._wanted_size, unused)
-                    self._carry_out(may_fork=False)
+                        self._cut(self._cutter)
+                    self._carry_out()
             finally:
                 self._pool.lock.release()
+
+    def _cut(self, cutter: BatchCutter) -> None:
+        self._is_planning = True
+        self.is_cut = True
+        unused = self._dispatcher.discard()
+        self._meter.recut += len(unused)
+        cutter.cut_again(self._wanted_size, unused)
+        self._is_planning = False
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -135,6 +153,15 @@ class EpochIterator(Iterator[Any]):
         """Loader processes now, including those that finish their last batches."""
         return len(self._pool.loaders)
 
+    @property
+    def deaths(self) -> int:
+        """Loader processes that ended without being asked; with persistent ones, in all epochs."""
+        return self._pool.deaths
+
+    @property
+    def last_death(self) -> Died | None:
+        return self._pool.last_death
+
     def close(self) -> None:
         """End the iteration, and its loader processes unless they are persistent."""
         with self._pool.lock:
@@ -144,21 +171,44 @@ class EpochIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         result = self._next_result()
-        if isinstance(result, ExceptionWrapper):
+        if result.__class__ is ExceptionWrapper:  # isinstance() would let signal handlers run, and this batch be lost
             del self  # the exception is in a reference cycle with this frame, and must not keep the loaders alive
             result.reraise()
-        if self._pin_device is not None:
-            return pin_memory.pin_memory(result, self._pin_device)
         return result
 
     def _next_result(self) -> Any:
         began = clock()
+        position = self.position
+        progress = position.batches, position.samples, dict(position.ahead)
+        try:
+            result = self._find_result(began)
+            if self._pin_device is not None and not isinstance(result, ExceptionWrapper):
+                result = self._pin(result)
+            self._is_torn = False
+            return result
+        except BaseException:
+            if self._is_torn or self._is_planning:  # a batch may be neither here nor there: this must not go on
+                position.batches, position.samples, position.ahead = progress
+                self._pool.is_broken = True
+            raise
+
+    def _pin(self, result: Any) -> Any:
+        try:
+            return pin_memory.pin_memory(result, self._pin_device)
+        except Exception:  # of the user's type, in place of this batch
+            self._is_torn = False
+            raise
+
+    def _find_result(self, began: float) -> Any:
+        """`_is_torn` remains set until the result is certain to be returned."""
         while True:
             with self._pool.lock:
                 if self.position.is_over:
                     raise StopIteration
                 if self._pool.epoch != self._epoch:
                     raise RuntimeError("a later iteration of this loader with persistent_workers has begun")
+                if self._is_torn or self._is_planning:
+                    raise LoaderInterrupted
                 with self._at_work():
                     outcome = self._advance()
             self._apply_requests()
@@ -169,53 +219,96 @@ class EpochIterator(Iterator[Any]):
                     return result
                 case plans.LoadHere(batch=batch):
                     self._count(batch)
-                    result = self._load(batch)
+                    try:
+                        result = self._load(batch)
+                    except Exception:  # of the dataset, in place of this batch
+                        self._is_torn = False
+                        raise
                     self._measure(began, 0)
                     return result
                 case plans.KilledLoaders(batch=batch):
                     self._count(batch)
+                    self._is_torn = False
                     raise LoaderDied(batch.number, batch.indices, batch.kills)
                 case plans.LoadersKeepDying():
+                    self._is_torn = False
                     raise LoaderDied(None, None, plans.IDLE_DEATHS)
+                case plans.SamplerFailed(error=error):
+                    self._is_torn = False
+                    raise error
                 case plans.End():
                     self.close()
+                    self._is_torn = False
                     raise StopIteration
+            self._is_torn = False
+            if self._shortage is not None and not self._pool.loaders:
+                raise self._shortage
             if not self._pool.wait(self._timeout or None):
                 raise LoaderTimeout(self._timeout)
 
     def _advance(self) -> plans.Outcome:
+        """The next outcome. The caller resets `_is_torn` when nothing can be lost any more."""
         self._read()
+        while self._notices:
+            warnings.warn(self._notices.pop(0), RuntimeWarning, stacklevel=5)
+        self._start_zygote()
+        self._is_torn = True
         outcome = self._dispatcher.take()
-        self._carry_out(may_fork=True)
+        self._carry_out()
         return self._dispatcher.take() if isinstance(outcome, plans.Wait) else outcome
 
     def _read(self) -> None:
-        for event in self._pool.events():
-            match event:
-                case Arrived():
-                    self._dispatcher.arrived(event.loader, event.number, event.result)
-                    self._meter.loaded(event.times, event.received, event.size)
-                case Died():
-                    self._dispatcher.died(event.loader)
-                    self._meter.deaths += 1
-                case ZygoteDied():
-                    self._lose_zygote()
+        self._is_torn = True
+        try:
+            for event in self._pool.events():
+                match event:
+                    case Arrived():
+                        self._dispatcher.arrived(event.loader, event.number, event.result)
+                        self._meter.loaded(event.times, event.received, event.size)
+                    case Died():
+                        self._dispatcher.died(event.loader)
+                        self._meter.deaths += 1
+                        self._notice_death(event)
+                    case ZygoteDied():
+                        self._lose_zygote(event)
+        except LoaderShortage:
+            self._is_torn = False
+            raise
+        self._is_torn = False
 
-    def _lose_zygote(self) -> None:
-        self._dispatcher.cannot_start()
-        self._pool.is_broken = True
-        warnings.warn(
-            "the process from which loader processes are started has died: no more can be started in this epoch,"
-            " and without any the training process loads its batches itself",
-            RuntimeWarning,
-            stacklevel=2,
+    def _notice_death(self, event: Died) -> None:
+        """The first deaths, and then fewer and fewer of them."""
+        deaths = self._pool.deaths
+        if deaths > NOTICED_DEATHS and deaths.bit_count() > 1:
+            return
+        end = "has ended" if event.exit is None else _describe(event.exit.status)
+        process = f" (process {event.exit.pid})" if event.exit is not None else ""
+        if event.exit is not None and event.exit.pid == 0:
+            end, process = f"could not be started ({os.strerror(event.exit.status)})", ""
+        self._notices.append(
+            f"loader {event.loader}{process} {end}; its batches are loaded again. This loader has lost"
+            f" {deaths} {'process' if deaths == 1 else 'processes'}"
         )
 
-    def _carry_out(self, *, may_fork: bool) -> None:
-        if not self._pool.has_zygote:
-            if not may_fork or self._dispatcher.target == 0:
-                return
+    def _lose_zygote(self, event: ZygoteDied) -> None:
+        consequence = "its loaders end with it, and others are started"
+        if self._pool.is_broken:
+            self._dispatcher.cannot_start()
+            consequence = "no more can be started in this epoch, and the training process loads its batches itself"
+        self._notices.append(
+            f"the process from which loader processes are started {_describe(event.status)}: {consequence}"
+        )
+
+    def _start_zygote(self) -> None:
+        """Only in the thread that iterates."""
+        if not self._pool.has_zygote and not self._pool.is_broken and self._dispatcher.wants_loaders:
             self._pool.start_zygote()
+
+    def _carry_out(self) -> None:
+        if not self._pool.has_zygote and not self._pool.is_broken:
+            return
+        self._is_planning = True
+        self._shortage = None
         for command in self._dispatcher.plan():
             match command:
                 case plans.Send(loader=loader, batch=batch):
@@ -223,12 +316,16 @@ class EpochIterator(Iterator[Any]):
                 case plans.Start(loader=loader, of=count):
                     try:
                         self._pool.start(loader, count)
+                    except LoaderShortage as error:
+                        self._shortage = error
+                        self._dispatcher.start_failed(loader)
                     except OSError:  # the zygote has died: `events` will say so
                         self._dispatcher.start_failed(loader)
                 case plans.Stop(loader=loader):
                     self._pool.stop(loader)
         if self._dispatcher.needs_no_loaders:
             self._pool.release()
+        self._is_planning = False
 
     def _load(self, batch: Batch) -> Any:
         """Load a batch in this process. The random numbers of the training loop stay as they are."""
@@ -247,6 +344,17 @@ class EpochIterator(Iterator[Any]):
         note = self._note()
         if note is not None:
             note(self.position)
+
+
+def _describe(status: int | None) -> str:
+    if status is None:
+        return "has ended"
+    if status >= 0:
+        return f"has ended with exit code {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
 
 
 def pin_device(wanted: bool, named: str) -> str | None:

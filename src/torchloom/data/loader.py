@@ -84,10 +84,7 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         _check_platform(num_workers)
         self.seeding: Seeding = seeding
         self.kill_limit = kill_limit
-        self._lock = threading.RLock()
-        self._live: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
-        self._pool: LoaderPool | None = None
-        """Of persistent workers."""
+        self._open()
         self._next_batch_size: int | None = None
         self._epoch = -1
         self._base_seed: int | None = None
@@ -117,6 +114,14 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
             in_order=in_order,
         )
 
+    def _open(self) -> None:
+        """What a copy of a loader does not share with it."""
+        self._lock = threading.RLock()
+        self._live: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
+        self._pool: LoaderPool | None = None
+        """Of persistent workers."""
+        self._iterator: EpochIterator | None = None
+
     @classmethod
     def from_dataloader(cls, loader: DataLoader, *, seeding: Seeding | None = None) -> ElasticLoader[Any]:
         """An ElasticLoader with the dataset, sampler and settings of a DataLoader."""
@@ -132,7 +137,7 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
             batching = {"batch_sampler": loader.batch_sampler}
         else:
             batching = {"batch_size": None, "sampler": loader.sampler}
-        same = ["dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"]
+        same = ["dataset", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"]
         same += ["multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"]
         arguments = {name: getattr(loader, name) for name in same if hasattr(loader, name)}
         own: dict[str, Any] = {}
@@ -140,7 +145,11 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
             own = {"kill_limit": loader.kill_limit, "seeding": loader.seeding}
         if seeding is not None:
             own["seeding"] = seeding
-        return cls(**arguments, **batching, **own)
+        if loader.num_workers == 0 and isinstance(loader, cls) and loader.prefetch_factor is not None:
+            elastic = cls(num_workers=1, **arguments, **batching, **own)  # its options need a process at first
+            elastic.resize(0)
+            return elastic
+        return cls(num_workers=loader.num_workers, **arguments, **batching, **own)
 
     def resize(self, count: int) -> None:
         """Change the number of loader processes, at any moment and from any thread.
@@ -274,6 +283,15 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         training_loader.note_batch(self, place.epoch, place.samples)
         if self._tuner is not None and (count := self._tuner.note_batch(self.num_workers)) is not None:
             self._resize(count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, also in another process, has the settings and the position, and no processes."""
+        own = ("_lock", "_live", "_pool", "_iterator")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
 
     def _get_iterator(self) -> EpochIterator:
         return iter(self)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import pickle
 import select
+import socket
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing.util import Finalize
-from socket import socket
+from multiprocessing import util
 from typing import Any
 
 from torch._utils import ExceptionWrapper
@@ -22,7 +25,13 @@ from torchloom.data.dispatcher import Batch
 from torchloom.data.loader_process import BATCH, LOAD, SLOTS, Recipe
 from torchloom.data.memory_slots import SlotTable
 from torchloom.data.stage_times import NO_TIMES, StageTimes, clock
-from torchloom.data.zygote import Zygote
+from torchloom.data.zygote import Exit, Zygote
+from torchloom.errors import LoaderShortage
+
+ZYGOTE_RESTARTS = 3
+"""How often a zygote that died is replaced while no batch arrives."""
+REPORT_SECONDS = 0.2
+"""Time for the zygote to report how a loader ended whose socket has closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +50,14 @@ class Arrived:
 @dataclass(frozen=True, slots=True)
 class Died:
     loader: int
+    exit: Exit | None
+    """None if nobody knows: the zygote died before it could report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZygoteDied:
-    pass
+    status: int | None
+    """Its exit code, or the negative number of a signal."""
 
 
 Event = Arrived | Died | ZygoteDied
@@ -54,7 +66,9 @@ Event = Arrived | Died | ZygoteDied
 @dataclass(eq=False, slots=True)
 class _Connection:
     loader: int
-    end: socket
+    serial: int
+    """The number of this process in the life of the pool. That of the loader is used again."""
+    end: socket.socket
     receiver: transport.Receiver
     slots: SlotTable = field(default_factory=SlotTable)
     outbox: deque[tuple[int, int, bytes]] = field(default_factory=deque)
@@ -64,23 +78,31 @@ class _Connection:
 class _Resources:
     """What has to be closed. It is apart from the pool, so that it can be closed when the pool has gone."""
 
-    def __init__(self, zygote: Zygote) -> None:
+    def __init__(self) -> None:
         self.process = os.getpid()
-        self.zygote = zygote
+        self.zygote: Zygote | None = None
         self.connections: dict[int, _Connection] = {}
         self.poller = select.epoll()
-        self.poller.register(zygote.fileno(), select.EPOLLIN)
+
+    def shut_down(self) -> None:
+        """Let all loaders end."""
+        for connection in self.connections.values():
+            transport.shut_down(connection.end)
+        self.connections.clear()
 
 
 def _close(opened: list[_Resources]) -> None:
     for resources in opened:
         if os.getpid() != resources.process:
             continue  # a copy, in a process that was forked
-        for connection in resources.connections.values():
-            transport.shut_down(connection.end)
-        resources.connections.clear()
-        resources.zygote.close()
-        resources.poller.close()
+        try:
+            resources.shut_down()
+        finally:  # also after an interrupt: otherwise the end of training would wait for these processes
+            resources.shut_down()
+            if resources.zygote is not None:
+                resources.zygote.close()
+                resources.zygote = None
+            resources.poller.close()
 
 
 class LoaderPool:
@@ -94,16 +116,25 @@ class LoaderPool:
         self.epoch = 0
         """The iteration to which new batches belong; what arrives of an earlier one is dropped."""
         self.is_broken = False
-        """The zygote has died."""
+        """The zygote has died, and is not replaced any more."""
+        self.deaths = 0
+        """Loader processes that ended without being asked."""
+        self.last_death: Died | None = None
         self._is_released = False
         self._recipe = recipe
         self._context = context
+        self._serials = itertools.count()
+        self._restarts = 0
+        self._shortage: OSError | None = None
+        """Why a packet waits in an outbox although its socket would take it."""
         self._opened: list[_Resources] = []
         self.close = weakref.finalize(self, _close, self._opened)
+        # At the end of a process of multiprocessing nothing else is called, and its daemons are waited for.
+        util.Finalize(self, self.close, exitpriority=10)
 
     @property
     def has_zygote(self) -> bool:
-        return bool(self._opened)
+        return bool(self._opened) and self._resources.zygote is not None
 
     @property
     def _resources(self) -> _Resources:
@@ -116,14 +147,34 @@ class LoaderPool:
     def start_zygote(self) -> None:
         """Only the thread that iterates calls this: with `fork` it copies the training process."""
         if not self._opened:
-            self._opened.append(_Resources(Zygote(self._recipe, self._context)))
-            # A process of multiprocessing ends without `atexit`, and waits for its children after these.
-            Finalize(self, self.close, exitpriority=0)
+            self._opened.append(_Resources())
+        if self._resources.zygote is None:
+            self._resources.zygote = Zygote(self._recipe, self._context)
+            self._resources.poller.register(self._resources.zygote.fileno(), select.EPOLLIN)
+
+    def lose_zygote(self) -> ZygoteDied:
+        """The zygote has died, and the kernel kills its loaders. `start_zygote` replaces it."""
+        zygote, self._resources.zygote = self._resources.zygote, None
+        assert zygote is not None
+        with contextlib.suppress(OSError):
+            self._resources.poller.unregister(zygote.fileno())
+        self._restarts += 1
+        self.is_broken = self._restarts > ZYGOTE_RESTARTS
+        return ZygoteDied(zygote.close())
 
     def start(self, loader: int, count: int) -> None:
-        """OSError if the zygote has died."""
-        end = self._resources.zygote.start_loader(loader, count)
-        self._resources.connections[loader] = _Connection(loader, end, transport.Receiver(end))
+        """OSError if the zygote has died; LoaderShortage."""
+        zygote = self._resources.zygote
+        if zygote is None:
+            raise BrokenPipeError
+        serial = next(self._serials)
+        try:
+            end = zygote.start_loader(loader, count, serial)
+        except OSError as error:
+            if error.errno in transport.SHORTAGES:
+                raise LoaderShortage(str(error)) from error
+            raise
+        self._resources.connections[loader] = _Connection(loader, serial, end, transport.Receiver(end))
         self._resources.poller.register(end.fileno(), select.EPOLLIN)
 
     def send(self, loader: int, batch: Batch, key: int) -> None:
@@ -144,7 +195,10 @@ class LoaderPool:
                 if not transport.send(connection.end, LOAD, payload, epoch=epoch, number=number, wait=False):
                     break
                 outbox.popleft()
-        except OSError:
+        except OSError as error:
+            if error.errno in transport.SHORTAGES:
+                self._shortage = error  # `events` tries again
+                return
             outbox.clear()  # it has died: the end of the stream says so
         events = select.EPOLLIN | (select.EPOLLOUT if outbox else 0)
         self._resources.poller.modify(connection.end.fileno(), events)
@@ -158,19 +212,24 @@ class LoaderPool:
 
     def release(self) -> None:
         """Let the zygote end while training uses the last batches: then the end of the epoch need not wait for it."""
-        if self._opened and not self._is_released:
+        if self.has_zygote and not self._is_released:
+            assert self._resources.zygote is not None
             self._is_released = True
             self._resources.poller.unregister(self._resources.zygote.fileno())
             self._resources.zygote.release()
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for an event, also of a loader that starts meanwhile. False after this time."""
-        return bool(self._resources.poller.poll(seconds))
+        return self._shortage is not None or bool(self._resources.poller.poll(seconds))
 
     def events(self) -> Iterator[Event]:
-        """What has happened, at most one batch of each loader; it does not wait."""
+        """What has happened, at most one batch of each loader; it does not wait.
+
+        LoaderShortage if something could not be received or sent: it is tried again by the next call.
+        """
         if not self._opened:
             return
+        self._flush_after_shortage()
         by_descriptor = {connection.end.fileno(): connection for connection in self._resources.connections.values()}
         for descriptor, what in self._resources.poller.poll(0):
             connection = by_descriptor.get(descriptor)
@@ -179,26 +238,64 @@ class LoaderPool:
                     self._flush(connection)
                 if what & ~select.EPOLLOUT:
                     yield from self._receive(connection)
-            else:
-                self._resources.poller.unregister(descriptor)
-                self._is_released = True
-                yield ZygoteDied()
+            elif not self._listen(0.0):
+                yield self.lose_zygote()
+
+    def _flush_after_shortage(self) -> None:
+        if self._shortage is not None:
+            self._shortage = None
+            for connection in self._resources.connections.values():
+                if connection.outbox:
+                    self._flush(connection)
+            if self._shortage is not None:
+                raise LoaderShortage(str(self._shortage)) from self._shortage
+
+    def _listen(self, seconds: float) -> bool:
+        """Learn which loaders have ended. A process that their dataset forked may have their sockets open, so that
+        only this end can end the stream: after what is in it. False if the zygote has died."""
+        zygote = self._resources.zygote
+        if zygote is None or self._is_released:
+            return False
+        is_alive = zygote.listen(seconds)
+        serials = {connection.serial: connection for connection in self._resources.connections.values()}
+        for serial in list(zygote.exits):
+            if serial not in serials:
+                del zygote.exits[serial]  # it was asked to end
+                continue
+            with contextlib.suppress(OSError):
+                serials[serial].end.shutdown(socket.SHUT_RDWR)
+        return is_alive
+
+    def _lose(self, connection: _Connection) -> Died:
+        deadline = time.monotonic() + REPORT_SECONDS
+        zygote = self._resources.zygote
+        if zygote is not None:
+            while connection.serial not in zygote.exits and (left := deadline - time.monotonic()) > 0:
+                if not self._listen(left):
+                    break
+        self.stop(connection.loader)
+        self.deaths += 1
+        self.last_death = Died(connection.loader, zygote.exits.pop(connection.serial, None) if zygote else None)
+        return self.last_death
 
     def _receive(self, connection: _Connection) -> Iterator[Event]:
         while True:
             try:
-                packet = connection.receiver.receive(wait=False)
+                packet = connection.receiver.receive(wait=False, keep=True)
+                if packet is not None and packet.kind == SLOTS:
+                    announced, retired = pickle.loads(packet.payload)
+                    connection.slots.add(announced, packet.descriptors)
+                    connection.slots.retire(retired)
+                connection.receiver.accept()
             except BlockingIOError:
                 return
+            except (OSError, RuntimeError) as error:  # torch: RuntimeError if memory cannot be mapped
+                raise LoaderShortage(str(error)) from error
             if packet is None:
-                self.stop(connection.loader)
-                yield Died(connection.loader)
+                yield self._lose(connection)
                 return
-            if packet.kind == SLOTS:
-                announced, retired = pickle.loads(packet.payload)
-                connection.slots.add(announced, packet.descriptors)
-                connection.slots.retire(retired)
-            elif packet.kind == BATCH:
+            if packet.kind == BATCH:
+                self._restarts = 0
                 began = clock()
                 result, times = _decoded(packet, connection.slots)
                 received, size = clock() - began, len(packet.payload) + connection.slots.message_bytes

@@ -14,9 +14,9 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker
 
-from torchloom.data import transport
+from torchloom.data import process_control, transport
 from torchloom.data.batch_encoding import encode
-from torchloom.data.memory_slots import SlotRing
+from torchloom.data.memory_slots import MOST_UNANNOUNCED, SlotRing
 from torchloom.data.seeding import Seeding, seed_process, seed_sample
 from torchloom.data.stage_times import NO_TIMES, StageTimes, clock, times_of
 
@@ -66,9 +66,10 @@ def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
     """Load until the training process closes its end."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the training process decides when loaders end
         signal.signal(number, _ignore)
+    process_control.set_name(f"loom-loader-{loader}")
     torch.set_num_threads(1)
-    ring = SlotRing()
-    torch.UntypedStorage._new_shared = ring.new_shared
+    ring = SlotRing(announce=lambda: _send_slots(end, ring))
+    _allocate_from(ring, end)
     seed = seed_process(recipe.base_seed, loader, recipe.seeding)
     worker._worker_info = worker.WorkerInfo(id=loader, num_workers=count, seed=seed, dataset=recipe.dataset)
     failure: ExceptionWrapper | None = None
@@ -81,14 +82,29 @@ def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
     transfer = 0.0
     try:
         while (packet := receiver.receive()) is not None:
-            indices, position, key, returned = pickle.loads(packet.payload)
-            ring.take_back(returned)
+            indices, position, key, (returned, copied) = pickle.loads(packet.payload)
+            ring.take_back(returned, copied)
             result, times = (failure, NO_TIMES) if failure else _load(recipe, indices, position, key, loader)
             began = clock()
             _send(end, ring, packet, (result, *times[:3], transfer), loader)
             transfer = clock() - began
-    except OSError:
+    except ConnectionError:
         pass  # the training process has gone
+
+
+def _allocate_from(ring: SlotRing, end: socket.socket) -> None:
+    """Let `default_collate` write into shared memory, in this process and not in those that the dataset forks."""
+    original = torch.UntypedStorage._new_shared
+
+    def leave() -> None:
+        torch.UntypedStorage._new_shared = original
+        end.close()
+        for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            if signal.getsignal(number) is _ignore:  # a Pool ends its processes by SIGTERM
+                signal.signal(number, default)
+
+    torch.UntypedStorage._new_shared = ring.new_shared
+    os.register_at_fork(before=ring.mark_copied, after_in_child=leave)
 
 
 def _ignore(*_: object) -> None:
@@ -126,14 +142,13 @@ def _send(end: socket.socket, ring: SlotRing, packet: transport.Packet, content:
 
 
 def _send_slots(end: socket.socket, ring: SlotRing) -> None:
-    while ring.announced or ring.retired:
-        announced = ring.announced[: transport.MOST_DESCRIPTORS]
-        payload = pickle.dumps(([entry[:2] for entry in announced], ring.retired))
-        descriptors = [entry[2] for entry in announced]
-        ring.announced = ring.announced[len(announced) :]
-        ring.retired = []
-        try:
-            transport.send(end, SLOTS, payload, descriptors=descriptors)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+    with ring.lock:
+        while ring.announced or ring.retired:
+            announced, retired = ring.take_unannounced(MOST_UNANNOUNCED)
+            payload = pickle.dumps(([entry[:2] for entry in announced], retired))
+            descriptors = [entry[2] for entry in announced]
+            try:
+                transport.send(end, SLOTS, payload, descriptors=descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
