@@ -56,6 +56,7 @@ class Tally:
 
 def run(seed: int, seconds: float) -> list[str]:
     warnings.filterwarnings("ignore", message="This DataLoader will create")
+    warnings.filterwarnings("ignore", message="loader \\d+ ", category=RuntimeWarning)  # the deaths that are wanted
     draw = random.Random(seed)
     ignore_present_children()  # of other campaigns
     gc.collect()

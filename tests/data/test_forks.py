@@ -192,6 +192,22 @@ def test_a_dataset_uses_processes_as_in_torch(dataset: Numbers) -> None:
     assert ("AssertionError" in ours) == (type(dataset) is Nesting)
 
 
+class Ending(Numbers):
+    """Ends a process as soon as it has forked it."""
+
+    def __getitem__(self, index: int) -> Any:
+        child = os.fork()
+        if child == 0:
+            while True:
+                signal.pause()
+        os.kill(child, signal.SIGTERM)
+        return os.waitpid(child, 0)[1]
+
+
+def test_a_process_forked_by_a_dataset_ends_by_sigterm_from_its_beginning() -> None:
+    assert list(ElasticLoader(Ending(20), batch_size=None, num_workers=1)) == [signal.SIGTERM] * 20
+
+
 left_open: list[Any] = []
 
 

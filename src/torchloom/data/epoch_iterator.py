@@ -187,7 +187,7 @@ class EpochIterator(Iterator[Any]):
             self._is_torn = False
             return result
         except BaseException:
-            if self._is_torn or self._is_planning:  # a batch may be neither here nor there: this must not go on
+            if self._is_torn or self._is_planning:  # a batch may be neither here nor there
                 position.batches, position.samples, position.ahead = progress
                 self._pool.is_broken = True
             raise

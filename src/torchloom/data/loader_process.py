@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from torchloom.data.stage_times import NO_TIMES, StageTimes, clock, times_of
 
 BATCH, SLOTS, LOAD = b"b", b"s", b"l"
 """Kinds of packets: a batch, new and retired slots, indices to load."""
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Recipe:
 
 def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
     """Load until the training process closes its end."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the training process decides when loaders end
+    for number in _IGNORED:  # the training process decides when loaders end
         signal.signal(number, _ignore)
     process_control.set_name(f"loom-loader-{loader}")
     torch.set_num_threads(1)
@@ -95,16 +98,26 @@ def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
 def _allocate_from(ring: SlotRing, end: socket.socket) -> None:
     """Let `default_collate` write into shared memory, in this process and not in those that the dataset forks."""
     original = torch.UntypedStorage._new_shared
+    forking = threading.local()
+
+    def prepare() -> None:
+        # A signal to the forked process waits until it has handlers of its own: a Pool ends its processes by SIGTERM.
+        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+        ring.mark_copied()
+
+    def stay() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
 
     def leave() -> None:
         torch.UntypedStorage._new_shared = original
         end.close()
         for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-            if signal.getsignal(number) is _ignore:  # a Pool ends its processes by SIGTERM
+            if signal.getsignal(number) is _ignore:
                 signal.signal(number, default)
+        stay()
 
     torch.UntypedStorage._new_shared = ring.new_shared
-    os.register_at_fork(before=ring.mark_copied, after_in_child=leave)
+    os.register_at_fork(before=prepare, after_in_parent=stay, after_in_child=leave)
 
 
 def _ignore(*_: object) -> None:

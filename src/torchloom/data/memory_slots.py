@@ -103,7 +103,7 @@ class SlotRing:
         """`announce` sends `announced`, when there are many: each of them has a descriptor."""
         self._announce = announce
         self.lock = threading.RLock()
-        """Whoever announces slots holds it until they are sent: the batch that is in them must not overtake them."""
+        """The thread that announces slots holds it until they are sent: their batch must come after them."""
         self._slots: dict[int, Slot] = {}
         self._by_address: dict[int, Slot] = {}
         self._free: dict[int, Slot] = {}

@@ -173,7 +173,7 @@ class Receiver:
         """Take the packet that was received with `keep`."""
         if self._noticed:
             self._noticed = False
-            with contextlib.suppress(ConnectionResetError):  # it has died, which is told once
+            with contextlib.suppress(ConnectionResetError):  # it has died; reported once
                 self._end.recv(1, socket.MSG_DONTWAIT)
                 return
             self._end.recv(1, socket.MSG_DONTWAIT)
