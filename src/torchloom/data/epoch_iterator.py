@@ -301,7 +301,9 @@ class EpochIterator(Iterator[Any]):
 
     def _start_zygote(self) -> None:
         """Only in the thread that iterates."""
-        if not self._pool.has_zygote and not self._pool.is_broken and self._dispatcher.wants_loaders:
+        if self._pool.has_zygote or self._pool.is_broken or self._dispatcher.needs_no_loaders:
+            return
+        if self._dispatcher.wants_loaders:
             self._pool.start_zygote()
 
     def _carry_out(self) -> None:

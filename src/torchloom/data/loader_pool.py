@@ -134,7 +134,7 @@ class LoaderPool:
 
     @property
     def has_zygote(self) -> bool:
-        return bool(self._opened) and self._resources.zygote is not None
+        return bool(self._opened) and self._resources.zygote is not None and not self._is_released
 
     @property
     def _resources(self) -> _Resources:
@@ -148,6 +148,9 @@ class LoaderPool:
         """Only the thread that iterates calls this: with `fork` it copies the training process."""
         if not self._opened:
             self._opened.append(_Resources())
+        if self._is_released and self._resources.zygote is not None:  # and yet there is something to load again
+            self._resources.zygote.close()
+            self._resources.zygote, self._is_released = None, False
         if self._resources.zygote is None:
             self._resources.zygote = Zygote(self._recipe, self._context)
             self._resources.poller.register(self._resources.zygote.fileno(), select.EPOLLIN)
