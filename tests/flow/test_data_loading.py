@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.flow.plane import Plane, plane
 from tests.flow.test_steering import ask, request
+from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done, No, SetKnobs
 from torchloom.protocol.records import ChangeDecided
+from torchloom.protocol.views import IncidentView
 
 SCRIPT = """
 import json, os, sys, time
@@ -94,6 +97,27 @@ async def test_a_batch_size_is_changed_before_the_same_batch_on_all_ranks(tmp_pa
         assert [loaders for *_, loaders, _, _ in steps[(grown.step or 0) - 1 :]][:1] == [3]
         assert steps[-1][-1] == len(steps), "the length of the epoch, as it became"
     assert sorted(used) == list(range(4000)), "each sample once"
+
+
+async def test_a_loader_that_is_killed_is_an_incident(tmp_path: Path) -> None:
+    async with plane(tmp_path / "s") as up:
+        first, _ = start(up, tmp_path)
+        await until_training(up)
+        zygote = psutil.Process(first.pid).children()[0]
+        loader = zygote.children()[0]
+        loader.kill()
+        incident = await up.until(lambda: _find(up, "loader_died"), what="the incident")
+        assert incident.about.rank == RankId("job", "hi", 0)
+        view = await up.until_beating("hi", 0)
+        assert view.beat is not None
+        assert view.beat.loading is not None
+        assert view.beat.loading.deaths == 1
+        assert view.beat.loading.trouble is not None
+        assert view.beat.loading.trouble.pid == loader.pid
+
+
+async def _find(up: Plane, kind: str) -> IncidentView | None:
+    return next((incident for incident in await up.incidents() if incident.kind == kind), None)
 
 
 async def test_ranks_whose_loaders_are_at_different_places_refuse(tmp_path: Path) -> None:

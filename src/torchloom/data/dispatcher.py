@@ -235,6 +235,13 @@ class Dispatcher:
 
     # Decisions
 
+    def awaited(self) -> tuple[int, Batch] | None:
+        """The loader that has the next batch to be yielded, and the batch that it is loading now."""
+        for loader, state in self._loaders.items():
+            if self._order and any(batch.number == self._order[0] for batch in state.wanted):
+                return loader, state.outstanding[0]
+        return None
+
     @property
     def active(self) -> list[int]:
         return [loader for loader, state in self._loaders.items() if not state.draining]

@@ -9,19 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import pin_memory
 
 from torchloom.data import dispatcher as plans
+from torchloom.data import loader_stacks
 from torchloom.data.batch_cutter import BatchCutter
 from torchloom.data.dispatcher import Batch, Dispatcher
 from torchloom.data.loader_pool import Arrived, Died, LoaderPool, ZygoteDied
 from torchloom.data.loader_process import Recipe
 from torchloom.data.position import EpochPosition, batch_samples
 from torchloom.data.seeding import epoch_key, undisturbed
-from torchloom.data.stage_times import LoadingMeter, clock
+from torchloom.data.stage_times import LoadingMeter, clock, shortened
 from torchloom.errors import LoaderDied, LoaderInterrupted, LoaderShortage, LoaderTimeout
+from torchloom.protocol.data_loading import LoaderTrouble
 
 NOTICED_DEATHS = 4
 """Deaths of loader processes after which a warning is given only at powers of two."""
@@ -62,6 +63,8 @@ class EpochIterator(Iterator[Any]):
         self._note = note
         self._meter = meter
         self._yielded_at: float | None = None
+        self._waits_since: float | None = None
+        self._hang: LoaderTrouble | None = None
         self._key = epoch_key(position.base_seed, position.epoch)
         self._wanted_loaders = dispatcher.target
         self._wanted_size = cutter.size if cutter is not None else 0
@@ -243,8 +246,12 @@ class EpochIterator(Iterator[Any]):
             self._is_torn = False
             if self._shortage is not None and not self._pool.loaders:
                 raise self._shortage
-            if not self._pool.wait(self._timeout or None):
-                raise LoaderTimeout(self._timeout)
+            self._waits_since = clock()
+            try:
+                if not self._pool.wait(self._timeout or None):
+                    raise LoaderTimeout(self._timeout)
+            finally:
+                self._waits_since = None
 
     def _advance(self) -> plans.Outcome:
         """The next outcome. The caller resets `_is_torn` when nothing can be lost any more."""
@@ -267,7 +274,8 @@ class EpochIterator(Iterator[Any]):
                         self._meter.loaded(event.times, event.received, event.size)
                     case Died():
                         self._dispatcher.died(event.loader)
-                        self._meter.deaths += 1
+                        pid, status = (event.exit.pid, event.exit.status) if event.exit is not None else (0, None)
+                        self._meter.died(event.loader, pid, status)
                         self._notice_death(event)
                     case ZygoteDied():
                         self._lose_zygote(event)
@@ -336,6 +344,30 @@ class EpochIterator(Iterator[Any]):
         self._meter.loaded(times, 0.0, 0)
         return result
 
+    def find_hang(self, seconds: float) -> LoaderTrouble | None:
+        """The loader for which training has been waiting for longer than this. Called by another thread."""
+        since = self._waits_since
+        if since is None or clock() - since < seconds or not self._pool.lock.acquire(blocking=False):
+            return None
+        try:
+            awaited, zygote = self._dispatcher.awaited(), self._pool.zygote_pid
+        finally:
+            self._pool.lock.release()
+        if awaited is None:
+            return None
+        loader, batch = awaited
+        pid = loader_stacks.find(zygote, loader)
+        if self._hang is None or (self._hang.loader, self._hang.pid) != (loader, pid):  # its stack is read once
+            self._hang = LoaderTrouble(
+                what="hung",
+                loader=loader,
+                pid=pid,
+                seconds=clock() - since,
+                indices=shortened(batch.indices),
+                stack=loader_stacks.read(pid) if pid else "",
+            )
+        return self._hang
+
     def _measure(self, began: float, ready: int) -> None:
         used = 0.0 if self._yielded_at is None else began - self._yielded_at
         self._yielded_at = now = clock()
@@ -357,30 +389,3 @@ def _describe(status: int | None) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"was killed by signal {-status}"
-
-
-def pin_device(wanted: bool, named: str) -> str | None:
-    """The device for whose sake batches are pinned, with the warnings of torch's DataLoader."""
-    if not wanted:
-        return None
-    if named:
-        warnings.warn(
-            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
-            f"ignore pin_memory_device='{named}'.",
-            stacklevel=3,
-        )
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None:
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, "
-            "then device pinned memory won't be used.",
-            stacklevel=3,
-        )
-        return None
-    if accelerator.type == "mps":
-        warnings.warn(
-            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=3,
-        )
-        return None
-    return str(accelerator.type)

@@ -23,9 +23,10 @@ from torchloom.data import position, training_loader, transport
 from torchloom.data.autotune import Tuner, Tuning
 from torchloom.data.batch_cutter import BatchCutter
 from torchloom.data.dispatcher import KILL_LIMIT, Dispatcher
-from torchloom.data.epoch_iterator import EpochIterator, pin_device
+from torchloom.data.epoch_iterator import EpochIterator
 from torchloom.data.loader_pool import LoaderPool
 from torchloom.data.loader_process import Recipe
+from torchloom.data.pinned_memory import pin_device
 from torchloom.data.position import EpochPosition
 from torchloom.data.seeding import Seeding
 from torchloom.data.stage_times import LoadingMeter, Window
@@ -272,7 +273,10 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
 
         torchLoom calls this once a second, if this loader feeds the training.
         """
-        return self._window.take(self.num_workers)
+        seconds = self._meter.hang_seconds()
+        hangs = (iterator.find_hang(seconds) for iterator in list(self._live))
+        trouble = next((hang for hang in hangs if hang is not None), None) or self._meter.recent_death()
+        return self._window.take(self.num_workers, trouble)
 
     def total(self) -> int:
         """Indices of an epoch; -1 if the sampler has no length."""

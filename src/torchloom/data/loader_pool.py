@@ -137,6 +137,10 @@ class LoaderPool:
         return bool(self._opened) and self._resources.zygote is not None and not self._is_released
 
     @property
+    def zygote_pid(self) -> int:
+        return self._resources.zygote.pid if self.has_zygote and self._resources.zygote is not None else 0
+
+    @property
     def _resources(self) -> _Resources:
         return self._opened[0]
 

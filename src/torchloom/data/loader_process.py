@@ -15,7 +15,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker
 
-from torchloom.data import process_control, transport
+from torchloom.data import loader_stacks, transport
 from torchloom.data.batch_encoding import encode
 from torchloom.data.memory_slots import MOST_UNANNOUNCED, SlotRing
 from torchloom.data.seeding import Seeding, seed_process, seed_sample
@@ -69,7 +69,7 @@ def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
     """Load until the training process closes its end."""
     for number in _IGNORED:  # the training process decides when loaders end
         signal.signal(number, _ignore)
-    process_control.set_name(f"loom-loader-{loader}")
+    loader_stacks.prepare(loader)
     torch.set_num_threads(1)
     ring = SlotRing(announce=lambda: _send_slots(end, ring))
     _allocate_from(ring, end)

@@ -12,11 +12,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torchloom.protocol.data_loading import Loading
+from torchloom.protocol.data_loading import LoaderTrouble, Loading
 
 clock = time.perf_counter
+MOST_CHARACTERS = 500
+"""Of indices in a report."""
+RECENT_SECONDS = 30.0
+"""A death is reported for this time: beats may be lost."""
+HANG_SECONDS = 30.0
+HANG_FACTOR = 20.0
+"""A loader hangs after this time, and this many times what batches take."""
 _decoded = 0.0
 """Seconds of decoding in this process, of the current batch."""
 
@@ -74,6 +81,21 @@ class LoadingMeter:
         self.totals = Totals()
         self.deaths = 0
         self.recut = 0
+        self._death: tuple[float, LoaderTrouble] | None = None
+
+    def died(self, loader: int, pid: int, status: int | None) -> None:
+        self.deaths += 1
+        self._death = clock(), LoaderTrouble(what="died", loader=loader, pid=pid, status=status)
+
+    def recent_death(self) -> LoaderTrouble | None:
+        death = self._death
+        return death[1] if death is not None and clock() - death[0] < RECENT_SECONDS else None
+
+    def hang_seconds(self) -> float:
+        """A batch that training waits for longer than this is not coming."""
+        totals = self.totals
+        load = (totals.read + totals.decode + totals.collate + totals.transfer) / max(totals.batches, 1)
+        return max(HANG_SECONDS, HANG_FACTOR * load)
 
     def loaded(self, times: StageTimes, received: float, size: int) -> None:
         """A batch was loaded; receiving it took this long here."""
@@ -104,7 +126,7 @@ class Window:
     def batches(self) -> int:
         return self._meter.totals.batches - self._last.batches
 
-    def take(self, loaders: int) -> Loading:
+    def take(self, loaders: int, trouble: LoaderTrouble | None = None) -> Loading:
         now, last = replace(self._meter.totals), self._last
         self._last = now
         batches = now.batches - last.batches
@@ -122,4 +144,10 @@ class Window:
             mb=(now.bytes - last.bytes) / count / 1e6,
             deaths=self._meter.deaths,
             recut=self._meter.recut,
+            trouble=trouble,
         )
+
+
+def shortened(indices: Any) -> str:
+    text = str(indices)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"

@@ -63,6 +63,10 @@ class Zygote:
         finally:
             there.close()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
     def fileno(self) -> int:
         return self._end.fileno()
 
