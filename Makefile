@@ -30,7 +30,7 @@ $(READY): pyproject.toml
 	@touch $(READY)
 
 $(FRAMEWORKS): $(READY)
-	@echo "installing the training frameworks that tests use into .venv"
+	@echo "installing the training frameworks that tests and benchmarks use into .venv"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)" -e '.[frameworks]'
 	@touch $(FRAMEWORKS)
 
@@ -52,7 +52,7 @@ check: $(READY)  ## ruff, mypy --strict, import-linter
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports
 
-bench: $(READY)  ## every benchmark, against its peer in the same run
+bench: $(FRAMEWORKS)  ## every benchmark, against its peer in the same run
 	@$(PY) -m benchmarks
 
 campaign: $(READY)  ## long seeded fault runs; SEED=n repeats one, SHORT=1 takes minutes
