@@ -425,6 +425,7 @@ def test_other_workers_see_what_has_changed_in_the_dataset(kind: Kind) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("by_name", [True, False], ids=["name", "object"])
 def test_start_methods(kind: Kind, method: str, by_name: bool) -> None:
@@ -449,6 +450,7 @@ class Slow(Numbers):
         time.sleep(30)
 
 
+@pytest.mark.long
 @pytest.mark.long
 def test_a_timeout(kind: Kind) -> None:
     error = failure(kind(Slow(2), num_workers=1, timeout=1))

@@ -55,6 +55,7 @@ def interrupted(iterator: Any, line: int) -> tuple[list[float], bool]:
         sys.settrace(previous)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("count", "persistent", "stride"), [(0, False, 2), (1, False, 7), (1, True, 19)])
 def test_an_interrupt_at_any_line(count: int, persistent: bool, stride: int) -> None:
     line, reached, refused = 1, True, 0
@@ -104,6 +105,7 @@ sys.settrace(InterruptAt({line}))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("act", "line"), [("iterator.close()", 9), ("iterator.close()", 20), ("list(iterator)", 20)])
 def test_training_that_is_interrupted_ends(act: str, line: int) -> None:
     ended = subprocess.run(
