@@ -8,12 +8,14 @@ loader measures.
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections import deque
 from typing import Any, Literal, Protocol
 
 from torchloom.protocol.data_loading import DataPlace, Loading
 
+logger = logging.getLogger("torchloom")
 KEPT_PLACES = 4096
 """Batches of which a loader remembers at which step they were yielded: ranks are never further apart."""
 
@@ -72,7 +74,7 @@ _training_loader: weakref.ref[Any] | None = None
 def register_threadlet(threadlet: ThreadletPort) -> None:
     _threadlets.append(threadlet)
     if _training_loader is not None and (loader := _training_loader()) is not None:
-        threadlet.use_loader(loader)
+        _offer(threadlet, loader)
 
 
 def unregister_threadlet(threadlet: ThreadletPort) -> None:
@@ -99,7 +101,15 @@ def note_batch(loader: LoaderPort, epoch: int, yielded: int) -> None:
 
 
 def set_loader(loader: LoaderPort) -> None:
+    """This loader feeds the training. Never raises: it is called between two batches."""
     global _training_loader  # noqa: PLW0603
     _training_loader = weakref.ref(loader)
     for threadlet in list(_threadlets):
+        _offer(threadlet, loader)
+
+
+def _offer(threadlet: ThreadletPort, loader: LoaderPort) -> None:
+    try:
         threadlet.use_loader(loader)
+    except Exception as error:  # noqa: BLE001  training continues
+        logger.warning("torchLoom: the loaders cannot be changed from outside: %s", error)

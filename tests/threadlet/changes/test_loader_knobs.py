@@ -121,6 +121,27 @@ def test_a_trainer_that_reads_the_length_once_gets_the_size_at_the_next_epoch(ra
     assert len(list(loader)) == 4
 
 
+def test_a_loader_that_cannot_be_offered_does_not_stop_training(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Any) -> None:
+        raise ValueError("a knob that is none")
+
+    monkeypatch.setattr(rank, "use_loader", refuse)
+    loader, seen = loader_of(12), 0
+    for _ in loader:
+        seen += 1
+        rank.step()
+    assert seen == 3
+    assert "a knob that is none" in caplog.text
+
+
+def test_a_loader_with_very_many_processes_is_offered() -> None:
+    loader = loader_of(4)
+    loader.num_workers = 600
+    assert loaders_knob(loader).read() == 600
+
+
 def test_how_far_a_loader_was_is_forgotten_after_many_batches() -> None:
     history = YieldHistory()
     assert history.place(5, 9) == DataPlace(epoch=-1, yielded=0, total=9), "it has yielded nothing"
