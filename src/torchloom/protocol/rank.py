@@ -22,6 +22,9 @@ Action = Literal["set", "pause", "stop", "checkpoint"]
 """What a change does to all its ranks at one step."""
 
 
+KnobRole = Literal["", "batch_size", "accumulation", "lr"]
+
+
 class KnobSpec(Part, frozen=True):
     """A value of a running job that may be changed."""
 
@@ -35,7 +38,7 @@ class KnobSpec(Part, frozen=True):
     unit: Annotated[str, Meta(max_length=32)] = ""
     help: Annotated[str, Meta(max_length=500)] = ""
     per: Literal["job", "rank"] = "job"
-    role: Literal["", "batch_size", "accumulation", "lr"] = ""
+    role: KnobRole = ""
     """What it means to the rules that change several knobs together."""
 
 

@@ -124,3 +124,8 @@ def test_the_log_level_is_that_of_the_root_logger() -> None:
         assert knob.read() == "WARNING"
     finally:
         root.setLevel(before)
+
+
+def test_a_role_that_no_rule_knows_is_refused() -> None:
+    with pytest.raises(BadInput, match="role='speed'"):
+        make_knob("x", 1, role="speed")  # type: ignore[arg-type]

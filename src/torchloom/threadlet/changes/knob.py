@@ -9,14 +9,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast, get_args
 
 from torchloom.checkpoints.threadlet_bridge import CheckpointPort
 from torchloom.errors import BadInput
 from torchloom.knob_validation import check
 from torchloom.protocol.data_loading import DataPlace
 from torchloom.protocol.ids import NAME
-from torchloom.protocol.rank import KnobSpec, Value
+from torchloom.protocol.rank import KnobRole, KnobSpec, Value
 
 KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
 INTERVAL = "checkpoint_interval"
@@ -68,7 +68,7 @@ def make_knob(
     unit: str = "",
     help: str = "",
     per: str = "job",
-    role: Literal["", "batch_size", "accumulation", "lr"] = "",
+    role: KnobRole = "",
 ) -> Knob:
     """A knob as the script describes it. Raises BadInput here, because nothing may raise later."""
     if not isinstance(name, str) or not NAME.fullmatch(name) or not name[0].isalpha() or len(name) > 64:
@@ -81,6 +81,8 @@ def make_knob(
         raise BadInput(f"knob {name}: choices={choices!r}", hint=f"up to {MAX_CHOICES} texts")
     if per not in {"job", "rank"}:
         raise BadInput(f"knob {name}: per={per!r} is neither 'job' nor 'rank'")
+    if role not in get_args(KnobRole):
+        raise BadInput(f"knob {name}: role={role!r}", hint=f"one of {', '.join(filter(None, get_args(KnobRole)))}")
     value = plain(get() if value is None and get is not None else value)
     kind = type if isinstance(type, str) else KINDS.get(type) if type is not None else _kind(value, choices)
     if kind not in {"float", "int", "bool", "enum", "text", "floats"}:
