@@ -74,6 +74,16 @@ def test_a_rule_that_cannot_be_kept_is_refused(about: dict[str, Any], why: str) 
     assert code(caught) == why
 
 
+def test_sizes_that_fit_are_looked_for_near_the_requested_one() -> None:
+    huge = {**CURRENT, "batch_size": 2**40, "accumulation": 1}
+    ask = a_set(values={"batch_size": 2**20 + 1}, keep_global_batch=True)
+    with pytest.raises(Refused) as caught:
+        with_rules(ask, SPECS, huge)
+    hint = caught.value.answer.hint
+    assert isinstance(hint, Phrase)
+    assert hint.args["sizes"] == (str(2**20),)
+
+
 # In the change
 
 

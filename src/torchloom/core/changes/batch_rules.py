@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torchloom.protocol.operator import SetKnobs
     from torchloom.protocol.rank import KnobSpec, Value
 
+LOOKED_AT = 10_000
+"""Sizes on each side of a requested one among which others that fit are looked for."""
+
 
 def with_rules(ask: SetKnobs, specs: Mapping[str, KnobSpec], current: Mapping[str, Value]) -> dict[str, Value]:
     """All values of the change, also those that a rule of the request adds. `current` has the values before it."""
@@ -43,11 +46,11 @@ def _accumulation(
         raise Refused(phrase("no_accumulation_knob", job=ask.job), phrase("offer_accumulation"))
     samples = before * int(current[names[0]])  # type: ignore[arg-type]
     if samples % after:
-        fitting = [size for size in range(1, samples + 1) if samples % size == 0]
-        near = [str(size) for size in sorted(sorted(fitting, key=lambda size: abs(size - after))[:3])]
-        raise Refused(
-            phrase("accumulation_not_whole", samples=samples, size=after), phrase("sizes_that_fit", sizes=near)
-        )
+        sizes = range(max(1, after - LOOKED_AT), min(samples, after + LOOKED_AT) + 1)
+        fitting = sorted((size for size in sizes if samples % size == 0), key=lambda size: abs(size - after))
+        near = [str(size) for size in sorted(fitting[:3])]
+        hint = phrase("sizes_that_fit", sizes=near) if near else phrase("see_knobs", job=ask.job, name="accumulation")
+        raise Refused(phrase("accumulation_not_whole", samples=samples, size=after), hint)
     return {names[0]: samples // after}
 
 
