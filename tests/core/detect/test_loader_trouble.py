@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.core.loom import Loom, life
 from torchloom.core.detect.kinds_and_responses import KINDS
 from torchloom.core.detect.rank_detectors import RankDetectors
@@ -80,11 +82,12 @@ def test_the_incident_names_the_process_and_what_it_was_loading() -> None:
     assert [incident.closed is None for incident in loom.cluster.incidents.values()] == [False]
 
 
-def test_starvation_names_the_slowest_stage() -> None:
+@pytest.mark.parametrize("trouble", [None, DIED])
+def test_starvation_names_the_slowest_stage(trouble: LoaderTrouble | None) -> None:
     detectors = RankDetectors(Settings())
     found: list[Any] = []
     for step in range(200):
-        found += detectors.hear(beat(step, loading(), data=0.09), float(step))
+        found += detectors.hear(beat(step, loading(trouble), data=0.09), float(step))
     (finding,) = [finding for finding in found if finding.kind == "starved"]
     stages = finding.evidence[1]
     assert stages.code == "slowest_stage"

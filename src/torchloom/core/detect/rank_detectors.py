@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from msgspec.structs import replace
-
 from torchloom.core.detect.bad_numbers import GradientSpikeDetector, NonFiniteDetector, SpikeDetector
 from torchloom.core.detect.detector import CLOSED, Block, Detector, Finding
 from torchloom.core.detect.kinds_and_responses import DETECTORS
@@ -74,7 +72,10 @@ class RankDetectors:
         """What has begun or is over with this beat; mostly nothing."""
         loading = beat.loading
         if loading is not None and (loading.trouble is not None or self._loader.is_open is not None):
-            return (*self._loader.hear(beat), *self.hear(replace(beat, loading=None), now))
+            return (*self._loader.hear(beat), *self._hear_steps(beat, now))
+        return self._hear_steps(beat, now)
+
+    def _hear_steps(self, beat: Beat, now: float) -> tuple[Finding, ...]:
         times = beat.times
         if beat.paused or beat.phase not in _TRAINING:
             self.excuse()
