@@ -130,15 +130,17 @@ def test_a_loader_that_is_stuck_ends_with_its_zygote() -> None:
 
 
 def test_deaths_are_reported_with_what_is_known(tmp_path: Path) -> None:
-    iterator = iter(ElasticLoader(Deadly(40, 17, tmp_path, times=1), batch_size=4, num_workers=2))
+    loader = ElasticLoader(Deadly(40, 17, tmp_path, times=1), batch_size=4, num_workers=2)
+    iterator = iter(loader)
     with pytest.warns(RuntimeWarning) as caught:
         assert len(list(iterator)) == 10
     (pid,) = [int(path.name) for path in tmp_path.iterdir()]
     assert [f"(process {pid}) was killed by SIGKILL" in str(warning.message) for warning in caught] == [True]
     assert caught[0].filename == __file__, "the loop, not our code"
-    assert iterator.deaths == 1
-    assert iterator.last_death is not None
-    assert iterator.last_death.exit == (pid, -signal.SIGKILL)
+    seen = loader.measure()
+    assert seen.deaths == 1
+    assert seen.trouble is not None
+    assert (seen.trouble.pid, seen.trouble.status) == (pid, -signal.SIGKILL)
 
 
 def test_many_deaths_are_reported_a_few_times() -> None:

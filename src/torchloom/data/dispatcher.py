@@ -168,8 +168,6 @@ class Dispatcher:
         self._order: deque[int] = deque()
         """Numbers of the batches that were drawn and not yet yielded."""
         self._idle_deaths = 0
-        self.deaths = 0
-        self.reissued = 0
         self.recut = 0
         """Batches that were discarded."""
 
@@ -199,7 +197,6 @@ class Dispatcher:
         state = self._loaders.pop(loader, None)
         if state is None:
             return
-        self.deaths += 1
         if not state.outstanding:
             self._idle_deaths += not state.delivered
             return
@@ -327,7 +324,6 @@ class Dispatcher:
                 return
             if self._lost:
                 batch: Batch | None = heapq.heappop(self._lost)
-                self.reissued += 1
             else:
                 batch = self._draw() if len(self._order) < window else None
             if batch is None:

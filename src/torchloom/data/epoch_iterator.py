@@ -156,15 +156,6 @@ class EpochIterator(Iterator[Any]):
         """Loader processes now, including those that finish their last batches."""
         return len(self._pool.loaders)
 
-    @property
-    def deaths(self) -> int:
-        """Loader processes that ended without being asked; with persistent ones, in all epochs."""
-        return self._pool.deaths
-
-    @property
-    def last_death(self) -> Died | None:
-        return self._pool.last_death
-
     def close(self) -> None:
         """End the iteration, and its loader processes unless they are persistent."""
         with self._pool.lock:
@@ -286,7 +277,7 @@ class EpochIterator(Iterator[Any]):
 
     def _notice_death(self, event: Died) -> None:
         """The first deaths, and then fewer and fewer of them."""
-        deaths = self._pool.deaths
+        deaths = self._meter.deaths
         if deaths > NOTICED_DEATHS and deaths.bit_count() > 1:
             return
         end = "has ended" if event.exit is None else _describe(event.exit.status)

@@ -117,9 +117,6 @@ class LoaderPool:
         """The iteration to which new batches belong; what arrives of an earlier one is dropped."""
         self.is_broken = False
         """The zygote has died, and is not replaced any more."""
-        self.deaths = 0
-        """Loader processes that ended without being asked."""
-        self.last_death: Died | None = None
         self._is_released = False
         self._recipe = recipe
         self._context = context
@@ -281,9 +278,7 @@ class LoaderPool:
                 if not self._listen(left):
                     break
         self.stop(connection.loader)
-        self.deaths += 1
-        self.last_death = Died(connection.loader, zygote.exits.pop(connection.serial, None) if zygote else None)
-        return self.last_death
+        return Died(connection.loader, zygote.exits.pop(connection.serial, None) if zygote else None)
 
     def _receive(self, connection: _Connection) -> Iterator[Event]:
         while True:
