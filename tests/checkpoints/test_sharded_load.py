@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.checkpoints.ranks import job
-from tests.checkpoints.training import Kind, Plan, Training
+from tests.checkpoints.training import Counter, Kind, Plan, Training
 from torchloom.errors import BadState
 
 
@@ -75,6 +75,24 @@ def test_not_strictly_it_begins_anew_and_the_rest_goes_over(tmp_path: Path) -> N
             ranks.all(Training.resume, strict=False)
             assert ranks.all(Training.own) == [(rank * 1000, 3) for rank in range(max(size, 1))]
             assert ranks.all(Training.whole) == [whole] * max(size, 1)
+
+
+def test_a_part_that_merges_the_states_of_ranks_goes_over_unless_it_refuses(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, sampler=False)
+    with job(2, plan) as ranks:
+        ranks.all(Training.train, 1)
+        for rank, count in enumerate((3, 4)):
+            ranks.all(Training.add, "counter", Counter(count), rank)
+        assert ranks.all(Training.save) == ["", ""]
+    with job(0, replace(plan, kind="plain")) as alone:
+        alone.all(Training.add, "counter", Counter())
+        alone.all(Training.resume)
+        assert [counter.count for counter in alone.all(Training.part, "counter")] == [7]
+        alone.all(Training.add, "counter", Counter(1, most=6))
+        (refusal,) = alone.outcomes(Training.resume)
+        assert (type(refusal), str(refusal)) == (BadState, "step-1: 7 is too much")
+        assert alone.all(Training.resume, strict=False) == [1]
+        assert [counter.count for counter in alone.all(Training.part, "counter")] == [1], "as it was"
 
 
 def test_one_file_of_one_process_is_resumed_by_two_replicas(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torchloom
 from torchloom.checkpoints import sharded_save
 from torchloom.checkpoints.pending_save import PendingSave, PreparedSave
+from torchloom.errors import BadState
 
 Kind = Literal["plain", "ddp", "fsdp1", "fsdp2", "tensor-parallel"]
 
@@ -55,6 +56,26 @@ class Sampler:
         if self.refuses and state["position"] != self.position:
             raise ValueError("this sampler is of another data set")
         self.position = state["position"]
+
+
+class Counter:
+    """A part that another number of ranks can continue: its states add up."""
+
+    def __init__(self, count: int = 0, most: int = 100) -> None:
+        self.count = count
+        self.most = most
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+    def merge_rank_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        count = sum(state["count"] for state in states)
+        if count > self.most:
+            raise BadState(f"{count} is too much")
+        return {"count": count}
 
 
 class Unused(torch.nn.Linear):

@@ -218,19 +218,23 @@ def _rank_state(
         return rank_state | {"own": {name: rank_state["own"][name] for name in parts}}
     common, different, ranks = _read_common(path, manifest)
     for name in (name for name in parts if name in different):
-        merge = getattr(parts[name], "merge_rank_states", None)
-        if merge is not None:  # it can be continued by another number of ranks
-            common[name] = merge([rank["own"][name] for rank in ranks])
-        elif strict:
-            before, now = manifest.world_size, coordinator.size
-            raise BadState(
-                f"{path.name}: {name} differed between {before} ranks, and there are {now} now",
-                hint="strict=False leaves it as it is; nothing was loaded",
-            )
-        else:
-            logger.warning("torchLoom: %s differed between ranks in %s; it stays as it is", name, path.name)
+        try:
+            common[name] = _merge(name, parts[name], ranks, coordinator)
+        except BadState as error:
+            if strict:
+                hint = "strict=False leaves it as it is; nothing was loaded"
+                raise BadState(f"{path.name}: {error.message}", hint=hint) from None
+            logger.warning("torchLoom: %s in %s; it stays as it is", error.message, path.name)
     own = {name: common[name] for name in parts if name in common}
     return {"own": own, "rng": {}, "torchloom": ranks[0]["torchloom"]}
+
+
+def _merge(name: str, part: Any, ranks: list[dict[str, Any]], coordinator: Coordinator) -> Any:
+    """One state for all ranks now, of a part that can make it from what each rank saved."""
+    merge = getattr(part, "merge_rank_states", None)
+    if merge is None:
+        raise BadState(f"{name} differed between {len(ranks)} ranks, and there are {coordinator.size} now")
+    return merge([rank["own"][name] for rank in ranks])
 
 
 def _read_common(path: Path, manifest: Manifest) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
