@@ -59,6 +59,7 @@ def test_a_job_is_placed_on_both_nodes_its_output_is_read_from_them_and_its_end_
     assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (4, "loom: mnist has no rank 9")
 
 
+@pytest.mark.wording
 def test_loom_run_over_several_nodes_shows_what_all_ranks_print_and_ends_them_when_interrupted(site: Cluster) -> None:
     words = ["run", "--nnodes", "2", "--nproc-per-node", "1", "--job", "mnist", "--standby", "0"]
     script = [str(site.folder / "train.py"), str(site.folder), "100000"]
@@ -163,6 +164,7 @@ def test_two_agents_of_one_name_are_one_too_many(site: Cluster, tmp_path: Path) 
     assert (elsewhere.returncode, "another agent serves n1 already" in elsewhere.stderr) == (5, True)
 
 
+@pytest.mark.wording
 def test_an_agent_that_is_told_to_leave_says_what_goes_on(site: Cluster) -> None:
     site.submit(node="n2")
     site.until(lambda: site.trains(1), "a rank")

@@ -26,6 +26,7 @@ def start(site: Cluster) -> subprocess.Popen[bytes]:
     return agent
 
 
+@pytest.mark.wording
 def test_an_agent_that_is_asked_to_end_takes_its_ranks_along_and_the_job_waits_for_the_next_one(site: Cluster) -> None:
     agent = start(site)
     site.submit(nproc_per_node=2)
