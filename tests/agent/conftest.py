@@ -15,7 +15,7 @@ import pytest
 
 from tests.agent.harness import ENV, SupervisorHarness
 from tests.agent.nvml.fake import A, B, FakeDriver, build
-from torchloom.agent.monitor import gpus
+from torchloom.agent.monitor import gpu_readings
 from torchloom.agent.supervisor.supervisor_client import SupervisorOptions
 
 
@@ -109,6 +109,6 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def driver(nvml_library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """Two GPUs that are well, read without a pause."""
     monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.txt"))
-    monkeypatch.setattr(gpus, "READ_SECONDS", 0.005)
-    monkeypatch.setattr(gpus, "WAIT_MS", 20)
+    monkeypatch.setattr(gpu_readings, "READ_SECONDS", 0.005)
+    monkeypatch.setattr(gpu_readings, "WAIT_MS", 20)
     return FakeDriver(tmp_path / "nvml.txt", A, B)

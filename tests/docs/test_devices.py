@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchloom.agent.monitor.gpu_health import COOLER, UNTHROTTLED_SECONDS, XID_SECONDS, XIDS
-from torchloom.agent.monitor.gpus import STALE_SECONDS
+from torchloom.agent.monitor.gpu_readings import STALE_SECONDS
 from torchloom.settings import Settings
 from torchloom.views.cluster_summary import READINGS_SHOWN
 

@@ -9,7 +9,7 @@ import pytest
 
 from torchloom.agent.monitor.exit_evidence import how_it_ended
 from torchloom.agent.monitor.gpu_health import describe
-from torchloom.agent.monitor.gpus import GpuState
+from torchloom.agent.monitor.gpu_readings import GpuState
 from torchloom.agent.monitor.pressure import describe_host
 from torchloom.agent.node_check.checks import answering, clock, disk
 from torchloom.agent.supervisor.protocol import Ended

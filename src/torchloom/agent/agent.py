@@ -35,7 +35,8 @@ from torchloom.agent.port_and_checkpoint import prepare
 from torchloom.agent.supervisor.protocol import Ended
 from torchloom.agent.supervisor.spare import Spare
 from torchloom.agent.supervisor.supervisor_client import Gone, SupervisorClient, SupervisorOptions
-from torchloom.bus.tasks import TaskSet, end_all
+from torchloom.bus.streams import store_once
+from torchloom.bus.tasks import TaskSet, end_all, set_within
 from torchloom.core.detect.hang import spans
 from torchloom.errors import AlreadyUp, TorchLoomError
 from torchloom.protocol.codec import decode_node_command, encode
@@ -48,7 +49,6 @@ from torchloom.views.wording.phrases import render
 
 logger = logging.getLogger("torchloom.agent")
 BEAT_SECONDS = 1.0
-ACK_SECONDS = 2.0
 FAREWELL_SECONDS = 1.0
 """For the weaver to acknowledge the last ends."""
 PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torchloom.threadlet.threadlet")
@@ -152,9 +152,7 @@ class Agent:
             self._news.clear()
             with contextlib.suppress(nats.errors.Error):
                 await self.client.publish(NODE.to(node=self.node.name), encode(self.beat()))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_SECONDS):  # wait_for (3.11) may swallow a cancellation
-                    await self._news.wait()
+            await set_within(self._news, BEAT_SECONDS)
 
     def beat(self) -> NodeBeat:
         states = [link.state for job in self.jobs.values() for link in job.supervisors.values()]
@@ -210,9 +208,8 @@ class Agent:
     async def _inspect(self, attempt: Attempt, order: Inspect) -> None:
         inspected = await inspect(attempt, order, self.node.name)
         subject = FACT.to(source=self.node.name)
-        headers = {"Nats-Msg-Id": f"{order.incident}-{self.node.name}"}
         with contextlib.suppress(nats.errors.Error, OSError):  # asked again if it does not arrive
-            await self.client.jetstream().publish(subject, encode(inspected), timeout=ACK_SECONDS, headers=headers)
+            await store_once(self.client, subject, encode(inspected), id=f"{order.incident}-{self.node.name}")
 
     # ── attempts ──
 

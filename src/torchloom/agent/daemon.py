@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,11 +24,11 @@ from torchloom.agent import log_files
 from torchloom.agent.agent import BEAT_SECONDS, COLD, STANDBY, Agent, JobHere
 from torchloom.agent.environment import RankPaths
 from torchloom.agent.node import Node
-from torchloom.agent.supervisor.children import read_records
+from torchloom.agent.supervisor.child_processes import read_records
 from torchloom.agent.supervisor.spare import remove_left
 from torchloom.agent.supervisor.supervisor_client import SupervisorClient, SupervisorGone
 from torchloom.bus.connection import close_quietly, connect, find
-from torchloom.bus.tasks import end_all
+from torchloom.bus.tasks import end_all, on_stop_signal
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
 from torchloom.protocol.codec import decode_look_lines, decode_node_beat, encode
 from torchloom.protocol.operator import No
@@ -127,10 +126,8 @@ def _refuse(taken: asyncio.Future[str], node: str) -> None:
 
 async def _run_until_signal(agent: Agent, taken: asyncio.Future[str]) -> int:
     """Returns how many ranks ran when the signal came."""
-    loop = asyncio.get_running_loop()
-    leave: asyncio.Future[None] = loop.create_future()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: None if leave.done() else leave.set_result(None))
+    leave: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    on_stop_signal(lambda: None if leave.done() else leave.set_result(None))
     running = asyncio.create_task(agent.run())
     try:
         await asyncio.wait((running, leave, taken), return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ import msgspec
 from torchloom.errors import BadState
 from torchloom.shared.addresses import split_url
 from torchloom.shared.files import replace_file
-from torchloom.shared.json_decoding import decoder
+from torchloom.shared.json_decoding import read_file
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,16 +76,7 @@ class StateFolder:
 
     def read_endpoint(self) -> Endpoint | None:
         """The endpoint of the server, or None if no control plane was ever up here."""
-        try:
-            return decoder(Endpoint)(self.endpoint.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise BadState(f"cannot read {self.endpoint}: {error.strerror}") from error
-        except msgspec.MsgspecError as error:
-            raise BadState(
-                f"{self.endpoint} is damaged: {error}", hint="remove that file, then run `loom up` or `loom join` again"
-            ) from error
+        return read_file(self.endpoint, Endpoint, "remove that file, then run `loom up` or `loom join` again")
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -133,6 +133,11 @@ async def extent(client: Client, stream: str) -> Extent:
     raise AssertionError("the loop ends by return or raise")
 
 
+async def store_once(client: Client, subject: str, data: bytes, id: str, timeout: float = 2.0) -> None:
+    """Store a message in the stream of its subject. Repetitions have the same id, and the server drops them."""
+    await client.jetstream().publish(subject, data, timeout=timeout, headers={"Nats-Msg-Id": id})
+
+
 async def store_expected(
     client: Client, stream: Stream, subject: str, data: bytes, headers: dict[str, str], timeout: float = 2.0
 ) -> int | None:

@@ -1,13 +1,15 @@
-"""Background tasks: kept until they end, and ended reliably.
+"""Background tasks: kept until they end, and ended reliably; and what a service waits for: events and signals.
 
-In Python 3.11 asyncio.wait_for can lose a cancellation, so `end_all` repeats it.
+In Python 3.11 asyncio.wait_for can lose a cancellation, so `end_all` repeats it, and `set_within` does without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Collection, Coroutine
+import signal
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 AGAIN_SECONDS = 0.05
@@ -29,6 +31,20 @@ class TaskSet(set[asyncio.Task[Any]]):
 
     async def end(self) -> None:
         await end_all(list(self))
+
+
+def on_stop_signal(call: Callable[[], object]) -> None:
+    """Call this at SIGTERM and at Ctrl-C, each time, instead of ending the process."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, call)
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until an event is set, at most this long; whether it is."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 async def end_all(tasks: Collection[asyncio.Future[Any]]) -> None:

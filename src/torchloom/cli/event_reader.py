@@ -11,7 +11,6 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 
 import msgspec
 from nats.aio.client import Client
@@ -19,6 +18,7 @@ from nats.aio.msg import Msg
 
 from torchloom.bus.connection import connect, find
 from torchloom.bus.streams import extent, read_log
+from torchloom.bus.tasks import set_within
 from torchloom.cli.verb_call import Call, print_error
 from torchloom.errors import Refused, Unreachable
 from torchloom.protocol.codec import decode_entry
@@ -94,8 +94,7 @@ class EventReader:
         self._woken.set()
 
     async def _wait(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), _LOOK_ANYWAY)
+        await set_within(self._woken, _LOOK_ANYWAY)
         self._woken.clear()
 
     async def _await_past(self, client: Client) -> int:

@@ -10,7 +10,7 @@ import signal
 import sys
 from functools import partial
 
-from torchloom.bus.tasks import end_all
+from torchloom.bus.tasks import end_all, on_stop_signal
 from torchloom.errors import TorchLoomError
 from torchloom.lighthouse.options import Options
 from torchloom.lighthouse.quorum import Rules
@@ -63,8 +63,7 @@ async def serve(settings: Settings, options: Options) -> None:
     say = partial(print, flush=True)
     bind = parse_bind(options.bind)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    on_stop_signal(stop.set)
     folder = options.folder or settings.state_folder / "lighthouses" / options.job
     with contextlib.closing(QuorumStore(folder.absolute())) as store:
         rules = Rules(options.min_replicas, options.join_timeout_ms / 1000, options.heartbeat_timeout_ms / 1000)

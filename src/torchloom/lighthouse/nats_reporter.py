@@ -18,6 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom.bus.connection import close_quietly, connect, find, is_denied
+from torchloom.bus.tasks import set_within
 from torchloom.errors import TorchLoomError
 from torchloom.lighthouse.quorum_service import QuorumService
 from torchloom.protocol.codec import decode_evict, encode
@@ -72,8 +73,7 @@ class NatsReporter:
             if client.is_connected:  # otherwise outdated beats would be buffered and sent later
                 with contextlib.suppress(nats.errors.Error, OSError):
                     await client.publish(QUORUM.to(job=self._job), encode(self.beat()))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), BEAT_SECONDS)
+            await set_within(self._news, BEAT_SECONDS)
 
     async def _reach(self) -> Client:
         """Connect, trying until it succeeds; nats-py then reconnects by itself."""

@@ -15,11 +15,12 @@ import msgspec
 from torchloom.errors import AlreadyUp, BadState
 from torchloom.lighthouse.quorum import DurableState
 from torchloom.shared.files import open_locked, replace_file, sync_folder
-from torchloom.shared.json_decoding import decoder
+from torchloom.shared.json_decoding import read_file
 
 STATE = "quorum.json"
 PORT = "port"
 _LOCK = "lock"
+_DAMAGED = "it says which quorums there were: remove it only when no replica of the job runs any more"
 
 
 class QuorumStore:
@@ -40,7 +41,7 @@ class QuorumStore:
             )
         self._lock = lock
         try:
-            self.durable = self._read()
+            self.durable = read_file(folder / STATE, DurableState, _DAMAGED) or DurableState()
         except BaseException:
             self.close()
             raise
@@ -53,20 +54,6 @@ class QuorumStore:
         replace_file(self.folder / STATE, msgspec.json.encode(durable))
         sync_folder(self.folder)
         self.durable = durable
-
-    def _read(self) -> DurableState:
-        path = self.folder / STATE
-        try:
-            return decoder(DurableState)(path.read_bytes())
-        except FileNotFoundError:
-            return DurableState()
-        except OSError as error:
-            raise BadState(f"cannot read {path}: {error.strerror}") from error
-        except msgspec.MsgspecError as error:
-            raise BadState(
-                f"{path} is damaged: {error}",
-                hint="it says which quorums there were: remove it only when no replica of the job runs any more",
-            ) from error
 
     # ── where it listened ──
 

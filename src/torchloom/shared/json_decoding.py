@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import msgspec
+
+from torchloom.errors import BadState
 
 T = TypeVar("T")
 
@@ -27,3 +30,15 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
             raise msgspec.DecodeError("nested too deeply") from None
 
     return checked
+
+
+def read_file(path: Path, kind: type[T], hint: str) -> T | None:
+    """What a file holds; None if there is none. BadState if it cannot be read or, with this hint, is damaged."""
+    try:
+        return decoder(kind)(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadState(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise BadState(f"{path} is damaged: {error}", hint=hint) from error

@@ -7,7 +7,6 @@ subjects serves as a bell: it rings when a message is sent. The message can be r
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,6 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from torchloom.bus.streams import read_log
+from torchloom.bus.tasks import set_within
 from torchloom.core.events import Event, FactReceived, ReportReceived
 from torchloom.errors import TorchLoomError
 from torchloom.protocol.codec import decode_fact, decode_report
@@ -93,9 +93,7 @@ class Inbox:
                 await asyncio.sleep(PAUSES[tries])
                 tries += 1
             else:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.bell.wait(), LOOK_SECONDS)
-                rung, tries = self.bell.is_set(), 0
+                rung, tries = await set_within(self.bell, LOOK_SECONDS), 0
                 self.bell.clear()
 
     def _decode(self, subject: str, data: bytes) -> Event | None:

@@ -24,6 +24,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from torchloom.bus.state_folder import StateFolder, write_private
+from torchloom.bus.streams import store_once
 from torchloom.bus.tasks import TaskSet
 from torchloom.core.devices.alert_targets import AlertTargets, devices_blamed_by
 from torchloom.core.state.cluster import ClusterState
@@ -66,7 +67,6 @@ class Ingress:
         self._settings = settings
         self._folder = StateFolder(settings.state_folder)
         self._client = client
-        self._js = client.jetstream(timeout=STORE_SECONDS / 2)
         self._cluster = cluster
         self._health = health
         self._certificate = certificate(settings)
@@ -206,7 +206,7 @@ class Ingress:
         async def publish(alarm: Alarm, fact: DeviceFailed | DeviceRecovered | DeviceWarned) -> None:
             subject, key = FACT.to(source=f"alertmanager:{alarm.id}"), f"{self._key(alarm)}/{fact.device}"
             async with room:
-                await self._js.publish(subject, encode(fact), headers={"Nats-Msg-Id": key})
+                await store_once(self._client, subject, encode(fact), key, timeout=STORE_SECONDS / 2)
 
         for firing in (False, True):
             await asyncio.gather(*(publish(*fact) for fact in facts if fact[0].firing is firing))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from nats.aio.client import Client
 from torchloom.bus.connection import Address, close_quietly, connect, find, find_system, is_denied
 from torchloom.bus.credentials import ensure_authority
 from torchloom.bus.state_folder import StateFolder
+from torchloom.bus.tasks import on_stop_signal
 from torchloom.bus.weaver_client import ask_for_plane
 from torchloom.errors import AlreadyUp, TorchLoomError, Unreachable
 from torchloom.protocol.ids import RankId
@@ -46,9 +46,7 @@ def run(settings: Settings, takeover: bool = False) -> int:
 async def serve(settings: Settings, takeover: bool = False) -> None:
     """Run the weaver until SIGTERM or SIGINT."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    on_stop_signal(stop.set)
     async with contextlib.AsyncExitStack() as stack:
         weaver = await begin(settings, stack, takeover)
         service = asyncio.create_task(weaver.run())

@@ -22,7 +22,7 @@ from torchloom.agent.monitor.gpu_health import (
     explain,
     judge,
 )
-from torchloom.agent.monitor.gpus import GpuEvent, GpuState
+from torchloom.agent.monitor.gpu_readings import GpuEvent, GpuState
 from torchloom.agent.node import Node
 from torchloom.bus.connection import connect, find
 from torchloom.bus.streams import read_log

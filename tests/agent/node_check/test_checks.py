@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.nvml.fake import A, B, FakeDriver
-from torchloom.agent.monitor.gpus import GpuState
+from torchloom.agent.monitor.gpu_readings import GpuState
 from torchloom.agent.node_check import checks, trials
 from torchloom.agent.node_check.checks import Subject, answering, clock, computed, disk, examine, reasons
 from torchloom.protocol.node import Check

@@ -17,7 +17,7 @@ import pytest
 
 from tests.agent.harness import ENV, SECONDS, SupervisorHarness, lives, until
 from tests.damaged_json import GARBAGE, damage
-from torchloom.agent.supervisor.children import read_records
+from torchloom.agent.supervisor.child_processes import read_records
 from torchloom.agent.supervisor.main import MOST_SILENT
 from torchloom.agent.supervisor.protocol import (
     MAX_BYTES,

@@ -28,8 +28,10 @@ from typing import Final, NamedTuple
 import nats.errors
 from nats.aio.client import Client
 
-from torchloom.agent.monitor.gpus import HARDWARE, GpuEvent, Gpus, GpuState
+from torchloom.agent.monitor.gpu_readings import HARDWARE, GpuEvent, Gpus, GpuState
 from torchloom.agent.node import Node
+from torchloom.bus.streams import store_once
+from torchloom.bus.tasks import set_within
 from torchloom.protocol.codec import encode
 from torchloom.protocol.facts import ALL_OVER, DeviceFailed, DeviceWarned
 from torchloom.protocol.node import Reading
@@ -38,7 +40,6 @@ from torchloom.protocol.subjects import FACT
 from torchloom.settings import Settings
 
 LOOK_SECONDS = 0.5
-ACK_SECONDS = 2.0
 MOST_UNSENT = 1000
 """Facts that are kept while the server is away; past it the oldest is dropped."""
 COOLER = 5.0
@@ -231,9 +232,7 @@ class GpuHealth:
         with contextlib.closing(self.gpus):
             self.gpus.start()
             while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await self._bell.wait()
+                await set_within(self._bell, LOOK_SECONDS)
                 self._bell.clear()
                 states, events = self.gpus.look(), self.gpus.events()
                 source = f"agent {self.node.name}"
@@ -251,9 +250,8 @@ class GpuHealth:
         subject = FACT.to(source=self.node.name)
         while self._unsent:
             number, fact = self._unsent[0]
-            headers = {"Nats-Msg-Id": f"{self.incarnation}-health-{number}"}
             try:
-                await self.client.jetstream().publish(subject, encode(fact), timeout=ACK_SECONDS, headers=headers)
+                await store_once(self.client, subject, encode(fact), id=f"{self.incarnation}-health-{number}")
             except (nats.errors.Error, OSError):
                 return
             self._unsent.popleft()

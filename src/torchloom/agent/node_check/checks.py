@@ -24,7 +24,7 @@ import psutil
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.agent.monitor.gpus import Gpus, GpuState
+from torchloom.agent.monitor.gpu_readings import Gpus, GpuState
 from torchloom.agent.node import Node
 from torchloom.agent.node_check import trials
 from torchloom.bus.tasks import TaskSet

@@ -27,7 +27,7 @@ from typing import NoReturn
 import msgspec
 
 from torchloom.agent.supervisor import preload, protocol, warm_start
-from torchloom.agent.supervisor.children import ChildProcesses, log
+from torchloom.agent.supervisor.child_processes import ChildProcesses, log
 from torchloom.agent.supervisor.fork import die_with, exec_rank
 from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, Target, fit
 from torchloom.protocol.phrase import Prose, phrase

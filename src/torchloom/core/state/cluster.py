@@ -18,17 +18,7 @@ from torchloom.core.state.device_map import Device, Devices, DRMap
 from torchloom.core.state.goodput import Account, Accounts
 from torchloom.core.state.incident_history import Incident, Incidents, cause_of
 from torchloom.core.state.pending_operations import Volatile
-from torchloom.core.state.rank_states import (
-    JOB_NEXT,
-    PRESENT,
-    RANK_NEXT,
-    JobPhase,
-    JobSign,
-    Presence,
-    Rank,
-    Ranks,
-    Sign,
-)
+from torchloom.core.state.rank_states import JOB_NEXT, PRESENT, JobPhase, JobSign, Presence, Rank, Ranks, Sign
 from torchloom.core.state.run_states import Run, Runs
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol import records
@@ -234,9 +224,7 @@ class ClusterState:
                 self._forget(rank)
 
     def _advance(self, rank: RankId, sign: Sign, reason: Prose, at: float, **fields: object) -> None:
-        """Change the presence of a rank by the transition table."""
-        presence = RANK_NEXT[(self.ranks[rank].presence, sign)]
-        self.ranks.modify(rank, **{"presence": presence, "since": at, "reason": reason, "patient": False} | fields)
+        self.ranks.advance(rank, sign, since=at, reason=reason, **fields)
         self.runtime.follow(self.ranks[rank], at)
 
     def _fold_change(self, record: records.ChangeRecord, at: float) -> None:

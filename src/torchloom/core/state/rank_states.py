@@ -176,3 +176,8 @@ class Ranks(dict[RankId, Rank]):
 
     def modify(self, id: RankId, **fields: object) -> None:
         self[id] = replace(self[id], **fields)
+
+    def advance(self, id: RankId, sign: Sign, **fields: object) -> None:
+        """Change the presence of a rank by the transition table."""
+        presence = RANK_NEXT[(self[id].presence, sign)]
+        self.modify(id, **{"presence": presence, "patient": False} | fields)

@@ -21,6 +21,7 @@ from random import SystemRandom
 from nats.aio.client import Client
 
 from torchloom.bus.connection import Address, close_quietly, connect, connection_name, find
+from torchloom.bus.tasks import set_within
 from torchloom.protocol.rank import ChangeSpec, Reply
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
@@ -161,8 +162,7 @@ class Link(Port):
                 await self.state.leaving.wait()  # the agent on this machine still sees the rank's ticks
             if over in {SessionEnd.GOODBYE, SessionEnd.MUTED}:
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.state.leaving.wait(), pause * _chance.uniform(0.5, 1.0))
+            await set_within(self.state.leaving, pause * _chance.uniform(0.5, 1.0))
             pause = min(pause * 2, self._settings.reconnect_seconds)
 
     async def _run_session(self) -> SessionEnd:

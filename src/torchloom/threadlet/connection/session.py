@@ -16,24 +16,10 @@ from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from torchloom.bus.streams import write_verdict
-from torchloom.bus.tasks import TaskSet
+from torchloom.bus.streams import store_once, write_verdict
+from torchloom.bus.tasks import TaskSet, set_within
+from torchloom.protocol import rank as messages
 from torchloom.protocol.codec import decode_command, decode_lighthouse_beat, encode
-from torchloom.protocol.rank import (
-    ChangeSpec,
-    Command,
-    Farewell,
-    Goodbye,
-    Introduce,
-    Muted,
-    Order,
-    Propose,
-    QueryStep,
-    Reply,
-    Report,
-    Verdict,
-    Welcome,
-)
 from torchloom.protocol.subjects import BEAT, COMMAND, QUORUM, REPLY, REPORT
 from torchloom.shared.incarnation import new_incarnation
 from torchloom.threadlet.connection.rank_state import RankState
@@ -44,7 +30,6 @@ AGAIN_SECONDS = 0.5
 WELCOME_SECONDS = 1.0
 """Time without a welcome after which the hello is repeated; it doubles each time."""
 LONGEST_PAUSE = 30.0
-ACK_SECONDS = 2.0
 RESOLVE_SECONDS = 0.8
 GATHER_SECONDS = 0.05
 """Knobs are created one after the other, and reported together."""
@@ -159,18 +144,17 @@ class Session:
             state.outbox.stored(number, sure=state.welcomed)
         return True
 
-    async def _report_newest(self, kind: str, number: int, report: Report) -> bool:
+    async def _report_newest(self, kind: str, number: int, report: messages.Report) -> bool:
         """Report it, unless one of this kind with this number is stored. Whether it is stored."""
         if self._stored[kind] < number and await self._report(report, f"{kind}-{number}-{self._state.hellos}"):
             self._stored[kind] = number
         return self._stored[kind] >= number
 
-    async def _report(self, report: Report, what: str) -> bool:
+    async def _report(self, report: messages.Report, what: str) -> bool:
         """Whether the server has stored it; `what` makes repetitions one message."""
-        headers = {"Nats-Msg-Id": f"{report.incarnation}-{what}"}
         subject = REPORT.for_rank(self._state.rank)
         try:
-            await self._client.jetstream().publish(subject, encode(report), timeout=ACK_SECONDS, headers=headers)
+            await store_once(self._client, subject, encode(report), id=f"{report.incarnation}-{what}")
         except Exception as error:  # noqa: BLE001  no stream yet, no answer, a full disk: it is sent again
             logger.debug("torchLoom: %s not stored: %r", what, error)
             return False
@@ -189,13 +173,10 @@ class Session:
     async def _repeat_hello(self) -> None:
         """Say hello until welcomed: a weaver may die after it was stored, and before it sends the current values."""
         pause = WELCOME_SECONDS
-        while not self._greeted.is_set():
-            try:
-                await asyncio.wait_for(self._greeted.wait(), pause * _chance.uniform(0.8, 1.2))
-            except TimeoutError:
-                if self._stored["hello"]:  # otherwise it is still being sent
-                    pause = min(2 * pause, LONGEST_PAUSE)
-                self._introduce_again()
+        while not await set_within(self._greeted, pause * _chance.uniform(0.8, 1.2)):
+            if self._stored["hello"]:  # otherwise it is still being sent
+                pause = min(2 * pause, LONGEST_PAUSE)
+            self._introduce_again()
 
     async def _say_goodbye(self) -> None:
         """Send the last reports and a last beat, then the goodbye, until the weaver confirms it. Nothing follows it."""
@@ -205,7 +186,7 @@ class Session:
         await self._report_news()
         await self._beat()
         step, ending, incarnation = self._boundary.meter.step_number, self._state.ending, self._state.incarnation
-        goodbye = Goodbye(incarnation=incarnation, how=ending.how, error=ending.error, step=step)
+        goodbye = messages.Goodbye(incarnation=incarnation, how=ending.how, error=ending.error, step=step)
         if await self._report(goodbye, "goodbye"):
             await self._farewell.wait()
 
@@ -216,9 +197,8 @@ class Session:
         loop = asyncio.get_running_loop()
         last = loop.time() - self._state.beat_seconds * _chance.random()
         while not self._client.is_closed:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._paced.wait(), last + self._state.beat_seconds - loop.time())
-            if self._paced.is_set():  # the weaver changed the interval: it starts at the last beat
+            if await set_within(self._paced, last + self._state.beat_seconds - loop.time()):
+                # the weaver changed the interval: it starts at the last beat
                 self._paced.clear()
                 continue
             last = loop.time()
@@ -251,23 +231,23 @@ class Session:
             reply = self._obey(command)
             if reply is not None:
                 await self.reply(reply)
-            if isinstance(command, Order) and command.verb == "kill":
+            if isinstance(command, messages.Order) and command.verb == "kill":
                 with contextlib.suppress(Exception):
                     await asyncio.wait_for(self._client.flush(), KILL_SECONDS)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def _obey(self, command: Command) -> Reply | None:
+    def _obey(self, command: messages.Command) -> messages.Reply | None:
         state = self._state
         match command:
-            case QueryStep(id=id):
+            case messages.QueryStep(id=id):
                 return state.report_step(id)
-            case Propose():
+            case messages.Propose():
                 return self._boundary.propose(command)
-            case Verdict():
+            case messages.Verdict():
                 return self._boundary.hear(command)
-            case Order():
+            case messages.Order():
                 return self._boundary.carry_out(command)
-            case Welcome(beat_seconds=seconds, changes=changes):
+            case messages.Welcome(beat_seconds=seconds, changes=changes):
                 state.welcomed = True
                 self._greeted.set()
                 self._boundary.welcome(changes)
@@ -275,11 +255,11 @@ class Session:
                 if seconds != state.beat_seconds:
                     state.beat_seconds = seconds
                     self._paced.set()
-            case Introduce():
+            case messages.Introduce():
                 self._introduce_again()
-            case Farewell():
+            case messages.Farewell():
                 self._farewell.set()
-            case Muted(newest=newest, pid=pid, node=node) if newest > state.incarnation:
+            case messages.Muted(newest=newest, pid=pid, node=node) if newest > state.incarnation:
                 if state.welcomed:  # it was replaced, or the rank was started twice
                     logger.warning(MUTED_WARNING, state.rank, pid, node)
                     self._end(SessionEnd.MUTED)
@@ -289,11 +269,11 @@ class Session:
                     self._end(SessionEnd.RENAMED)
         return None
 
-    async def reply(self, reply: Reply) -> None:
+    async def reply(self, reply: messages.Reply) -> None:
         with contextlib.suppress(Exception):  # the weaver asks again if it does not arrive
             await self._client.publish(REPLY.for_rank(self._state.rank), encode(reply))
 
-    async def resolve(self, change: ChangeSpec) -> None:
+    async def resolve(self, change: messages.ChangeSpec) -> None:
         """A change is due and has no verdict: write abort unless a verdict is stored, and obey the stored one."""
         state = self._state
         try:
@@ -302,7 +282,8 @@ class Session:
         except Exception as error:  # noqa: BLE001  cut off: the training continues unchanged after a timeout
             logger.debug("torchLoom: no verdict on %s: %r", change.id, error)
             return
-        self._boundary.hear(Verdict(term=state.term, incarnation=state.incarnation, id=change.id, commit=commit))
+        verdict = messages.Verdict(term=state.term, incarnation=state.incarnation, id=change.id, commit=commit)
+        self._boundary.hear(verdict)
 
     async def follow_replica(self) -> None:
         """Report the replica and follow its lighthouse, once the rank is known to be part of a torchft replica."""

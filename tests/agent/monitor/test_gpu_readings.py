@@ -13,8 +13,8 @@ import pynvml
 import pytest
 
 from tests.agent.nvml.fake import DOUBLE_BIT_ECC, A, B, FakeDriver
-from torchloom.agent.monitor import gpus as module
-from torchloom.agent.monitor.gpus import GpuEvent, Gpus, GpuState, throttling
+from torchloom.agent.monitor import gpu_readings as module
+from torchloom.agent.monitor.gpu_readings import GpuEvent, Gpus, GpuState, throttling
 from torchloom.protocol.phrase import phrase
 from torchloom.threadlet.process.hardware import gpu_uuids
 
@@ -178,7 +178,7 @@ def test_a_gpu_without_events_is_read_all_the_same(driver: FakeDriver) -> None:
 def test_without_a_driver_there_is_nothing_and_nothing_fails() -> None:
     """In a process whose loader finds no library, as on most machines: a driver that is there would be found."""
     code = (
-        "import time, threading; from torchloom.agent.monitor.gpus import Gpus\n"
+        "import time, threading; from torchloom.agent.monitor.gpu_readings import Gpus\n"
         "before = threading.active_count(); gpus = Gpus(('GPU-1',)); gpus.start()\n"
         "end = time.monotonic() + 60\n"
         "while threading.active_count() > before and time.monotonic() < end: time.sleep(0.01)\n"
