@@ -105,9 +105,20 @@ def kill_in_recovery(run: Run, blow: Blow) -> None:
 
 def damage_the_newest(run: Run, blow: Blow) -> None:
     """Two checkpoints that are not whole, of which none must be resumed from; and a reason to resume."""
-    run.until(lambda: len(list((run.folder / "kept").glob("step-*"))) >= 2)
-    os.kill(run.pid(1 - blow.rank), signal.SIGSTOP)
-    torn, cut = sorted((run.folder / "kept").glob("step-*"), key=lambda path: int(path.name[5:]))[-2:]
+    kept, stopped = run.folder / "kept", psutil.Process(run.pid(1 - blow.rank))
+
+    def stopped_between_saves() -> bool:
+        """A save that both ranks have begun would be completed at SIGCONT, and be newer than what is damaged here."""
+        stopped.suspend()
+        run.until(lambda: stopped.status() == psutil.STATUS_STOPPED)
+        if not any(kept.glob(".saving-*")):
+            return True
+        stopped.resume()
+        return False
+
+    run.until(lambda: len(list(kept.glob("step-*"))) >= 2)
+    run.until(stopped_between_saves)
+    torn, cut = sorted(kept.glob("step-*"), key=lambda path: int(path.name[5:]))[-2:]
     (torn / "manifest.json").write_bytes(b"torn")
     largest = max(cut.glob("*.distcp"), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from docs.markdown import code, fenced, table
 from torchloom.core.detect.kinds_and_responses import KINDS
 from torchloom.core.incidents import circuit_breaker
+from torchloom.core.incidents.findings import STACKS_SECONDS
 from torchloom.core.incidents.rule_lookup import DEFAULTS
 from torchloom.job.policy_syntax import FORM, written
 from torchloom.protocol.job_spec import EventKind
@@ -131,8 +132,9 @@ def policies() -> list[str]:
         "",
         *fenced("", [FORM]),
         "",
-        "- `@SECONDS`: how long a hanging, frozen or held rank is tolerated. torchLoom responds to the other kinds as "
-        "soon as it finds them.",
+        "- `@SECONDS`: how long a hanging, frozen or held rank is tolerated. torchLoom waits up to "
+        f"{STACKS_SECONDS:g} s longer if the stacks are not captured yet. It responds to the other kinds as soon as it "
+        "finds them.",
         "- `limit=N`: respond at most N times within the restart window of the job, then only report.",
         "- `back=N`: roll back to the N-th checkpoint before the incident; the default is 1.",
         "- `skip`: after a rollback, skip the batches of the steps that led to the incident (the script must use "

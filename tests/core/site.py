@@ -42,6 +42,7 @@ class PlayedAgent:
         self.deaf = False
         self.attempts: dict[tuple[str, int], AttemptStatus] = {}
         self.resume: tuple[str, int | None] = ("", None)
+        self.rejected: dict[str, str] = {}
         self.trouble = ""
         self.stubborn = False
         """Ranks do not end when they are told to."""
@@ -81,7 +82,7 @@ class PlayedAgent:
                 path, step = self.resume
                 self.attempts[key] = AttemptStatus(
                     job=command.job, attempt=command.attempt, port=0 if self.trouble else 5000, resume=path,
-                    resume_step=step, trouble=self.trouble,
+                    resume_step=step, rejected=self.rejected, trouble=self.trouble,
                 )  # fmt: skip
             case Launch() if known is None or not known.ranks:
                 self.launches.append(command)

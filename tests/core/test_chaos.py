@@ -22,12 +22,12 @@ from torchloom.protocol.run_records import ResponseBegan
 EVENTS = 25_000
 
 
-@pytest.mark.parametrize("seed", [10, 2])
+@pytest.mark.parametrize("seed", [17, 2])
 def test_whatever_happens_incidents_and_responses_keep_their_rules(seed: int) -> None:
     world = Chaos(seed)
     assert world.play(EVENTS) == []
     for kind in ("frozen", "held", "hang", "straggler", "not_finite", "device"):
-        assert world.seen[f"response to {kind}"] or seed != 10, f"a storm without a response to {kind} shows little"
+        assert world.seen[f"response to {kind}"] or seed != 17, f"a storm without a response to {kind} shows little"
 
 
 # ── what storms have shown ───────────────────────────────────────────────────────────────────────────────────────────

@@ -136,6 +136,17 @@ async def test_py_spy_ends_at_once_when_nobody_waits_for_it_any_more(
     assert not lives(pid)
 
 
+def test_py_spy_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails where a thread ends while it looks."""
+    failing = tmp_path / "py-spy"
+    again = f"test -e {tmp_path}/tried && echo 'Thread 1 (idle)' && exit 0"
+    failing.write_text(f"#!/bin/sh\n{again}\ntouch {tmp_path}/tried\necho 'No such process (os error 3)' >&2\nexit 1\n")
+    failing.chmod(0o700)
+    monkeypatch.setattr(module, "spy", lambda: str(failing))
+    found = stacks(RankProbe(os.getpid()))
+    assert (found.how, found.text) == ("py-spy", "Thread 1 (idle)\n")
+
+
 def test_of_a_process_that_is_gone_that_is_told() -> None:
     process = subprocess.Popen(["true"])
     process.wait()

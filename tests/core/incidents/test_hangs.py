@@ -83,6 +83,11 @@ class Training(Site):
             self.look()
         self.seen = {}
 
+    def show_stacks(self, node: str = "n1") -> None:
+        """The agent of a node has looked at its ranks."""
+        (incident,) = (i.id for i in self.loom.cluster.incidents.values() if i.closed is None)
+        self.loom.happen(FactReceived(Inspected(job=JOB, node=node, incident=incident)))
+
     def records(self, kind: type) -> list[object]:
         return [record for _, records in self.loom.log for record in records if isinstance(record, kind)]
 
@@ -100,6 +105,7 @@ def test_a_frozen_rank_is_told_once_looked_at_and_then_all_start_again() -> None
     assert incidents(site) == [phrase("of_job", job=JOB, text=phrase("is_frozen", ranks=spans([1])))]
     assert [node for node, _ in inspect_orders(site)] == ["n1"]
     assert site.phase == "running"  # not on the first suspicion
+    site.show_stacks()
     site.stand(3, rank=1, frozen=True)
     (stopping,) = site.records(AttemptStopping)
     assert isinstance(stopping, AttemptStopping)
@@ -232,11 +238,26 @@ def test_stacks_for_an_incident_that_nobody_knows_are_left_alone() -> None:
 def test_an_agent_that_did_not_answer_is_asked_again_and_one_that_did_is_not() -> None:
     site = Training(("n1", "n2"), per_node=1, nodes=2)
     site.stand(1, rank=1, frozen=True)
-    (incident,) = site.loom.cluster.incidents
-    site.loom.happen(FactReceived(Inspected(job=JOB, node="n1", incident=incident)))
+    site.show_stacks("n1")
     site.told.clear()
     site.stand(1, rank=1, frozen=1.5)
     assert {node for node, _ in inspect_orders(site)} == {"n2"}
+
+
+def test_ranks_are_ended_when_their_stacks_are_in_or_have_been_waited_for_long_enough() -> None:
+    at_once = (Rule(on="frozen", do=("restart",), after=1.0),)
+    shown, unshown = Training(("n1", "n2"), per_node=1, nodes=2, policy=at_once), Training(policy=at_once)
+    for site in (shown, unshown):
+        site.stand(2, rank=1, frozen=True)
+        assert site.records(AttemptStopping) == []
+    shown.show_stacks("n1")
+    shown.stand(1, rank=1, frozen=2.5)
+    assert shown.records(AttemptStopping) == []  # the other node has a rank too
+    shown.show_stacks("n2")
+    shown.stand(1, rank=1, frozen=2.7)
+    assert len(shown.records(AttemptStopping)) == 1
+    unshown.stand(4, rank=1, frozen=True)  # its agent may be gone as well
+    assert len(unshown.records(AttemptStopping)) == 1
 
 
 # ── policy ──
@@ -284,7 +305,7 @@ def test_a_rule_may_be_more_patient_or_less() -> None:
 
 def test_a_limit_ends_what_a_rule_does() -> None:
     site = Training(policy=(Rule(on="frozen", do=("restart",), limit=1),), max_restarts=100)
-    site.stand(4, rank=1, frozen=True)
+    site.stand(5, rank=1, frozen=True)
     assert site.run.attempt == 2
     site.settle()
     site.join()

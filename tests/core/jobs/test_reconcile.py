@@ -169,6 +169,18 @@ def test_one_rank_dies_all_are_ended_and_started_again_from_the_checkpoint() -> 
     assert site.run.notes[0].code == 137
 
 
+def test_a_run_holds_the_checkpoints_its_newest_attempt_passed_over_until_it_begins_another() -> None:
+    site = running()
+    site.agents["n1"].resume, site.agents["n1"].rejected = ("/runs/step-30", 30), {"step-40": "torn"}
+    site.agents["n1"].end(1, signal="SIGKILL")
+    site.settle()
+    assert site.run.rejected == {"step-40": "torn"}
+    site.agents["n1"].rejected = {}
+    site.agents["n1"].end(1, signal="SIGKILL")
+    site.settle()
+    assert (site.run.attempt, site.run.rejected) == (3, {})
+
+
 def test_the_killed_rank_is_the_culprit_not_the_peer_that_lost_it() -> None:
     site = running()
     site.agents["n1"].end(0, code=1, error="RuntimeError: Connection closed by peer")

@@ -32,6 +32,7 @@ ITSELF_SECONDS = 0.25
 SIGNAL_SECONDS = 0.3
 SPY_SECONDS = 2.0
 POLL_SECONDS = 0.01
+TRIES = 2
 SPIES = 4
 """At once: each reads another process's memory for a while."""
 TEXT = 19_000
@@ -53,7 +54,10 @@ async def take(rank: int, probe: RankProbe, spies: asyncio.Semaphore) -> RankSta
     page = None if letter in NOT_RUNNING else probe.page
     if page is not None and (text := await written(page, _show)):
         return RankStacks(rank=rank, how="itself", text=text, state=state)
-    spied = await _spied(rank, probe.pid, state, spies)
+    for _ in range(TRIES):  # it fails where a thread ends while it looks
+        spied = await _spied(rank, probe.pid, state, spies)
+        if spied.how != "none" or process_state(probe.pid, probe.proc)[0] in ("", "Z"):
+            break
     if spied.how == "none" and page is not None and (text := await written(page, force)):
         return RankStacks(rank=rank, how="signal", text=text, state=state)
     return spied

@@ -111,9 +111,9 @@ KINDS: Mapping[str, Kind] = {
         explanation="a rank is slower than its peers",
         how="The weaver compares the time that a rank needs for its own work, without waiting for its peers, with the "
         "times of its peers. The rank must be slower by the factor, and by clearly more than the usual variation "
-        "between beats on this machine, in three quarters of the latest beats, at three checks in a row. On GPUs the "
-        "wait is queued on the device like all other work and cannot be measured, so stragglers are not reported "
-        "there.",
+        "between beats on this machine and of this rank, in three quarters of the latest beats, at three checks in a "
+        "row. On GPUs the wait is queued on the device like all other work and cannot be measured, so stragglers are "
+        "not reported there.",
         settings=("straggler_factor", "straggler_beats"),
         uses_restart=False,
         phrases={
@@ -208,8 +208,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "slowdown": Kind(
         explanation="steps take longer than they used to",
-        how="Steps take longer than earlier steps of the same rank, in most of the latest beats. A changed value or "
-        "another batch size starts a new baseline.",
+        how="Steps take longer than earlier steps of the same rank, in nine beats in a row or in three quarters of the "
+        "latest beats. A changed value or another batch size starts a new baseline.",
         scope="job",
         settings=("slowdown_factor",),
         phrases={

@@ -4,7 +4,8 @@ Slowdown: what a step takes is measured against the rank's own past. It is learn
 spread, and then follows the rank so slowly that a decline over minutes still shows. A new normal is learnt, quietly,
 where the past is no measure: values were changed, the batch has another size, or steps have become much faster.
 
-Most of the latest beats must agree, a median without keeping the numbers. The latest 16 answers are the bits of one
+Most of the latest beats must agree, a median without keeping the numbers; of a slowdown, more of them or all in a row,
+because bursts of load and pauses also slow half of the beats now and then. The latest 16 answers are the bits of one
 plain number: a rank has several of them, and mostly all are 0.
 """
 
@@ -25,6 +26,7 @@ WINDOW = 16
 MOST = WINDOW // 2 + 1
 """More than half: one slow beat, or a few, decide nothing."""
 _MASK = (1 << WINDOW) - 1
+_ROW = (1 << MOST) - 1
 SETTLING = 3
 """Beats at the start that are not learnt from."""
 LEARNT = 24
@@ -45,6 +47,11 @@ def cast(votes: int, yes: bool) -> int:
 def carried(votes: int) -> bool:
     """Whether most of the latest say yes."""
     return votes.bit_count() >= MOST
+
+
+def lasting(votes: int) -> bool:
+    """Whether the latest say yes in a row, or three quarters of all do."""
+    return votes & _ROW == _ROW or votes.bit_count() >= 3 * WINDOW // 4
 
 
 @dataclass(slots=True)
@@ -103,7 +110,7 @@ class SlowdownDetector:
         self._fast, self._votes = cast(self._fast, fast), cast(self._votes, slow)
         if carried(self._fast):
             return self._anew("", beat.step)
-        return self._slowed(p50, beat.step) if carried(self._votes) else None
+        return self._slowed(p50, beat.step) if lasting(self._votes) else None
 
     def _smooth(self, rate: float | None, p50: float) -> None:
         if rate:

@@ -6,7 +6,8 @@ two values, so that every rank looks slow for a while. Hence a rank is a straggl
 
     steady  three quarters of its latest beats are slower than three quarters of its peers' are
     slow    its mean ≥ factor × the median of its peers' means, over all beats that are kept
-    clear   that is CLEAR times the error that such a mean has where beats differ as much as its peers' do
+    clear   that is CLEAR times the error that such a mean has where beats differ as much as its peers' do, or as its
+            own latest beats do: a rank that is slow now and then is no straggler
     sure    three looks on end find all that, and its latest beats are slow by the factor, too
 
 Means and errors are those of logarithms: what is slow is slow by a factor, and one odd beat moves them little. Three
@@ -97,6 +98,7 @@ class _Peers:
     def __init__(self, runners: Sequence[Sequence[float]], latest: int, most: int) -> None:
         stride = max(0, len(runners) // PEERS - 1) | 1  # odd: ranks of a node are even in number, and differ by place
         self._own = runners[::stride]
+        self._latest = latest
         ordered = [_latest(times, latest) for times in self._own]
         self.middles = sorted([_middle(times) for times in ordered])
         self.lowers = sorted([times[-most] for times in ordered])
@@ -112,7 +114,8 @@ class _Peers:
         means, variances = self._logarithms
         mean, own_variance = _mean_and_variance(times)
         excess = mean - _middle_of_others(means, mean)
-        variance = _middle_of_others(variances, own_variance)
+        _, latest_variance = _mean_and_variance(_latest(times, self._latest))
+        variance = max(_middle_of_others(variances, own_variance), latest_variance)
         error = math.sqrt(variance / len(times) * (1 + MEDIAN / (len(means) - 1)))
         return excess >= max(math.log(factor), CLEAR * error)
 

@@ -32,6 +32,8 @@ REPLICA_ACT = 30.0
 """Seconds for which a replica may hang while others wait for it: they continue without it, and nothing is lost."""
 AGAIN_SECONDS = 5.0
 """So long an agent that has not answered is asked again."""
+STACKS_SECONDS = 3.0
+"""So long a restart waits for the stacks: the ranks take with them what they hung in."""
 
 
 def handle_findings(cluster: ClusterState, rank: RankId, findings: Iterable[Finding], now: float) -> Decision:
@@ -96,9 +98,11 @@ def look_at_run(cluster: ClusterState, run: Run, diagnosis: HangDiagnosis | None
         opened = _opened(cluster, run.replica_id, about, diagnosis, now, decision)
         return Decision((opened,)) + inspect(cluster, run, opened.id, run.nodes)
     again = NOTHING
-    if 0.5 < now - incident.opened < AGAIN_SECONDS:
-        again = inspect(cluster, run, incident.id, [node for node in run.nodes if node not in incident.stacks_from])
-    if diagnosis.seconds < after:
+    asked = now - incident.opened
+    silent = [node for node in run.nodes if node not in incident.stacks_from]
+    if 0.5 < asked < AGAIN_SECONDS:
+        again = inspect(cluster, run, incident.id, silent)
+    if diagnosis.seconds < after or (silent and asked < STACKS_SECONDS):
         return again
     trouble = Trouble(diagnosis.kind, incident.id, _reason(diagnosis), diagnosis.culprits, cluster.furthest(run))
     return again + respond(cluster, run, trouble, now)
