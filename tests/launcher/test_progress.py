@@ -53,6 +53,18 @@ def test_it_is_said_once_without_a_claim_about_the_script_and_corrected_if_steps
     assert teller.over
 
 
+@pytest.mark.parametrize(
+    ("ranks", "messages"),
+    [([GONE, COUNTING], [f"train.py {COUNTED}"]), ([GONE, ATTACHED], []), ([], [])],
+)
+def test_a_job_that_was_over_before_anybody_looked(ranks: list[RankView], messages: list[str]) -> None:
+    said: list[str] = []
+    hint = UnattachedHint("train.py", said.append)
+    hint.look_back(ranks)
+    hint.look_back(ranks)
+    assert said == messages
+
+
 def test_a_module_is_called_by_its_name() -> None:
     assert script_of(Task(argv=("-m", "package.train", "-m"))) == "package.train"
     assert script_of(Task(argv=("train.py", "--lr", "1"))) == "train.py"
@@ -86,9 +98,9 @@ def test_a_replica_that_begins_again_heals_from_the_others() -> None:
 
 def test_one_that_is_alone_begins_from_a_checkpoint_or_anew() -> None:
     said: list[str] = []
-    progress = RunProgress(said.append, lambda: {"step-9": "torn"})
+    progress = RunProgress(said.append)
     run = replace(alone("running", (a_note(1), a_note(2))), attempt=2)
-    progress.go_on(replace(run, resume="/kept/step-8", resume_step=8))
+    progress.go_on(replace(run, resume="/kept/step-8", resume_step=8, rejected={"step-9": "torn"}))
     assert said == [
         "attempt 2 resumes from /kept/step-8 (step 8)",
         "the script finds it in TORCHLOOM_RESUME_FROM; --resume-arg passes it as an argument",

@@ -16,8 +16,6 @@ from torchloom.views.job_runs import OVER
 @dataclass
 class RunProgress:
     say: Callable[[str], None]
-    rejected: Callable[[], dict[str, str]] = dict
-    """Checkpoints that were passed over, and why."""
     begun: int = 0
     """Number of attempts whose beginning was reported."""
     stopped: int = 0
@@ -46,7 +44,7 @@ class RunProgress:
             if not task.resume_arg and not self.hinted:
                 self.hinted = True
                 self.say("the script finds it in TORCHLOOM_RESUME_FROM; --resume-arg passes it as an argument")
-            for name, why in self.rejected().items():
+            for name, why in run.rejected.items():
                 self.say(f"{name} is passed over: {why}")
         elif run.attempt > 1 and run.notes[-1].heals:
             self.say(f"attempt {run.attempt} begins; it heals from the others")
@@ -83,6 +81,12 @@ class UnattachedHint:
         elif not self.over:
             self._running = self._running or time.monotonic()
             self._judge(ranks, time.monotonic() - self._running)
+
+    def look_back(self, ranks: Sequence[RankView]) -> None:
+        """When the job is over. All its ranks may have begun and ended between two looks."""
+        if not self.over and ranks and all(rank.counted for rank in ranks):
+            self.over = True
+            self.say(f"{self.script} {COUNTED}")
 
     def _judge(self, ranks: Sequence[RankView], seconds: float) -> None:
         what, self.over = unknown(ranks, seconds)

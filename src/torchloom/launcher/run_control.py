@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 
 from torchloom.agent.agent import Agent
 from torchloom.agent.attempt import Attempt
+from torchloom.bus.tasks import on_stop_signal
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import Refused, TorchLoomError
 from torchloom.launcher.output import FileReader, Output, OutputReader, RemoteReader
@@ -80,19 +80,18 @@ class RunFollower:
         self.request.say(text)
 
     async def follow(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._press)
+        on_stop_signal(self._press)
         async with WeaverClient(self.settings, Role.OPERATOR, timeout=2.0, patience=3.0) as weaver:
             output = Output(self.request.colour, before=self.line.hide)
             self.reader = RemoteReader(weaver.client, output) if self.agent is None else FileReader(output)
             await self._submit(weaver)
             runs = await self._until_over(weaver)
-            incidents = await self._incidents(weaver) if any(len(run.notes) > 1 for run in runs) else ()
+            incidents, ranks = await self._look_back(weaver, runs)
             self.line.hide()
             for run in replicas(runs):
                 await self.reader.show_attempts(run, run.attempt, over=True)
             self.reader.output.finish()
+            self.hint.look_back(ranks)
         if not are_over(runs):
             return INTERRUPTED
         self.say(summarize_job(self.request.job, runs, time.time(), incidents))
@@ -132,12 +131,7 @@ class RunFollower:
     def _progress_of(self, run: RunView) -> RunProgress:
         name = label(run)
         say = (lambda text: self.say(f"{name}: {text}")) if name else self.say
-        return self.progress.setdefault(run.job, RunProgress(say, self._rejected))
-
-    def _rejected(self) -> dict[str, str]:
-        """Checkpoints that were passed over, and why, as far as it is known here."""
-        newest = max(self._attempts, key=lambda attempt: attempt.prepared.attempt, default=None)
-        return newest.prepared.rejected if newest is not None else {}
+        return self.progress.setdefault(run.job, RunProgress(say))
 
     async def _show_output(self, runs: Sequence[RunView]) -> None:
         """Of attempts whose beginning was reported."""
@@ -146,11 +140,16 @@ class RunFollower:
             for run in replicas(runs):
                 await self.reader.show_attempts(run, self._progress_of(run).begun)
 
-    async def _incidents(self, weaver: WeaverClient) -> tuple[IncidentView, ...]:
-        """What went wrong, if there is still somebody to tell."""
+    async def _look_back(
+        self, weaver: WeaverClient, runs: Sequence[RunView]
+    ) -> tuple[Sequence[IncidentView], Sequence[RankView]]:
+        """What went wrong, and the ranks if nobody has seen them live; nothing if the weaver has gone."""
+        if self.hint.over and all(len(run.notes) <= 1 for run in runs):
+            return (), ()
         with contextlib.suppress(TorchLoomError):
-            return (await weaver.cluster(self.request.job, most=0)).incidents
-        return ()
+            view = await weaver.cluster(self.request.job, most=0 if self.hint.over else None)
+            return view.incidents, view.ranks
+        return (), ()
 
     async def _submit(self, weaver: WeaverClient) -> None:
         task = self.request.task

@@ -58,6 +58,8 @@ class RunDescription(Part, frozen=True):
     places: tuple[Place, ...] = ()
     resume: str = ""
     resume_step: int | None = None
+    rejected: dict[str, str] = {}
+    """Newer checkpoints that were passed over, and why."""
     notes: tuple[AttemptNote, ...] = ()
     step: int = 0
     """The furthest step that was reported; in the state, once it is over."""

@@ -227,9 +227,10 @@ class Runs:
                 # A lighthouse stays where it was: replicas know no other.
                 host, port = (run.host, run.port) if run.is_lighthouse else ("", 0)
                 self._turn(job, S.PLACED, at, attempt=attempt, places=places, notes=notes, host=host, port=port)
-                self._modify(job, resume="", resume_step=None)
+                self._modify(job, resume="", resume_step=None, rejected={})
             case run_records.AttemptLaunched(job=job, host=host, port=port, resume=resume, resume_step=step):
                 self._turn(job, S.LAUNCHED, at, host=host, port=port, resume=resume, resume_step=step, rollback=None)
+                self._modify(job, rejected=record.rejected)
                 self._note(record)
             case run_records.AttemptRunning(job=job):
                 self._turn(job, S.ALL_RUNNING, at)
