@@ -133,7 +133,8 @@ def test_a_rank_that_waits_for_a_slow_one_has_a_small_time_of_its_own(tmp_path: 
     for waits, slow in zip(waiting_rank, slow_rank, strict=True):
         assert None not in (waits.own, waits.p50, slow.own), waits.way
         assert slow.own >= SLOW, slow.way  # type: ignore[operator]
-        assert waits.p50 >= SLOW, waits.way  # type: ignore[operator]
+        # A message may arrive sooner than the one of the step before: its steps differ by that from the slow rank's.
+        assert waits.p50 >= 0.9 * SLOW, waits.way  # type: ignore[operator]
         assert waits.own < slow.own - SLOW / 2, waits.way  # type: ignore[operator]  # on a busy machine both take longer
 
 
