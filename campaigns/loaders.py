@@ -1,9 +1,9 @@
 """Epochs of an ElasticLoader with random resizes, SIGKILLs and batch sizes: no sample is lost, repeated or changed.
 
-A plan is drawn from the seed: the dataset, how it is batched, the number of loaders, and after which batches a loader
-is killed, the number changes or the batch size does. Each epoch is compared, byte by byte, with the same epoch loaded
-without loader processes. Some epochs are left in the middle and continued by another loader from the saved state. In
-the end nothing may be left.
+A plan is drawn from the seed: the dataset, which may be an IterableDataset, how it is batched, the number of loaders,
+and after which batches a loader is killed, the number changes or the batch size does. Each epoch is compared, byte by
+byte, with the same epoch loaded without loader processes. Some epochs are left in the middle and continued by another
+loader from the saved state. In the end nothing may be left.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import warnings
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from tests.data.samples import (
     Augmented,
+    AugmentedLines,
     Large,
     Nested,
     equal,
@@ -81,8 +82,10 @@ def run(seed: int, seconds: float) -> list[str]:
 def _epoch(draw: random.Random, tally: Tally) -> str:
     """One epoch, and what was wrong with it."""
     size = draw.randrange(60, 240)
-    dataset: Dataset[Any] = draw.choice([Augmented, Large, Nested])(size)
-    arguments: dict[str, Any] = {"batch_size": draw.randrange(1, 8), "shuffle": True, "drop_last": draw.random() < 0.3}
+    dataset: Dataset[Any] = draw.choice([Augmented, Large, Nested, AugmentedLines])(size)
+    is_iterable = isinstance(dataset, IterableDataset)
+    arguments: dict[str, Any] = {"batch_size": draw.randrange(1, 8), "drop_last": draw.random() < 0.3}
+    arguments |= {"shards": MOST_LOADERS} if is_iterable else {"shuffle": True}
     seed = draw.randrange(2**32)
 
     def make(count: int) -> ElasticLoader:
@@ -90,7 +93,7 @@ def _epoch(draw: random.Random, tally: Tally) -> str:
         more: dict[str, Any] = {"persistent_workers": draw.random() < 0.5, "prefetch_factor": draw.randrange(1, 4)}
         return ElasticLoader(dataset, num_workers=count, kill_limit=10_000, **arguments, **(more if count else {}))
 
-    cuts = {draw.randrange(40): draw.randrange(1, 12) for _ in range(draw.randrange(4))}
+    cuts = {draw.randrange(40): draw.randrange(1, 12) for _ in range(0 if is_iterable else draw.randrange(4))}
     expected = []
     alone = make(0)
     for batch in alone:

@@ -74,7 +74,8 @@ class BadDataset(BadInput, TypeError):
 class LoaderDied(TorchLoomError, RuntimeError):
     """Loader processes died: all on one batch, or all of them as soon as they started."""
 
-    def __init__(self, batch: int | None, indices: Any, deaths: int) -> None:
+    def __init__(self, batch: int | None, indices: Any, deaths: int, shard: str = "") -> None:
+        """`shard`: which batch of which shard it is, of an IterableDataset."""
         if batch is None:
             super().__init__(
                 f"{deaths} loader processes in a row died before they loaded a batch",
@@ -84,8 +85,9 @@ class LoaderDied(TorchLoomError, RuntimeError):
             text = repr(indices)
             shown = text if len(text) <= 1000 else f"{text[:1000]}…"
             processes = "process" if deaths == 1 else "processes"
+            where = shard or f"batch {batch}, indices {shown}"
             super().__init__(
-                f"{deaths} loader {processes} died while loading batch {batch}, indices {shown}",
+                f"{deaths} loader {processes} died while loading {where}",
                 hint="load these samples in a process of their own: native code may crash, or memory run out",
             )
         self.batch = batch
@@ -104,12 +106,12 @@ class LoaderInterrupted(TorchLoomError, RuntimeError):
 
 
 class LoaderShortage(TorchLoomError, RuntimeError):
-    """The training process has no file descriptor or address space for its loaders. Nothing is lost."""
+    """The training process has no file descriptor, thread or address space for its loaders. Nothing is lost."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(
-            f"the training process cannot receive from its loader processes: {detail}",
-            hint="close files or raise the limit (ulimit -n, ulimit -v); next() then continues with the same batch",
+            f"the training process lacks what its loaders need: {detail}",
+            hint="close files, end threads or raise the limit (ulimit -n, -u, -v); next() then continues there",
         )
         self.detail = detail
 

@@ -7,14 +7,16 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
 import psutil
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from torchloom.data import sample_seed
 
 LARGE = 20_000
 """Floats in a sample whose batch does not fit into a message."""
@@ -51,6 +53,50 @@ class Kept(Numbers):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [torch.tensor([index, len(indices), torch.randint(1000, ()).item()]) for index in indices]
+
+
+class Lines(IterableDataset[Any]):
+    """Sample i is i. Each worker reads its share, the later ones less."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        for index in range(self.size) if info is None else range(info.id, self.size - 9 * info.id, info.num_workers):
+            yield self.sample(index)
+
+    def sample(self, index: int) -> Any:
+        return torch.tensor([index, index**2])
+
+
+class AugmentedLines(Lines):
+    """Random numbers of all three generators, in each sample a different number of them."""
+
+    def sample(self, index: int) -> Any:
+        drawn = torch.rand(index % 3 + 1).sum()
+        return index, drawn, random.random(), numpy.random.rand(index % 2 + 1)[-1]
+
+
+class Seeded(Numbers):
+    """Random numbers of a generator of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        generator = torch.Generator().manual_seed(sample_seed())
+        return index, torch.rand(index % 3 + 1, generator=generator).sum()
+
+
+class Held(Numbers):
+    """Sample 0 takes until the test allows it."""
+
+    def __init__(self, size: int, gate: Any) -> None:
+        super().__init__(size)
+        self.gate = gate
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0:
+            self.gate.get()
+        return super().__getitem__(index)
 
 
 class Pair(NamedTuple):

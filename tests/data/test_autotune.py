@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.data.samples import Large, Numbers
 from torchloom.data import ElasticLoader, autotune, decoding
@@ -126,3 +128,38 @@ def test_the_size_of_batches_is_measured() -> None:
     loader = ElasticLoader(Large(8), batch_size=2, num_workers=1)
     list(loader)
     assert loader.measure().mb == pytest.approx(0.16, abs=0.01)
+
+
+def loaded_in_turn(loaders: int, load: float, use: float, shards: int) -> Loading:
+    """What a loader of an IterableDataset measures: a process loads its shards one after the other."""
+    wait = max(0.0, math.ceil(shards / loaders) * load / shards - use)
+    return replace(window(loaders, load, use), wait=wait)
+
+
+@pytest.mark.parametrize(("use", "chosen"), [(0.13, 1), (0.07, 2), (0.05, 3), (0.025, 6), (0.001, 6)])
+def test_only_numbers_of_loaders_that_can_be_faster_are_tried_for_shards(use: float, chosen: int) -> None:
+    for start in range(1, 7):
+        chooser, count, tried = Chooser(64, shards=6), start, []
+        for _ in range(30):
+            count = chooser.choose(loaded_in_turn(count, 0.1, use, 6)).loaders
+            tried.append(count)
+        assert count == chosen
+        assert set(tried) - {start} <= {1, 2, 3, 6}
+
+
+def test_fewer_that_were_not_enough_are_not_tried_again_until_less_is_needed() -> None:
+    chooser, count, tried = Chooser(8), 6, []
+    for _ in range(40):
+        seen = window(count, 0.04, 0.01)  # five with the margin, says the calculation; and yet training waits
+        count = chooser.choose(seen if count == 6 else replace(seen, wait=0.01)).loaders
+        tried.append(count)
+    assert tried.count(5) == 1
+    assert count == 6
+    for _ in range(4):
+        count = chooser.choose(window(count, 0.02, 0.01)).loaders
+    assert count == 3
+
+
+def test_more_than_are_allowed_are_ended() -> None:
+    choice = Chooser(2).choose(window(5, 0.1, 0.1))
+    assert (choice.loaders, choice.reason) == (2, "limit")

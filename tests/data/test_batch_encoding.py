@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.data.samples import equal
-from torchloom.data.batch_encoding import decode, encode
-from torchloom.data.memory_slots import SPARE_SLOTS, SlotRing, SlotTable
+from torchloom.data.loaders.batch_encoding import decode, encode
+from torchloom.data.loaders.shared_memory import SPARE_SLOTS, SlotRing, SlotTable
 
 LARGE = 100_000
 

@@ -7,6 +7,7 @@ in the other files.
 from __future__ import annotations
 
 import collections
+import gc
 import multiprocessing
 import os
 import time
@@ -73,7 +74,7 @@ def failure(loader: DataLoader[Any]) -> Exception:
         (ValueError, {"batch_size": 1.5}),
         (ValueError, {"num_workers": 1, "multiprocessing_context": "thread"}),
         (TypeError, {"num_workers": 1, "multiprocessing_context": 7}),
-        (TypeError, {"workers": 2}),
+        (TypeError, {"loaders": 2}),
     ],
     ids=lambda value: "" if isinstance(value, type) else str(value),
 )
@@ -502,6 +503,8 @@ def test_the_traceback_of_a_key_error_is_readable(kind: Kind) -> None:
 def test_stop_iteration_in_the_dataset(kind: Kind, loaders: int) -> None:
     iterator = iter(kind(Failing(4, 2, StopIteration()), num_workers=loaders))
     assert firsts(iterator) == [0, 1], "ends a for loop"
+    del iterator
+    gc.collect()  # torch's iterator is in a cycle with the exception, and would be closed in a later test, for 10 s
 
 
 def test_an_exception_in_the_training_process_arrives_as_it_is(kind: Kind) -> None:

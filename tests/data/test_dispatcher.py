@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchloom.data.dispatcher import (
-    IDLE_DEATHS,
+from torchloom.data.dispatcher import IDLE_DEATHS, Dispatcher
+from torchloom.data.loading_plan import (
     Batch,
     Command,
-    Dispatcher,
     End,
     KilledLoaders,
     LoadersKeepDying,
@@ -23,6 +22,7 @@ from torchloom.data.dispatcher import (
     Wait,
     Yield,
 )
+from torchloom.data.shards import ShardStream
 
 
 def batches(count: int) -> Iterator[Batch]:
@@ -288,3 +288,118 @@ def test_loaders_are_needed_until_the_last_batch_has_arrived() -> None:
     dispatcher.plan()
     assert dispatcher.needs_no_loaders
     assert [number(dispatcher.take()), number(dispatcher.take())] == [0, 1]
+
+
+def grouped(count: int, groups: int) -> Iterator[Batch]:
+    return (Batch(number, 0, number, group=number % groups) for number in range(count))
+
+
+def test_the_batches_of_a_group_go_to_one_loader() -> None:
+    dispatcher = Dispatcher(grouped(8, 2), 2, 2)
+    assert sends(dispatcher.plan()) == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    dispatcher.arrived(1, 1, "late ones come first")
+    assert sends(dispatcher.plan()) == [], "the window is full until a batch is yielded"
+    dispatcher.arrived(0, 0, "")
+    assert isinstance(dispatcher.take(), Yield)
+    assert isinstance(dispatcher.take(), Yield)
+    assert sends(dispatcher.plan()) == [(0, 4), (1, 5)]
+
+
+def test_groups_move_to_a_loader_that_has_fewer_and_are_announced_there() -> None:
+    dispatcher = Dispatcher(grouped(100, 4), 1, 4)
+    first = [command for command in dispatcher.plan() if isinstance(command, Send)]
+    assert [(send.loader, send.is_new_host) for send in first] == [(0, True)] * 4
+    dispatcher.resize(2)
+    second = [command for command in dispatcher.plan() if isinstance(command, Send)]
+    assert [(send.loader, send.batch.group, send.is_new_host) for send in second] == [
+        (1, 0, True),
+        (1, 1, True),
+        (0, 2, False),
+        (0, 3, False),
+    ]
+
+
+def test_without_an_order_a_group_keeps_its_own() -> None:
+    dispatcher = Dispatcher(grouped(100, 2), 1, 2, in_order=False)
+    dispatcher.plan()
+    dispatcher.resize(2)
+    assert (1, 2) in sends(dispatcher.plan()), "group 0 has moved"
+    dispatcher.arrived(1, 2, "")
+    assert isinstance(dispatcher.take(), Wait)
+    dispatcher.arrived(0, 0, "")
+    outcomes = [dispatcher.take(), dispatcher.take()]
+    assert [outcome.batch.number for outcome in outcomes if isinstance(outcome, Yield)] == [0, 2]
+
+
+def test_a_group_that_has_ended_has_no_more_batches() -> None:
+    ended: list[tuple[int, bool]] = []
+    stream = grouped(6, 2)
+    dispatcher = Dispatcher(stream, 2, 1, end_group=lambda batch, exists: ended.append((batch.number, exists)))
+    dispatcher.plan()
+    dispatcher.group_ended(0, 0)
+    assert ended == [(0, False)]
+    dispatcher.arrived(1, 1, "")
+    outcome = dispatcher.take()
+    assert isinstance(outcome, Yield)
+    assert outcome.batch.number == 1
+
+
+def test_a_loader_that_could_not_be_started_and_is_not_needed() -> None:
+    dispatcher = Dispatcher(batches(1), target=2, prefetch=1)
+    commands = dispatcher.plan()
+    assert starts(commands) == [0, 1]
+    assert any(isinstance(command, Stop) and command.loader == 1 for command in commands)
+    dispatcher.start_failed(1)
+    dispatcher.arrived(0, 0, None)
+    assert number(dispatcher.take()) == 0
+
+
+@given(
+    data=st.data(),
+    sizes=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    target=st.integers(0, 3),
+    prefetch=st.integers(1, 3),
+)
+def test_each_batch_of_each_group_is_yielded_once_and_in_order(
+    data: st.DataObject, sizes: list[int], target: int, prefetch: int
+) -> None:
+    """Groups of known sizes, whose ends are found out by loading; resizes and deaths at any moment."""
+    stream = ShardStream([0] * len(sizes), [None] * len(sizes))
+    dispatcher = Dispatcher(stream, target, prefetch, kill_limit=10_000, end_group=stream.end)
+    sent: dict[int, list[Batch]] = {}
+    yielded: list[tuple[int, int]] = []
+    for _ in range(10_000):
+        for command in dispatcher.plan():
+            match command:
+                case Start(loader=loader):
+                    sent[loader] = []
+                case Stop(loader=loader):
+                    assert sent.pop(loader) == []
+                case Send(loader=loader, batch=batch):
+                    sent[loader].append(batch)
+        outcome = dispatcher.take()
+        if isinstance(outcome, End):
+            break
+        if isinstance(outcome, LoadHere) and outcome.batch.indices.ordinal >= sizes[outcome.batch.indices.shard]:
+            dispatcher.end_group(outcome.batch, exists=False)
+            continue
+        if isinstance(outcome, Yield | LoadHere):
+            yielded.append((outcome.batch.indices.ordinal, outcome.batch.indices.shard))
+            continue
+        assert isinstance(outcome, Wait)
+        busy = [loader for loader in sent if sent[loader]]
+        event = data.draw(st.sampled_from(["arrive", "arrive", "arrive", "die", "resize"]))
+        if event == "resize" or not busy:
+            dispatcher.resize(data.draw(st.integers(0, 4)))
+        elif event == "die":
+            loader = data.draw(st.sampled_from(sorted(sent)))
+            del sent[loader]
+            dispatcher.died(loader)
+        else:
+            loader = data.draw(st.sampled_from(busy))
+            batch = sent[loader].pop(0)
+            if batch.indices.ordinal < sizes[batch.indices.shard]:
+                dispatcher.arrived(loader, batch.number, None)
+            else:
+                dispatcher.group_ended(loader, batch.number)
+    assert yielded == sorted((ordinal, shard) for shard, size in enumerate(sizes) for ordinal in range(size))

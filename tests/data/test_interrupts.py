@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import subprocess
 import sys
+import threading
 from types import FrameType
 from typing import Any
 
@@ -56,12 +57,21 @@ def interrupted(iterator: Any, line: int) -> tuple[list[float], bool]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("count", "persistent", "stride"), [(0, False, 2), (1, False, 7), (1, True, 19)])
-def test_an_interrupt_at_any_line(count: int, persistent: bool, stride: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "count", "persistent", "stride"),
+    [
+        ("process", 0, False, 2),
+        ("process", 1, False, 7),
+        ("process", 1, True, 19),
+        ("thread", 1, False, 1),
+        ("thread", 1, True, 3),
+    ],
+)
+def test_an_interrupt_at_any_line(workers: Any, count: int, persistent: bool, stride: int) -> None:
     line, reached, refused = 1, True, 0
     while reached:
         line += stride
-        loader = epoch(count, persistent_workers=persistent)
+        loader = epoch(count, persistent_workers=persistent, workers=workers)
         iterator = iter(loader)
         batches = [float(next(iterator).mean())]
         yielded, reached = interrupted(iterator, line)
@@ -77,13 +87,14 @@ def test_an_interrupt_at_any_line(count: int, persistent: bool, stride: int) -> 
     assert refused
 
 
-def test_while_it_waits_an_interrupt_changes_nothing() -> None:
+@pytest.mark.parametrize("workers", ["process", "thread"])
+def test_while_it_waits_an_interrupt_changes_nothing(workers: Any) -> None:
     """The usual case: a person waits for a batch, too."""
-    iterator = iter(epoch(1))
+    iterator = iter(epoch(1, workers=workers))
     next(iterator)
     iterator._pool.wait = lambda _: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
     batches = []
-    for _ in range(1000):
+    for _ in range(1000 if workers == "process" else 100_000):  # a thread gets little of the interpreter meanwhile
         try:
             batches.append(float(next(iterator).mean()))
         except KeyboardInterrupt:
@@ -95,6 +106,7 @@ def test_while_it_waits_an_interrupt_changes_nothing() -> None:
 
 SCRIPT = """
 import sys
+import threading
 from tests.data.samples import Large
 from tests.data.test_interrupts import InterruptAt
 from torchloom.data import ElasticLoader
@@ -113,3 +125,26 @@ def test_training_that_is_interrupted_ends(act: str, line: int) -> None:
     )
     assert ended.returncode in (0, 1, -2)
     assert processes() == []
+
+
+def test_an_interrupt_at_any_line_of_the_end_leaves_no_thread() -> None:
+    line, is_interrupted = 0, True
+    while is_interrupted:
+        line += 1
+        iterator = iter(epoch(2, workers="thread"))
+        next(iterator)
+        started = [each for each in threading.enumerate() if each.name.startswith("loom-loader-")]
+        previous = sys.gettrace()
+        sys.settrace(InterruptAt(line))
+        try:
+            iterator.close()
+            is_interrupted = False
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(previous)
+        del iterator
+        for thread in started:
+            thread.join(60)
+            assert not thread.is_alive(), f"interrupted at line {line}"
+    assert line > 10

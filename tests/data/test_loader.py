@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from tests.data.samples import Numbers, equal
 from torchloom.data import ElasticLoader
-from torchloom.errors import BadDataset, BadInput
+from torchloom.errors import BadInput
 
 
 def test_the_constructor_has_all_arguments_of_torch_with_their_defaults() -> None:
@@ -25,7 +25,7 @@ def test_the_constructor_has_all_arguments_of_torch_with_their_defaults() -> Non
         name: (parameter.kind, parameter.default) for name, parameter in ours.items() if name in theirs
     }
     assert list(ours)[: len(theirs)] == list(theirs)
-    assert set(ours) - set(theirs) == {"seeding", "kill_limit"}
+    assert set(ours) - set(theirs) == {"seeding", "kill_limit", "shards", "workers"}
 
 
 @pytest.mark.parametrize(
@@ -132,17 +132,6 @@ def test_a_copy_has_the_settings_and_the_position_and_processes_of_its_own(copie
     assert equal(list(other), list(iterator)), "the rest of the epoch"
     other.resize(2)
     assert equal(list(other), list(loader)), "and the next one"
-
-
-def test_iterable_datasets_are_refused() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Any:
-            return iter(range(3))
-
-    with pytest.raises(BadDataset) as caught:
-        ElasticLoader(Stream())
-    assert isinstance(caught.value, TypeError)
-    assert caught.value.hint
 
 
 def test_options_of_its_own_are_checked() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.data.samples import Augmented, Large, Numbers, equal, loaders, processes
+from tests.data.samples import Augmented, Held, Large, Numbers, equal, loaders, processes
 from torchloom.data import ElasticLoader
 from torchloom.errors import BadInput
 
@@ -81,19 +81,6 @@ def test_from_other_threads() -> None:
     for thread in threads:
         thread.join()
     assert equal(alone, batches)
-
-
-class Held(Numbers):
-    """Sample 0 takes until the test allows it."""
-
-    def __init__(self, size: int, gate: Any) -> None:
-        super().__init__(size)
-        self.gate = gate
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 0:
-            self.gate.get()
-        return super().__getitem__(index)
 
 
 def test_growing_starts_at_once_while_training_waits_for_a_batch() -> None:

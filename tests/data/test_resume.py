@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Iterator
 from itertools import islice
@@ -9,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
-from tests.data.samples import Augmented, Numbers, equal, loaders
+from tests.data.samples import Augmented, Lines, Numbers, equal, loaders
 from torchloom.checkpoints.api import Checkpoints
 from torchloom.data import ElasticLoader
-from torchloom.errors import BadState
+from torchloom.errors import BadInput, BadState
 
 SIZE = 26
 
@@ -191,17 +192,45 @@ def test_after_a_break_the_position_is_kept_until_the_next_iteration() -> None:
     assert equal(list(loader), rest[1:])
 
 
-def test_batches_out_of_order_are_resumed_once_each() -> None:
+@pytest.mark.parametrize("count", [0, 2])
+def test_batches_out_of_order_are_resumed_once_each(count: int) -> None:
     loader = ElasticLoader(Augmented(40), batch_size=2, num_workers=3, in_order=False)
     iterator = iter(loader)
     seen = [tuple(next(iterator)[0].tolist())]
     loaders()[0].kill()
     seen += [tuple(next(iterator)[0].tolist()) for _ in range(5)]
     state = through_a_file(loader.state_dict())
-    resumed = ElasticLoader(Augmented(40), batch_size=2, num_workers=2)
+    assert state["ahead"]
+    resumed = ElasticLoader(Augmented(40), batch_size=2, num_workers=count)
     resumed.load_state_dict(state)
+    with pytest.raises(BadInput, match="in mid-epoch"):
+        resumed.change_batch_size(4)
     seen += [tuple(batch[0].tolist()) for batch in resumed]
     assert sorted(seen) == [(index, index + 1) for index in range(0, 40, 2)]
+
+
+class FailsOnce(SequentialSampler):
+    fails = True
+
+    def __iter__(self) -> Any:
+        if self.fails:
+            self.fails = False
+            raise ValueError("not yet")
+        return super().__iter__()
+
+
+def test_an_iteration_that_could_not_begin_is_resumed_by_the_next() -> None:
+    dataset = Augmented(12)
+    loader = ElasticLoader(dataset, batch_size=2, sampler=SequentialSampler(dataset))
+    whole = list(loader)
+    next(iter(loader))
+    state = loader.state_dict()
+    state["start"]["order"] = {"sampler": ["FailsOnce", 12]}
+    resumed = ElasticLoader(dataset, batch_size=2, sampler=FailsOnce(dataset))
+    resumed.load_state_dict(state)
+    with pytest.raises(ValueError, match="not yet"):
+        iter(resumed)
+    assert len(list(resumed)) == len(whole) - 1
 
 
 def test_in_a_checkpoint(tmp_path: Any) -> None:
@@ -262,3 +291,73 @@ def test_batches_yielded_out_of_order_are_continued_in_the_same_size_only() -> N
         ElasticLoader(Numbers(40), batch_size=5).load_state_dict(state)
     loader.load_state_dict(state)
     assert sorted(int(index) for batch in loader for index in batch[:, 0]) == [*range(4, 8), *range(12, 40)]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_size_for_the_next_epoch_does_not_change_the_rest_of_this_one(in_order: bool) -> None:
+    loader = ElasticLoader(Numbers(20), batch_size=4, num_workers=2, in_order=in_order)
+    iterator = iter(loader)
+    seen = [next(iterator) for _ in range(2)]
+    resumed = ElasticLoader(Numbers(20), batch_size=4, num_workers=2, in_order=in_order)
+    resumed.load_state_dict(loader.state_dict())
+    resumed.change_batch_size(10, at="epoch")
+    seen += resumed
+    assert sorted(int(index) for batch in seen for index in batch[:, 0]) == list(range(20))
+    assert {len(batch) for batch in seen} == {4}
+    assert [len(batch) for batch in resumed] == [10, 10]
+
+
+def damages(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a state."""
+    entries = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    for key, value in entries:
+        yield (*path, key)
+        yield from damages(value, (*path, key))
+
+
+def damaged(state: Any, path: tuple[Any, ...], value: Any) -> Any:
+    result = copy.deepcopy(state)
+    inner = result
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return result
+
+
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("dataset", [Numbers(20), Lines(20)], ids=["indices", "shards"])
+def test_a_damaged_state_is_refused_or_can_be_continued(dataset: Any, over: bool) -> None:
+    def build() -> ElasticLoader[Any]:
+        arguments: dict[str, Any] = {"shards": 2} if isinstance(dataset, Lines) else {"shuffle": True}
+        return ElasticLoader(dataset, batch_size=3, generator=torch.Generator(), **arguments)
+
+    loader = build()
+    iterator = iter(loader)
+    for _ in iterator if over else range(2):
+        next(iterator, None)
+    state = loader.state_dict()
+    build().load_state_dict(state)
+    refused = 0
+    for path in damages(state):
+        for value in (None, "x", -5, 10**6, 1.5, [1], {}, {"a": "b"}, [torch.zeros(3)], ["a", "b"], [-3, -3]):
+            other = build()
+            before = other.generator.get_state()
+            try:
+                other.load_state_dict(damaged(state, path, value))
+            except BadState:
+                refused += 1
+                assert torch.equal(other.generator.get_state(), before)
+            else:
+                list(other)
+    assert refused > 100
+
+
+def test_an_iteration_from_before_a_state_was_loaded_says_so() -> None:
+    loader = ElasticLoader(Numbers(40), batch_size=2, num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    loader.load_state_dict({**state, "base_seed": state["base_seed"] + 1})
+    with pytest.raises(RuntimeError, match="has loaded a state since"):
+        list(iterator)
+    assert len(list(loader)) == 19

@@ -14,7 +14,7 @@ import torch
 
 from tests.data.samples import Numbers
 from torchloom.data import ElasticLoader
-from torchloom.data.memory_slots import SlotRing
+from torchloom.data.loaders.shared_memory import SlotRing
 from torchloom.errors import LoaderShortage
 
 

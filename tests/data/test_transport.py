@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from torchloom.data.transport import PACKET_BYTES, Receiver, send, shut_down, socket_pair
+from torchloom.data.loaders.transport import PACKET_BYTES, Receiver, send, shut_down, socket_pair
 
 
 @pytest.mark.parametrize("size", [0, 1, PACKET_BYTES, PACKET_BYTES + 1, 10 * PACKET_BYTES])

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.data.samples import Numbers, kill, loaders
-from torchloom.data import ElasticLoader, loader_stacks, stage_times
+from torchloom.data import ElasticLoader, stage_times
+from torchloom.data.loaders import loader_stacks
 from torchloom.protocol.codec import decode_beat, encode
 from torchloom.protocol.data_loading import Loading
 from torchloom.protocol.rank import Beat

@@ -200,8 +200,8 @@ async def test_a_restarted_group_has_the_values_of_its_step_and_takes_later_chan
         async with training(up, tmp_path / "by-state") as group:
             await up.until(lambda: group.saw("x") == again, what="the values again, from the checkpoint")
             newest = await change(up, x=3.0)
-            assert group.saw("x") == [[*again[0], (3.0, newest.step)]] * 4
             await stopped(up, group)
+            assert group.saw("x") == [[*again[0], (3.0, newest.step)]] * 4
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────

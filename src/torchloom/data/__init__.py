@@ -1,4 +1,4 @@
-"""Feed training: a DataLoader whose loader processes and batch size change while it runs.
+"""Feed training: a DataLoader whose loaders and batch size change while it runs.
 
     from torchloom.data import ElasticLoader
 
@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchloom.data.loader import ElasticLoader
     from torchloom.data.prepared import make_elastic
+    from torchloom.data.seeding import sample_seed
     from torchloom.data.stage_times import decoding
 
-__all__ = ["ElasticLoader", "decoding", "make_elastic"]
+__all__ = ["ElasticLoader", "decoding", "make_elastic", "sample_seed"]
 
 _HOME = {
     "ElasticLoader": "torchloom.data.loader",
     "decoding": "torchloom.data.stage_times",
     "make_elastic": "torchloom.data.prepared",
+    "sample_seed": "torchloom.data.seeding",
 }
 
 

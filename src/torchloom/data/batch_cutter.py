@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from torchloom.data.dispatcher import Batch
+from torchloom.data.loading_plan import Batch
 
 
 class BatchCutter(Iterator[Batch]):
@@ -32,7 +32,11 @@ class BatchCutter(Iterator[Batch]):
         if self._indices is None:  # not earlier: some samplers draw their permutation here
             self._indices = islice(iter(self._sampler), self._skip, None)
         indices = [self._again.popleft() for _ in range(min(self.size, len(self._again)))]
-        indices += islice(self._indices, self.size - len(indices))
+        try:
+            indices += islice(self._indices, self.size - len(indices))
+        except Exception:  # of the sampler: what it gave before is not lost
+            self._again.extend(indices)
+            raise
         if len(indices) < self.size and (self._drop_last or not indices):
             self._again.extend(indices)  # in another size they may be a batch
             raise StopIteration

@@ -10,6 +10,9 @@ Batches are drawn from a stream in order and numbered. A batch is in one of five
 
 `discard` empties all places but the first and the last, when the indices that were not yielded are cut again.
 
+Batches may belong to a group, a shard of an IterableDataset. The batches of a group are sent to one loader, its host,
+and are yielded in order. A group moves when its host ends, or when another loader hosts at least two groups fewer.
+
 The window is `prefetch` batches for each loader: that many may be drawn and not yet yielded. `take` returns batches in
 the order of the stream, or with `in_order=False` in the order in which they arrive. Which loader loads a batch has no
 influence on its content, so neither resizes nor deaths change what is yielded.
@@ -19,103 +22,30 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from torchloom.data.loading_plan import (
+    END,
+    LOADERS_KEEP_DYING,
+    WAIT,
+    Batch,
+    Command,
+    KilledLoaders,
+    LoadHere,
+    Outcome,
+    SamplerFailed,
+    Send,
+    Start,
+    Stop,
+    Yield,
+)
 
 KILL_LIMIT = 3
 """A batch that was being loaded when this number of loaders died raises an error."""
 IDLE_DEATHS = 8
 """Loaders that die in a row before they delivered or began anything; then starting more is useless."""
-
-
-@dataclass(eq=False, slots=True)
-class Batch:
-    number: int
-    """The place in the epoch, from 0."""
-    position: int
-    """Samples of the epoch before this batch."""
-    indices: Any
-    """What the sampler drew: a list of indices, or one index without automatic batching."""
-    kills: int = 0
-    """Loaders that died while they loaded it."""
-    is_discarded: bool = False
-    """Its indices were cut into other batches. A loader may still be loading it; the result is dropped."""
-
-    def __lt__(self, other: Batch) -> bool:
-        return self.number < other.number
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a loader process."""
-
-    loader: int
-    of: int
-    """Number of loaders that are wanted now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Let a loader load a batch after those that it has."""
-
-    loader: int
-    batch: Batch
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End a loader process that has nothing left to do."""
-
-    loader: int
-
-
-Command = Start | Send | Stop
-
-
-@dataclass(frozen=True, slots=True)
-class Yield:
-    """Return this result to the training loop."""
-
-    batch: Batch
-    result: Any
-
-
-@dataclass(frozen=True, slots=True)
-class LoadHere:
-    """Load this batch in the training process, because there are no loaders."""
-
-    batch: Batch
-
-
-@dataclass(frozen=True, slots=True)
-class KilledLoaders:
-    """Raise an error: this batch killed every loader that tried it."""
-
-    batch: Batch
-
-
-class Wait:
-    """Wait for a loader."""
-
-
-class End:
-    """The epoch is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerFailed:
-    """Raise this error of the sampler, which ends the epoch."""
-
-    error: Exception
-
-
-class LoadersKeepDying:
-    """Raise an error: new loaders die before they load anything."""
-
-
-Outcome = Yield | LoadHere | KilledLoaders | Wait | End | SamplerFailed | LoadersKeepDying
-WAIT, END, LOADERS_KEEP_DYING = Wait(), End(), LoadersKeepDying()
 
 
 @dataclass(eq=False, slots=True)
@@ -150,9 +80,18 @@ class Dispatcher:
         in_order: bool = True,
         keep_idle: bool = False,
         kill_limit: int = KILL_LIMIT,
+        end_group: Callable[[Batch, bool], None] | None = None,
     ) -> None:
-        """`keep_idle`: loaders stay when there is nothing left to load, for the next epoch."""
+        """`keep_idle`: loaders stay when there is nothing left to load, for the next epoch.
+
+        `end_group`: let the stream have no more batches of the group of this one, nor, if False, this one.
+        """
         self.target = target
+        self._end_in_stream = end_group
+        self._hosts: dict[int, int] = {}
+        """The loader that the next batches of a group are sent to."""
+        self._ends: dict[int, int] = {}
+        """Of a group that has ended, the number of the first batch that does not exist."""
         self._stream = stream
         self._stream_error: Exception | None = None
         self._prefetch = prefetch
@@ -165,8 +104,8 @@ class Dispatcher:
         self._lost: list[Batch] = []
         self._ready: list[tuple[Batch, Any]] = []
         """A heap by number; with in_order=False in order of arrival."""
-        self._order: deque[int] = deque()
-        """Numbers of the batches that were drawn and not yet yielded."""
+        self._order: deque[Batch] = deque()
+        """Batches that were drawn and not yet yielded."""
         self._idle_deaths = 0
         self.recut = 0
         """Batches that were discarded."""
@@ -182,19 +121,51 @@ class Dispatcher:
 
     def arrived(self, loader: int, number: int, result: Any) -> None:
         """A loader delivered a batch, or the exception that its dataset raised."""
+        batch = self._delivered(loader, number)
+        if not batch.is_discarded and self._exists(batch):
+            self._put(batch, result)
+
+    def group_ended(self, loader: int, number: int) -> None:
+        """In place of a batch, a loader reported that its group has no more."""
+        batch = self._delivered(loader, number)
+        self.end_group(batch, exists=False)
+
+    def _delivered(self, loader: int, number: int) -> Batch:
         state = self._loaders[loader]
         batch = next(batch for batch in state.outstanding if batch.number == number)  # the oldest: it loads in order
         state.outstanding.remove(batch)
+        state.discarded -= batch.is_discarded
         state.delivered = True
         self._idle_deaths = 0
-        if batch.is_discarded:
-            state.discarded -= 1
-        else:
-            self._put(batch, result)
+        return batch
+
+    def end_group(self, batch: Batch, exists: bool) -> None:
+        """The group of this batch, if it has one, has none after it. Whether this one exists."""
+        group = batch.group
+        if group is None or self._end_in_stream is None:
+            return
+        self._end_in_stream(batch, exists)
+        self._ends[group] = min(batch.number + exists, self._ends.get(group, batch.number + exists))
+        self._hosts.pop(group, None)
+        self._order = deque(each for each in self._order if self._exists(each))
+        self._lost = [each for each in self._lost if self._exists(each)]
+        self._ready = [each for each in self._ready if self._exists(each[0])]
+        heapq.heapify(self._lost)
+        if self._in_order:
+            heapq.heapify(self._ready)
+
+    def _exists(self, batch: Batch) -> bool:
+        """As far as it is known."""
+        return batch.group is None or batch.number < self._ends.get(batch.group, batch.number + 1)
+
+    def _lose(self, batch: Batch) -> None:
+        if self._exists(batch):
+            heapq.heappush(self._lost, batch)
 
     def died(self, loader: int) -> None:
         """A process ended without being asked. Its first batch is suspect: that is the one it was loading."""
         state = self._loaders.pop(loader, None)
+        self._forget_host(loader)
         if state is None:
             return
         if not state.outstanding:
@@ -204,13 +175,16 @@ class Dispatcher:
         for batch in state.wanted:
             if batch.kills >= self._kill_limit:
                 self._put(batch, KilledLoaders(batch))
+                self.end_group(batch, exists=True)  # only an iterator that survived it could load those after it
             else:
-                heapq.heappush(self._lost, batch)
+                self._lose(batch)
 
     def start_failed(self, loader: int) -> None:
         """A loader was to be started and could not be. No batch is suspect."""
-        for batch in self._loaders.pop(loader).wanted:
-            heapq.heappush(self._lost, batch)
+        self._forget_host(loader)
+        state = self._loaders.pop(loader, None)
+        for batch in state.wanted if state is not None else ():  # without one, it is not needed any more
+            self._lose(batch)
 
     def cannot_start(self) -> None:
         """From now on no loader can be started. Those that run continue; without any, batches load in training."""
@@ -235,7 +209,7 @@ class Dispatcher:
     def awaited(self) -> tuple[int, Batch] | None:
         """The loader that has the next batch to be yielded, and the batch that it is loading now."""
         for loader, state in self._loaders.items():
-            if self._order and any(batch.number == self._order[0] for batch in state.wanted):
+            if self._order and self._order[0] in state.wanted:
                 return loader, state.outstanding[0]
         return None
 
@@ -263,9 +237,9 @@ class Dispatcher:
 
     def take(self) -> Outcome:
         """What the training loop receives next. Call it after `plan` was carried out."""
-        if self._ready and (not self._in_order or self._ready[0][0].number == self._order[0]):
-            batch, result = heapq.heappop(self._ready) if self._in_order else self._ready.pop(0)
-            self._order.remove(batch.number)
+        if (ready := self._take_ready()) is not None:
+            batch, result = ready
+            self._order.remove(batch)
             return result if isinstance(result, KilledLoaders) else Yield(batch, result)
         if self._idle_deaths >= IDLE_DEATHS:
             self._idle_deaths = 0
@@ -278,8 +252,19 @@ class Dispatcher:
         batch_here = heapq.heappop(self._lost) if self._lost else self._draw()
         if batch_here is None:
             return self._end()
-        self._order.remove(batch_here.number)
-        return KilledLoaders(batch_here) if batch_here.kills else LoadHere(batch_here)
+        self._order.remove(batch_here)
+        if batch_here.kills:
+            self.end_group(batch_here, exists=True)
+            return KilledLoaders(batch_here)
+        return LoadHere(batch_here)
+
+    def _take_ready(self) -> tuple[Batch, Any] | None:
+        if self._in_order:
+            return heapq.heappop(self._ready) if self._ready and self._ready[0][0] is self._order[0] else None
+        for place, (batch, _) in enumerate(self._ready):
+            if batch.group is None or next(each for each in self._order if each.group == batch.group) is batch:
+                return self._ready.pop(place)
+        return None
 
     def _end(self) -> Outcome:
         if self._stream_error is not None:
@@ -328,14 +313,34 @@ class Dispatcher:
                 batch = self._draw() if len(self._order) < window else None
             if batch is None:
                 return
-            state.outstanding.append(batch)
-            yield Send(loader, batch)
+            is_new_host = False
+            if batch.group is not None:
+                earlier_host, loader = self._hosts.get(batch.group), self._host(batch.group)
+                is_new_host = loader != earlier_host
+            self._loaders[loader].outstanding.append(batch)
+            yield Send(loader, batch, is_new_host)
+
+    def _host(self, group: int) -> int:
+        """The loader of a group's next batch."""
+        hosted = dict.fromkeys(sorted(self.active), 0)
+        for loader in self._hosts.values():
+            if loader in hosted:
+                hosted[loader] += 1
+        idlest = min(hosted, key=hosted.__getitem__)
+        host = self._hosts.get(group)
+        if host not in hosted or hosted[host] - hosted[idlest] > 1:
+            host = self._hosts[group] = idlest
+        return host
+
+    def _forget_host(self, loader: int) -> None:
+        self._hosts = {group: host for group, host in self._hosts.items() if host != loader}
 
     def _stop(self) -> Iterator[Command]:
         unneeded = self._exhausted and not self._lost and not self._keep_idle
         for loader, state in list(self._loaders.items()):
             if not state.outstanding and (state.draining or unneeded):
                 del self._loaders[loader]
+                self._forget_host(loader)
                 yield Stop(loader)
 
     def _draw(self) -> Batch | None:
@@ -349,5 +354,5 @@ class Dispatcher:
         if batch is None:
             self._exhausted = True
             return None
-        self._order.append(batch.number)
+        self._order.append(batch)
         return batch

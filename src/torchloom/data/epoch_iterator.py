@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,20 +10,19 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import pin_memory
 
-from torchloom.data import dispatcher as plans
-from torchloom.data import loader_stacks
+from torchloom.data import loading_plan as plans
 from torchloom.data.batch_cutter import BatchCutter
-from torchloom.data.dispatcher import Batch, Dispatcher
-from torchloom.data.loader_pool import Arrived, Died, LoaderPool, ZygoteDied
-from torchloom.data.loader_process import Recipe
+from torchloom.data.dispatcher import IDLE_DEATHS, Dispatcher
+from torchloom.data.loaders.loader_notices import notice_of_zygote, notices_of_death
+from torchloom.data.loaders.pool import Arrived, Died, Pool, ZygoteDied
+from torchloom.data.loading_plan import Batch
 from torchloom.data.position import EpochPosition, batch_samples
+from torchloom.data.recipe import Recipe
 from torchloom.data.seeding import epoch_key, undisturbed
+from torchloom.data.shards import NoBatch, ShardHost
 from torchloom.data.stage_times import LoadingMeter, clock, shortened
 from torchloom.errors import LoaderDied, LoaderInterrupted, LoaderShortage, LoaderTimeout
 from torchloom.protocol.data_loading import LoaderTrouble
-
-NOTICED_DEATHS = 4
-"""Deaths of loader processes after which a warning is given only at powers of two."""
 
 
 class EpochIterator(Iterator[Any]):
@@ -37,7 +34,7 @@ class EpochIterator(Iterator[Any]):
 
     def __init__(
         self,
-        pool: LoaderPool,
+        pool: Pool,
         dispatcher: Dispatcher,
         recipe: Recipe,
         position: EpochPosition,
@@ -47,7 +44,7 @@ class EpochIterator(Iterator[Any]):
         timeout: float,
         pin_device: str | None,
         keep_pool: bool,
-        note: Callable[[], Callable[[EpochPosition], None] | None],
+        note: Callable[[], Callable[[EpochPosition], Warning | None] | None],
         meter: LoadingMeter,
     ) -> None:
         """Call `begin` next."""
@@ -64,7 +61,10 @@ class EpochIterator(Iterator[Any]):
         self._meter = meter
         self._yielded_at: float | None = None
         self._waits_since: float | None = None
-        self._hang: LoaderTrouble | None = None
+        self._hang: tuple[float, LoaderTrouble] | None = None
+        """Of the wait that began at this time."""
+        self._host: ShardHost | None = None
+        """Of the shards that the training process loads itself."""
         self._key = epoch_key(position.base_seed, position.epoch)
         self._wanted_loaders = dispatcher.target
         self._wanted_size = cutter.size if cutter is not None else 0
@@ -77,7 +77,7 @@ class EpochIterator(Iterator[Any]):
         self._is_planning = False
         """The same, in what is done for `resize` and `change_batch_size` in any thread, under the lock."""
         self._shortage: LoaderShortage | None = None
-        self._notices: list[str] = []
+        self._notices: list[Warning] = []
         """Warnings for the moment when one may become an exception."""
 
     def begin(self) -> None:
@@ -88,7 +88,7 @@ class EpochIterator(Iterator[Any]):
             for loader in self._pool.loaders:
                 self._dispatcher.adopt(loader)
             with self._at_work():
-                self._start_zygote()
+                self._open_pool()
                 self._carry_out()
         self._apply_requests()
 
@@ -144,7 +144,7 @@ class EpochIterator(Iterator[Any]):
             self._is_at_work = False
 
     def _has_requests(self) -> bool:
-        if self._pool.epoch != self._epoch or not self._pool.close.alive:
+        if self._pool.epoch != self._epoch or self._pool.is_closed:
             return False
         return self._wanted_loaders != self._dispatcher.target or self._is_to_be_cut()
 
@@ -153,13 +153,14 @@ class EpochIterator(Iterator[Any]):
 
     @property
     def loaders(self) -> int:
-        """Loader processes now, including those that finish their last batches."""
+        """Loaders now, including those that finish their last batches."""
         return len(self._pool.loaders)
 
     def close(self) -> None:
-        """End the iteration, and its loader processes unless they are persistent."""
+        """End the iteration, and its loaders unless they are persistent."""
         with self._pool.lock:
             self.position.is_over = True
+            self._host = None
             if not self._keep_pool:
                 self._pool.close()
 
@@ -173,16 +174,17 @@ class EpochIterator(Iterator[Any]):
     def _next_result(self) -> Any:
         began = clock()
         position = self.position
-        progress = position.batches, position.samples, dict(position.ahead)
+        progress = position.progress()
         try:
             result = self._find_result(began)
             if self._pin_device is not None and not isinstance(result, ExceptionWrapper):
                 result = self._pin(result)
             self._is_torn = False
+            self._warn(stacklevel=4)
             return result
         except BaseException:
             if self._is_torn or self._is_planning:  # a batch may be neither here nor there
-                position.batches, position.samples, position.ahead = progress
+                position.go_back(progress)
                 self._pool.is_broken = True
             raise
 
@@ -201,6 +203,8 @@ class EpochIterator(Iterator[Any]):
                     raise StopIteration
                 if self._pool.epoch != self._epoch:
                     raise RuntimeError("a later iteration of this loader with persistent_workers has begun")
+                if self._pool.is_closed:
+                    raise RuntimeError("this iteration has ended: the loader has loaded a state since")
                 if self._is_torn or self._is_planning:
                     raise LoaderInterrupted
                 with self._at_work():
@@ -208,25 +212,24 @@ class EpochIterator(Iterator[Any]):
             self._apply_requests()
             match outcome:
                 case plans.Yield(batch=batch, result=result):
-                    self._count(batch)
+                    result = self._count(batch, result)
                     self._measure(began, self._dispatcher.ready)
                     return result
                 case plans.LoadHere(batch=batch):
-                    self._count(batch)
-                    try:
-                        result = self._load(batch)
-                    except Exception:  # of the dataset, in place of this batch
-                        self._is_torn = False
-                        raise
-                    self._measure(began, 0)
-                    return result
+                    result = self._load(batch)
+                    if result is not NoBatch:
+                        self._measure(began, 0)
+                        return result
+                    with self._pool.lock:
+                        self._dispatcher.end_group(batch, exists=False)
+                    self._is_torn = False
                 case plans.KilledLoaders(batch=batch):
                     self._count(batch)
                     self._is_torn = False
-                    raise LoaderDied(batch.number, batch.indices, batch.kills)
+                    raise LoaderDied(batch.number, batch.indices, batch.kills, self.position.describe(batch))
                 case plans.LoadersKeepDying():
                     self._is_torn = False
-                    raise LoaderDied(None, None, plans.IDLE_DEATHS)
+                    raise LoaderDied(None, None, IDLE_DEATHS)
                 case plans.SamplerFailed(error=error):
                     self._is_torn = False
                     raise error
@@ -234,32 +237,41 @@ class EpochIterator(Iterator[Any]):
                     self.close()
                     self._is_torn = False
                     raise StopIteration
-            self._is_torn = False
-            if self._shortage is not None and not self._pool.loaders:
-                raise self._shortage
-            self._waits_since = clock()
-            try:
-                if not self._pool.wait(self._timeout or None):
-                    raise LoaderTimeout(self._timeout)
-            finally:
-                self._waits_since = None
+                case plans.Wait():
+                    self._is_torn = False
+                    self._wait()
+
+    def _wait(self) -> None:
+        if self._shortage is not None and not self._pool.loaders:
+            raise self._shortage
+        self._waits_since = clock()
+        try:
+            if not self._pool.wait(self._timeout or None):
+                raise LoaderTimeout(self._timeout)
+        finally:
+            self._waits_since = None
 
     def _advance(self) -> plans.Outcome:
         """The next outcome. The caller resets `_is_torn` when nothing can be lost any more."""
         self._read()
-        while self._notices:
-            warnings.warn(self._notices.pop(0), RuntimeWarning, stacklevel=5)
-        self._start_zygote()
+        self._warn(stacklevel=6)
+        self._open_pool()
         self._is_torn = True
         outcome = self._dispatcher.take()
         self._carry_out()
         return self._dispatcher.take() if isinstance(outcome, plans.Wait) else outcome
+
+    def _warn(self, stacklevel: int) -> None:
+        while self._notices:
+            warnings.warn(self._notices.pop(0), stacklevel=stacklevel)
 
     def _read(self) -> None:
         self._is_torn = True
         try:
             for event in self._pool.events():
                 match event:
+                    case Arrived() if event.result is NoBatch:
+                        self._dispatcher.group_ended(event.loader, event.number)
                     case Arrived():
                         self._dispatcher.arrived(event.loader, event.number, event.result)
                         self._meter.loaded(event.times, event.received, event.size)
@@ -267,7 +279,7 @@ class EpochIterator(Iterator[Any]):
                         self._dispatcher.died(event.loader)
                         pid, status = (event.exit.pid, event.exit.status) if event.exit is not None else (0, None)
                         self._meter.died(event.loader, pid, status)
-                        self._notice_death(event)
+                        self._notices += notices_of_death(event, self._meter.deaths)
                     case ZygoteDied():
                         self._lose_zygote(event)
         except LoaderShortage:
@@ -275,52 +287,35 @@ class EpochIterator(Iterator[Any]):
             raise
         self._is_torn = False
 
-    def _notice_death(self, event: Died) -> None:
-        """The first deaths, and then fewer and fewer of them."""
-        deaths = self._meter.deaths
-        if deaths > NOTICED_DEATHS and deaths.bit_count() > 1:
-            return
-        end = "has ended" if event.exit is None else _describe(event.exit.status)
-        process = f" (process {event.exit.pid})" if event.exit is not None else ""
-        if event.exit is not None and event.exit.pid == 0:
-            end, process = f"could not be started ({os.strerror(event.exit.status)})", ""
-        self._notices.append(
-            f"loader {event.loader}{process} {end}; its batches are loaded again. This loader has lost"
-            f" {deaths} {'process' if deaths == 1 else 'processes'}"
-        )
-
     def _lose_zygote(self, event: ZygoteDied) -> None:
-        consequence = "its loaders end with it, and others are started"
         if self._pool.is_broken:
             self._dispatcher.cannot_start()
-            consequence = "no more can be started in this epoch, and the training process loads its batches itself"
-        self._notices.append(
-            f"the process from which loader processes are started {_describe(event.status)}: {consequence}"
-        )
+        self._notices.append(notice_of_zygote(event, self._pool.is_broken))
 
-    def _start_zygote(self) -> None:
+    def _open_pool(self) -> None:
         """Only in the thread that iterates."""
-        if self._pool.has_zygote or self._pool.is_broken or self._dispatcher.needs_no_loaders:
+        if self._pool.is_open or self._pool.is_broken or self._dispatcher.needs_no_loaders:
             return
         if self._dispatcher.wants_loaders:
-            self._pool.start_zygote()
+            self._pool.open()
 
     def _carry_out(self) -> None:
-        if not self._pool.has_zygote and not self._pool.is_broken:
+        if not self._pool.is_open and not (self._pool.is_broken and self._pool.loaders):
             return
         self._is_planning = True
         self._shortage = None
         for command in self._dispatcher.plan():
             match command:
                 case plans.Send(loader=loader, batch=batch):
-                    self._pool.send(loader, batch, self._key)
+                    indices = self.position.request(batch) if command.is_new_host else batch.indices
+                    self._pool.send(loader, batch.number, (indices, batch.position, self._key))
                 case plans.Start(loader=loader, of=count):
                     try:
                         self._pool.start(loader, count)
                     except LoaderShortage as error:
                         self._shortage = error
                         self._dispatcher.start_failed(loader)
-                    except OSError:  # the zygote has died: `events` will say so
+                    except OSError:  # the pool is not open any more: `events` will say so
                         self._dispatcher.start_failed(loader)
                 case plans.Stop(loader=loader):
                     self._pool.stop(loader)
@@ -329,11 +324,21 @@ class EpochIterator(Iterator[Any]):
         self._is_planning = False
 
     def _load(self, batch: Batch) -> Any:
-        """Load a batch in this process. The random numbers of the training loop stay as they are."""
-        with undisturbed() if self._recipe.seeding == "sample" else nullcontext():
-            result, times = self._recipe.load(batch.indices, batch.position, self._key)
+        """Load a batch in this process, or NoBatch. The random numbers of the training loop stay as they are."""
+        if self._host is None:
+            self._host = self._recipe.host(in_training=True)
+        indices = self.position.request(batch)
+        try:
+            with undisturbed() if self._recipe.seeding == "sample" else nullcontext():
+                result, times = self._recipe.load(indices, batch.position, self._key, self._host)
+        except Exception:  # of the dataset, in place of this batch
+            self._count(batch)
+            self._is_torn = False
+            raise
+        if result is NoBatch:
+            return result
         self._meter.loaded(times, 0.0, 0)
-        return result
+        return self._count(batch, result)
 
     def find_hang(self, seconds: float) -> LoaderTrouble | None:
         """The loader for which training has been waiting for longer than this. Called by another thread."""
@@ -341,42 +346,30 @@ class EpochIterator(Iterator[Any]):
         if since is None or clock() - since < seconds or not self._pool.lock.acquire(blocking=False):
             return None
         try:
-            awaited, zygote = self._dispatcher.awaited(), self._pool.zygote_pid
+            awaited = self._dispatcher.awaited()
         finally:
             self._pool.lock.release()
+        self._apply_requests()  # of those who found the lock taken
         if awaited is None:
             return None
         loader, batch = awaited
-        pid = loader_stacks.find(zygote, loader)
-        if self._hang is None or (self._hang.loader, self._hang.pid) != (loader, pid):  # its stack is read once
-            self._hang = LoaderTrouble(
-                what="hung",
-                loader=loader,
-                pid=pid,
-                seconds=clock() - since,
-                indices=shortened(batch.indices),
-                stack=loader_stacks.read(pid) if pid else "",
-            )
-        return self._hang
+        if self._hang is None or self._hang[0] != since:  # its stack is read once
+            pid, stack = self._pool.inspect(loader)
+            seconds, indices = clock() - since, shortened(batch.indices)
+            trouble = LoaderTrouble(what="hung", loader=loader, pid=pid, seconds=seconds, indices=indices, stack=stack)
+            self._hang = since, trouble
+        return self._hang[1]
 
     def _measure(self, began: float, ready: int) -> None:
         used = 0.0 if self._yielded_at is None else began - self._yielded_at
         self._yielded_at = now = clock()
         self._meter.yielded(used, now - began, ready)
 
-    def _count(self, batch: Batch) -> None:
-        self.position.count(batch, batch_samples(batch.indices, self._recipe.auto_collation))
+    def _count(self, batch: Batch, result: Any = None) -> Any:
+        """A batch is yielded, or an exception in its place. Returns what training receives."""
+        samples = batch_samples(batch.indices, self._recipe.auto_collation)
+        result = self.position.count(batch, samples, result)
         note = self._note()
-        if note is not None:
-            note(self.position)
-
-
-def _describe(status: int | None) -> str:
-    if status is None:
-        return "has ended"
-    if status >= 0:
-        return f"has ended with exit code {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
+        if note is not None and (notice := note(self.position)) is not None:
+            self._notices.append(notice)
+        return result

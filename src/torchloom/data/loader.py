@@ -10,34 +10,39 @@ torch.save(loader.state_dict(), path)    # also in the middle of an epoch
 
 from __future__ import annotations
 
-import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
-from torchloom.data import position, training_loader, transport
+from torchloom.data import epoch_source, position, training_loader
 from torchloom.data.autotune import Tuner, Tuning
 from torchloom.data.batch_cutter import BatchCutter
+from torchloom.data.dataloader_arguments import arguments_of
 from torchloom.data.dispatcher import KILL_LIMIT, Dispatcher
 from torchloom.data.epoch_iterator import EpochIterator
-from torchloom.data.loader_pool import LoaderPool
-from torchloom.data.loader_process import Recipe
+from torchloom.data.loaders.pool import Pool
+from torchloom.data.loaders.workers import Workers, check_platform, choose_workers, make_pool
 from torchloom.data.pinned_memory import pin_device
 from torchloom.data.position import EpochPosition
+from torchloom.data.recipe import Recipe
 from torchloom.data.seeding import Seeding
+from torchloom.data.shards import ShardStream, plan_shards, refuse_in_loader
 from torchloom.data.stage_times import LoadingMeter, Window
 from torchloom.data.training_loader import YieldHistory
-from torchloom.errors import BadDataset, BadInput
+from torchloom.errors import BadInput
 from torchloom.protocol.data_loading import Loading
 
 _Sample_co = TypeVar("_Sample_co", covariant=True)
 
 PREFETCH = 2
-"""The default of torch's DataLoader, for each loader process."""
+"""The default of torch's DataLoader, for each loader."""
+_OWN = ("kill_limit", "seeding", "shards", "workers")
+"""Arguments that torch's DataLoader does not have."""
 
 
 class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
@@ -47,7 +52,13 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
     number of loader processes, on resizes or on deaths. With `seeding="sample"`, random numbers in the dataset come
     from generators that are seeded for each sample; with `seeding="worker"` each process is seeded once, as in torch,
     and they depend on which process loads a sample. A batch that was being loaded when `kill_limit` processes died
-    raises LoaderDied.
+    raises LoaderDied. An IterableDataset is loaded as a fixed number of `shards`, by default `num_workers`: each one
+    is what torch gives one worker.
+
+    With `workers="thread"` the loaders are threads of this process, for datasets that release the GIL. They leave the
+    generators of torch, Python and numpy alone: random numbers are the same only if the dataset draws them from a
+    generator that it seeds with `torchloom.data.sample_seed()`. None is "thread" on a Python without a GIL (but with
+    what needs processes: an IterableDataset, `seeding="worker"`, `multiprocessing_context`), otherwise "process".
     """
 
     def __init__(
@@ -72,21 +83,24 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         in_order: bool = True,
         seeding: Seeding = "sample",
         kill_limit: int = KILL_LIMIT,
+        shards: int | None = None,
+        workers: Workers | None = None,
     ) -> None:
-        if isinstance(dataset, IterableDataset):
-            raise BadDataset(
-                f"{type(dataset).__name__} is an IterableDataset, whose samples depend on the number of loaders",
-                hint="use torch.utils.data.DataLoader for it, or give the dataset __getitem__ and __len__",
-            )
+        self.workers: Workers = choose_workers(workers, dataset, seeding, multiprocessing_context)
         if seeding not in get_args(Seeding):
             raise BadInput(f"seeding={seeding!r} is not one of {', '.join(get_args(Seeding))}")
-        if kill_limit < 1:
-            raise BadInput(f"kill_limit={kill_limit} is less than 1")
-        _check_platform(num_workers)
+        if not isinstance(kill_limit, int) or kill_limit < 1:
+            raise BadInput(f"kill_limit={kill_limit!r} is not a positive whole number")
+        if not isinstance(num_workers, int):
+            raise BadInput(f"num_workers={num_workers!r} is not a whole number")
+        check_platform(self.workers, num_workers)
         self.seeding: Seeding = seeding
         self.kill_limit = kill_limit
+        self._plan = plan_shards(dataset, shards, num_workers, batch_size, drop_last)
+        self.shards = self._plan.shards if self._plan is not None and self._plan.with_info else None
         self._open()
         self._next_batch_size: int | None = None
+        self._next_loaders: int | None = None
         self._epoch = -1
         self._base_seed: int | None = None
         self.history = YieldHistory()
@@ -119,12 +133,14 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         """What a copy of a loader does not share with it."""
         self._lock = threading.RLock()
         self._live: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
-        self._pool: LoaderPool | None = None
+        self._pool: Pool | None = None
         """Of persistent workers."""
         self._iterator: EpochIterator | None = None
 
     @classmethod
-    def from_dataloader(cls, loader: DataLoader, *, seeding: Seeding | None = None) -> ElasticLoader[Any]:
+    def from_dataloader(
+        cls, loader: DataLoader, *, seeding: Seeding | None = None, workers: Workers | None = None
+    ) -> ElasticLoader[Any]:
         """An ElasticLoader with the dataset, sampler and settings of a DataLoader."""
         if not isinstance(loader, DataLoader):
             raise BadInput(f"a {type(loader).__name__} is not a DataLoader")
@@ -132,25 +148,14 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
             raise BadInput(
                 f"{type(loader).__name__} iterates in its own way", hint="create the ElasticLoader from its dataset"
             )
-        if loader.batch_size is not None:
-            batching = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-        elif loader.batch_sampler is not None:
-            batching = {"batch_sampler": loader.batch_sampler}
-        else:
-            batching = {"batch_size": None, "sampler": loader.sampler}
-        same = ["dataset", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"]
-        same += ["multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"]
-        arguments = {name: getattr(loader, name) for name in same if hasattr(loader, name)}
-        own: dict[str, Any] = {}
-        if isinstance(loader, cls):
-            own = {"kill_limit": loader.kill_limit, "seeding": loader.seeding}
-        if seeding is not None:
-            own["seeding"] = seeding
+        own = {name: getattr(loader, name) for name in _OWN if isinstance(loader, cls)}
+        own |= {name: value for name, value in {"seeding": seeding, "workers": workers}.items() if value is not None}
+        arguments = arguments_of(loader) | own
         if loader.num_workers == 0 and isinstance(loader, cls) and loader.prefetch_factor is not None:
-            elastic = cls(num_workers=1, **arguments, **batching, **own)  # its options need a process at first
+            elastic = cls(num_workers=1, **arguments)  # its options need a loader at first
             elastic.resize(0)
             return elastic
-        return cls(num_workers=loader.num_workers, **arguments, **batching, **own)
+        return cls(num_workers=loader.num_workers, **arguments)
 
     def resize(self, count: int) -> None:
         """Change the number of loader processes, at any moment and from any thread.
@@ -160,30 +165,47 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         """
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise BadInput(f"the number of loaders is {count!r}", hint="0 or a positive whole number")
-        _check_platform(count)
-        _check_process()
+        if self.most_loaders is not None and count > self.most_loaders:
+            raise BadInput(
+                f"the dataset has {self.most_loaders} shards, and {count} loaders cannot share them",
+                hint=f"create the loader with shards={count}",
+            )
+        check_platform(self.workers, count)
+        refuse_in_loader()
         self._tuner = None
         self._resize(count)
 
     def _resize(self, count: int) -> None:
         with self._lock:
+            self._next_loaders = None
             self.num_workers = count
             if count:
                 self.prefetch_factor: int | None = self.prefetch_factor or PREFETCH
             for iterator in list(self._live):
                 iterator.resize(count)
 
+    @property
+    def most_loaders(self) -> int | None:
+        """The number of shards of an IterableDataset."""
+        return None if self._plan is None else self._plan.shards
+
+    @property
+    def fixed_batch_size(self) -> str:
+        """What fixes the batch size; empty if it can change."""
+        if self._plan is not None:
+            return "an IterableDataset"
+        if self.batch_size is not None:
+            return ""
+        return "batch_size=None" if self.batch_sampler is None else "a batch_sampler"
+
     def autotune(self, most: int | None = None) -> None:
         """From now on, run the fewest loader processes that keep training fed; at most `most`, by default one a core.
 
         It measures how long a batch takes to load and how long training uses one. `tuning` says what it chose, and why.
         """
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-            raise BadInput(f"most={most!r} is not a number of loaders", hint="a positive whole number")
-        _check_platform(1)
-        _check_process()
-        self._tuner = Tuner(self._meter, cores if most is None else most)
+        check_platform(self.workers, 1)
+        refuse_in_loader()
+        self._tuner = Tuner(self._meter, most, self.most_loaders)
 
     @property
     def tuning(self) -> Tuning | None:
@@ -200,12 +222,17 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
             raise BadInput(f"the batch size is {size!r}", hint="a positive whole number")
         if at not in ("batch", "epoch"):
             raise BadInput(f"at={at!r} is neither 'batch' nor 'epoch'")
-        if self.batch_size is None:
-            fixed_by = "batch_size=None" if self.batch_sampler is None else "a batch_sampler"
-            raise BadInput(f"{fixed_by} fixes the batch size of this loader", hint="give it a sampler and a batch_size")
-        if at == "batch" and not self.in_order:
+        if self.fixed_batch_size:
+            raise BadInput(
+                f"{self.fixed_batch_size} fixes the batch size of this loader",
+                hint="give it a dataset with __getitem__, a sampler and a batch_size",
+            )
+        if size > sys.maxsize:
+            raise BadInput(f"a batch size of {size} is more than any sampler has indices")
+        place = self._resume or self._position
+        if at == "batch" and (not self.in_order or (place is not None and place.ahead)):
             raise BadInput("with in_order=False the batch size cannot change in mid-epoch", hint="at='epoch'")
-        _check_process()
+        refuse_in_loader()
         with self._lock:
             if at == "epoch":
                 self._next_batch_size = size
@@ -226,19 +253,37 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         return int(super().__len__()) if cut is None else len(cut)
 
     def __iter__(self) -> EpochIterator:
-        if self._next_batch_size is not None:
+        resumed = self._resume
+        try:
+            return self._begin()
+        except BaseException:
+            self._resume = resumed  # otherwise the next attempt would begin the next epoch
+            raise
+
+    def _begin(self) -> EpochIterator:
+        if self._resume is None and self._next_batch_size is not None:  # not for the rest of an epoch
             self._set_batch_size(self._next_batch_size)
+        if self._next_loaders is not None:
+            self._resize(self._next_loaders)
         pinned = pin_device(self.pin_memory, self.pin_memory_device)
         resumed, self._resume = self._resume, None
         if resumed is not None:
-            place, stream = position.resume(self, resumed)
+            place, stream = epoch_source.resume(self, resumed)
         else:
             self._epoch += 1
-            place, stream = position.begin(self, self._epoch, self._base_seed if self.persistent_workers else None)
+            base_seed = self._base_seed if self.persistent_workers else None
+            place, stream = epoch_source.begin(self, self._plan, self._epoch, base_seed)
         self._base_seed = place.base_seed
         self._position = place
+        seeding = None if self.workers == "thread" else self.seeding
         recipe = Recipe(
-            self.dataset, self.collate_fn, self._auto_collation, self.worker_init_fn, place.base_seed, self.seeding
+            self.dataset,
+            self.collate_fn,
+            self._auto_collation,
+            self.worker_init_fn,
+            place.base_seed,
+            seeding,
+            self._plan,
         )
         with self._lock:
             dispatcher = Dispatcher(
@@ -248,6 +293,7 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
                 in_order=self.in_order,
                 keep_idle=self.persistent_workers,
                 kill_limit=self.kill_limit,
+                end_group=stream.end if isinstance(stream, ShardStream) else None,
             )
             iterator = EpochIterator(
                 self._get_pool(recipe),
@@ -255,7 +301,7 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
                 recipe,
                 place,
                 cutter=stream if isinstance(stream, BatchCutter) else None,
-                length=_length(self._index_sampler),
+                length=position.sampler_length(self._index_sampler),
                 timeout=self.timeout,
                 pin_device=pinned,
                 keep_pool=self.persistent_workers,
@@ -280,13 +326,26 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
 
     def total(self) -> int:
         """Indices of an epoch; -1 if the sampler has no length."""
-        length = _length(self.sampler if self._auto_collation else self._index_sampler)
+        sampler = self.sampler if self._auto_collation else self._index_sampler
+        length = position.sampler_length(sampler)  # none of an IterableDataset
         return -1 if length is None else length
 
-    def _note_batch(self, place: EpochPosition) -> None:
+    def _note_batch(self, place: EpochPosition) -> Warning | None:
+        """A batch was yielded. What there is to warn of."""
         training_loader.note_batch(self, place.epoch, place.samples)
-        if self._tuner is not None and (count := self._tuner.note_batch(self.num_workers)) is not None:
-            self._resize(count)
+        promised = self._IterableDataset_len_called  # by `len`
+        tuner = self._tuner  # another thread may end it
+        if tuner is not None and (count := tuner.note_batch(self.num_workers)) is not None:
+            if count < self.num_workers and self._plan is not None:
+                self._next_loaders = count  # in the next epoch: a shard that moves is loaded again from its beginning
+            else:
+                self._resize(count)
+        if promised is None or place.samples <= promised:
+            return None
+        return UserWarning(
+            f"len() of the IterableDataset is {promised}, and {place.samples} samples were loaded. If every worker"
+            " loads all of them, select the share of get_worker_info() in __iter__"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, also in another process, has the settings and the position, and no processes."""
@@ -300,16 +359,14 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
     def _get_iterator(self) -> EpochIterator:
         return iter(self)
 
-    def _get_pool(self, recipe: Recipe) -> LoaderPool:
-        context = self.multiprocessing_context or torch.multiprocessing
-        if not self.persistent_workers:
-            return LoaderPool(recipe, context)
+    def _get_pool(self, recipe: Recipe) -> Pool:
         if self._pool is not None and self._pool.is_broken:
             self._pool.close()
             self._pool = None
-        if self._pool is None:
-            self._pool = LoaderPool(recipe, context)
-        return self._pool
+        pool = self._pool or make_pool(self.workers, recipe, self.multiprocessing_context)
+        if self.persistent_workers:
+            self._pool = pool
+        return pool
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the epoch of the newest iterator, and what its indices were drawn from.
@@ -325,7 +382,10 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue where the state was saved, or begin the epoch after it if that was over."""
-        place = position.read_state(self, state)
+        place = epoch_source.read_state(self, self._plan, state)
+        if self._pool is not None and state["base_seed"] != self._base_seed:
+            self._pool.close()  # its loaders have the seed of another run
+            self._pool = None
         if place is None or place.is_over:
             position.restore_samplers(self, state["start"])
             self._resume = None
@@ -338,22 +398,3 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
     def merge_rank_states(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """What to load if the number of ranks has changed: one state from those of all earlier ranks."""
         return position.merge(states)
-
-
-def _length(sampler: Any) -> int | None:
-    try:
-        return len(sampler)
-    except TypeError:
-        return None
-
-
-def _check_platform(count: int) -> None:
-    if count and not transport.IS_SUPPORTED:
-        raise BadInput(
-            "loader processes need Linux", hint="num_workers=0 works everywhere; otherwise use torch's DataLoader"
-        )
-
-
-def _check_process() -> None:
-    if get_worker_info() is not None:
-        raise BadInput("a loader process cannot change its own loader", hint="call this in the training process")

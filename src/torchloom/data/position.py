@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torchloom.data.batch_cutter import BatchCutter
-from torchloom.data.dispatcher import Batch
+from torchloom.data.loading_plan import Batch
 from torchloom.data.resharding import Segment, rest_of_epoch, share_of
 from torchloom.data.seeding import GeneratorStates, capture_generators, restore_generators, undisturbed
 from torchloom.errors import BadState
@@ -42,11 +42,28 @@ class EpochPosition:
         """Of the batches in `ahead`."""
         self.is_over = False
 
-    def count(self, batch: Batch, samples: int) -> None:
+    def count(self, batch: Batch, samples: int, result: Any = None) -> Any:
+        """A batch is yielded, or an exception in its place. Returns what training receives of the result."""
         self.ahead[batch.number] = samples
         while self.batches in self.ahead:
             self.samples += self.ahead.pop(self.batches)
             self.batches += 1
+        return result
+
+    def progress(self) -> Any:
+        """What `count` changes, for `go_back`."""
+        return self.batches, self.samples, dict(self.ahead)
+
+    def go_back(self, progress: Any) -> None:
+        self.batches, self.samples, self.ahead = progress
+
+    def describe(self, batch: Batch) -> str:  # noqa: ARG002
+        """What a batch is called, if its indices do not say it."""
+        return ""
+
+    def request(self, batch: Batch) -> Any:
+        """What a loader needs to load a batch without those before it."""
+        return batch.indices
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors: what a checkpoint can contain."""
@@ -65,16 +82,22 @@ class EpochPosition:
         }
 
 
-def read_state(loader: DataLoader[Any], state: Mapping[str, Any]) -> EpochPosition | None:
-    """The position in a state_dict; None if it was saved before the first epoch.
-
-    BadState, with nothing changed, if it is no such state, or not one that this loader can continue.
-    """
+def check_state(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
+    """BadState if it is no state of an ElasticLoader, or not one that this loader can continue."""
     if not isinstance(state, Mapping) or state.get("version") != VERSION or not _is_complete(state):
         raise BadState(
             "this is not the state of an ElasticLoader", hint="pass what its state_dict() returned, of this version"
         )
     _check_drawn_from(loader, state["start"])
+    _check_generators(loader, state["start"])
+
+
+def read_state(loader: DataLoader[Any], state: Mapping[str, Any]) -> EpochPosition | None:
+    """The position in a state_dict; None if it was saved before the first epoch.
+
+    BadState, with nothing changed, if it is no such state, or not one that this loader can continue.
+    """
+    check_state(loader, state)
     if state["epoch"] < 0:
         return None
     position = EpochPosition(
@@ -99,6 +122,11 @@ def read_state(loader: DataLoader[Any], state: Mapping[str, Any]) -> EpochPositi
 def merge(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """One state for all ranks of a job, from those of an earlier number of ranks."""
     first, *others = states
+    if "shards" in first:
+        raise BadState(
+            "the epoch is of an IterableDataset, and there is another number of ranks now",
+            hint="use the same number of ranks as before",
+        )
     for name in ("epoch", "is_over", "samples", "ranks", "segments"):
         if any(other.get(name) != first.get(name) for other in others):
             raise BadState(
@@ -113,13 +141,56 @@ def merge(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return first
 
 
+def is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _is_complete(state: Mapping[str, Any]) -> bool:
-    fields: dict[str, type] = {"epoch": int, "start": Mapping}
-    if isinstance(state.get("epoch"), int) and state["epoch"] >= 0:
-        fields |= {"base_seed": int, "batches": int, "samples": int, "ahead": Mapping, "is_over": bool}
-    if not all(isinstance(state.get(name), kind) for name, kind in fields.items()):
+    start, epoch = state.get("start"), state.get("epoch")
+    if not isinstance(start, Mapping) or not _is_start(start):
         return False
-    return {"process", "generators", "samplers", "sampler_epochs", "order"} <= set(state["start"])
+    if epoch == -1:
+        return state.get("base_seed") is None or isinstance(state["base_seed"], int)
+    segments, ahead = state.get("segments", []), state.get("ahead")
+    return (
+        all(is_count(state.get(name)) for name in ("epoch", "batches", "samples"))
+        and isinstance(state.get("base_seed"), int)
+        and isinstance(state.get("is_over"), bool)
+        and (state["is_over"] or isinstance(start.get("draws_base_seed"), bool))
+        and all(state.get(name) is None or is_count(state[name]) for name in ("batch_size", "ranks"))
+        and isinstance(ahead, Mapping)
+        and all(is_count(number) for pair in ahead.items() for number in pair)
+        and isinstance(segments, list)
+        and all(isinstance(each, (list, tuple)) and len(each) == 2 and all(map(is_count, each)) for each in segments)
+    )
+
+
+def _is_start(start: Mapping[str, Any]) -> bool:
+    if not all(isinstance(start.get(name), Mapping) for name in ("order", "samplers", "sampler_epochs")):
+        return False
+    return (
+        isinstance(start.get("generators"), list)
+        and "process" in start
+        and all(is_count(epoch) for epoch in start["sampler_epochs"].values())
+        and all(isinstance(each, (list, tuple)) and len(each) == 2 for each in start["order"].values())
+        and all(isinstance(kind, str) and isinstance(length, int) for kind, length in start["order"].values())
+    )
+
+
+def _check_generators(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
+    """BadState if a state does not fit its generator. Nothing is changed."""
+    generators = _generators(loader)
+    before = [generator.get_state() for generator in generators]
+    try:
+        with undisturbed():
+            restore_generators(plain_start(start)["process"])
+            for generator, state in zip(generators, start["generators"], strict=True):
+                generator.set_state(state)
+    except Exception as error:
+        raise BadState(f"the state of a generator is damaged: {error}") from error
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
 
 
 def _check_drawn_from(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
@@ -169,11 +240,17 @@ def _order(loader: DataLoader[Any]) -> dict[str, Any]:
         if name == "sampler" and share_of(sampler) is not None:
             lengths[name] = [kind, len(sampler.dataset)]  # of all ranks: their number may change
             continue
-        try:
-            lengths[name] = [kind, len(sampler)]
-        except TypeError:
-            lengths[name] = [kind, -1]
+        length = sampler_length(sampler)
+        lengths[name] = [kind, -1 if length is None else length]
     return lengths
+
+
+def sampler_length(sampler: Any) -> int | None:
+    """None if it has no length."""
+    try:
+        return len(sampler)
+    except TypeError:
+        return None
 
 
 def _describe(order: Mapping[str, Any]) -> str:
@@ -213,7 +290,7 @@ def restore_samplers(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
     samplers = _samplers(loader)
     for name, state in start["samplers"].items():
         if name in samplers and hasattr(samplers[name], "load_state_dict"):
-            samplers[name].load_state_dict(state)
+            samplers[name].load_state_dict(copy.deepcopy(state))
     for name, epoch in start["sampler_epochs"].items():
         if name in samplers and hasattr(samplers[name], "set_epoch"):
             samplers[name].set_epoch(epoch)
@@ -266,7 +343,8 @@ def resume(loader: DataLoader[Any], position: EpochPosition) -> tuple[EpochPosit
             batches = batches if first is None else chain([first], batches)
     position.batch_size = loader.batch_size
     if position.ahead:
-        return position, (batch for batch in batches if batch.number not in position.ahead)
+        done_ahead = frozenset(position.ahead)  # which shrinks while batches are counted
+        return position, (batch for batch in batches if batch.number not in done_ahead)
     return position, batches
 
 

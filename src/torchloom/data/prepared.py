@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchloom.data.dispatcher import KILL_LIMIT
 from torchloom.data.loader import ElasticLoader
+from torchloom.data.loaders.workers import Workers
 from torchloom.data.seeding import Seeding
 from torchloom.errors import BadInput
 
 
-def make_elastic(prepared: Any, *, seeding: Seeding = "sample", kill_limit: int = KILL_LIMIT) -> Any:
+def make_elastic(
+    prepared: Any, *, seeding: Seeding | None = None, kill_limit: int | None = None, workers: Workers | None = None
+) -> Any:
     """Let a loader that `Accelerator.prepare` returned iterate with an ElasticLoader, and return it.
 
     accelerate builds a DataLoader of its own from the one that it prepares, with a share of the batches for this rank.
@@ -23,8 +25,8 @@ def make_elastic(prepared: Any, *, seeding: Seeding = "sample", kill_limit: int 
             f"a {type(prepared).__name__} was not prepared by accelerate",
             hint="pass what Accelerator.prepare returned; for another DataLoader use ElasticLoader.from_dataloader",
         )
-    elastic = ElasticLoader.from_dataloader(base, seeding=seeding)
-    elastic.kill_limit = kill_limit
+    elastic = ElasticLoader.from_dataloader(base, seeding=seeding, workers=workers)
+    elastic.kill_limit = elastic.kill_limit if kill_limit is None else kill_limit
     prepared.base_dataloader = elastic
     prepared.dl_state_dict = elastic.state_dict()
     prepared.use_stateful_dataloader = True  # what `save_state` and `load_state` ask

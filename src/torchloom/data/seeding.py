@@ -7,6 +7,7 @@ epoch). The random numbers of a sample then do not depend on the loader that loa
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any, Literal
 
 import torch
 from torch.utils.data._utils.worker import _generate_state
+
+from torchloom.errors import BadInput
 
 try:
     import numpy
@@ -38,16 +41,52 @@ def epoch_key(base_seed: int, epoch: int) -> int:
     return _mix((_mix(base_seed & _MASK) + (epoch + 1) * _GOLDEN) & _MASK)
 
 
+def shard_key(key: int, shard: int) -> int:
+    """One number for all samples of a shard in an epoch."""
+    return _mix((key + (shard + 1) * _GOLDEN) & _MASK)
+
+
+class Sample(threading.local):
+    """The sample that this thread is loading."""
+
+    key: int | None = None
+    """Of its epoch; None if no sample is being loaded."""
+    position = 0
+
+
+current_sample = Sample()
+
+
+def sample_seed() -> int:
+    """The seed of the sample that is being loaded, for a generator of the dataset's own.
+
+        generator = torch.Generator().manual_seed(torchloom.data.sample_seed())
+
+    It depends on the base seed, the epoch and the position of the sample in the epoch, and is the same in processes,
+    in threads and with `num_workers=0`. In `__getitems__` and in `collate_fn` it is that of the first sample.
+    """
+    if current_sample.key is None:
+        raise BadInput(
+            "sample_seed() was called while no sample is being loaded",
+            hint="call it in the dataset or in collate_fn of an ElasticLoader, in the thread that calls those",
+        )
+    return _seed(current_sample.key, current_sample.position)
+
+
+def _seed(key: int, position: int) -> int:
+    return _mix((key + (position + 1) * _GOLDEN) & _MASK) >> 1  # fits into an int64, as the seeds of torch's workers do
+
+
 def seed_sample(key: int, position: int) -> None:
     """Seed the generators of torch (CPU), Python and numpy for one sample."""
-    seed = _mix((key + (position + 1) * _GOLDEN) & _MASK) >> 1  # fits into an int64, as the seeds of torch's workers do
+    seed = _seed(key, position)
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
-def seed_process(base_seed: int, loader: int, seeding: Seeding) -> int:
+def seed_process(base_seed: int, loader: int, seeding: Seeding | None) -> int:
     """Seed the generators of a loader process as torch seeds a worker; returns the seed."""
     seed = base_seed + loader
     random.seed(seed)

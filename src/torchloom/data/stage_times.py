@@ -8,6 +8,7 @@ Loading a sample counts as reading, except what a dataset marks:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,12 +25,18 @@ RECENT_SECONDS = 30.0
 HANG_SECONDS = 30.0
 HANG_FACTOR = 20.0
 """A loader hangs after this time, and this many times what batches take."""
-_decoded = 0.0
-"""Seconds of decoding in this process, of the current batch."""
+
+
+class _Decoding(threading.local):
+    seconds = 0.0
+    """Of the batch that this thread is loading."""
+
+
+_decoding = _Decoding()
 
 
 class StageTimes(NamedTuple):
-    """Seconds of one batch, in the process that loads it."""
+    """Seconds of one batch, in the loader that loads it."""
 
     read: float
     decode: float
@@ -44,18 +51,16 @@ NO_TIMES = StageTimes(0.0, 0.0, 0.0)
 @contextmanager
 def decoding() -> Iterator[None]:
     """Count what is done inside as decoding, not as reading."""
-    global _decoded  # noqa: PLW0603
     began = clock()
     try:
         yield
     finally:
-        _decoded += clock() - began
+        _decoding.seconds += clock() - began
 
 
 def times_of(began: float, fetched: float, collated: float) -> StageTimes:
     """Of the batch that was just loaded."""
-    global _decoded
-    decoded, _decoded = min(_decoded, fetched - began), 0.0
+    decoded, _decoding.seconds = min(_decoding.seconds, fetched - began), 0.0
     return StageTimes(fetched - began - decoded, decoded, collated - fetched)
 
 

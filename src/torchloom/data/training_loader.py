@@ -27,6 +27,14 @@ class LoaderPort(Protocol):
     batch_size: int | None
     history: YieldHistory
 
+    @property
+    def most_loaders(self) -> int | None:
+        """None without a limit."""
+
+    @property
+    def fixed_batch_size(self) -> str:
+        """What fixes the batch size; empty if it can change."""
+
     def measure(self) -> Loading: ...
     def resize(self, count: int) -> None: ...
     def change_batch_size(self, size: int, at: Literal["batch", "epoch"] = "batch") -> None: ...

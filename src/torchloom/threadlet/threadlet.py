@@ -164,7 +164,7 @@ class Threadlet:
                 self._boundary.add(knob)
             return
         training_loader.set_loader(what)
-        if what.batch_size is not None:
+        if not what.fixed_batch_size:
             self._boundary.add(batch_size_knob(what, batch_size_at))
 
     def use_loader(self, loader: training_loader.LoaderPort) -> None:

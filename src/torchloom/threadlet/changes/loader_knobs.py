@@ -18,7 +18,7 @@ def loaders_knob(loader: LoaderPort) -> Knob:
         get=lambda: loader.num_workers,
         set=loader.resize,
         low=0,
-        high=max(MOST_LOADERS, loader.num_workers),
+        high=loader.most_loaders or max(MOST_LOADERS, loader.num_workers),
         unit="processes",
         help="processes that load data for each rank",
         per="rank",

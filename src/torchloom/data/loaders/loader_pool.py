@@ -19,48 +19,20 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from torchloom.data import transport
-from torchloom.data.batch_encoding import decode
-from torchloom.data.dispatcher import Batch
-from torchloom.data.loader_process import BATCH, LOAD, SLOTS, Recipe
-from torchloom.data.memory_slots import SlotTable
+from torchloom.data.loaders import loader_stacks, transport
+from torchloom.data.loaders.batch_encoding import decode
+from torchloom.data.loaders.loader_process import BATCH, LOAD, SLOTS
+from torchloom.data.loaders.pool import Arrived, Died, Event, ZygoteDied
+from torchloom.data.loaders.shared_memory import SlotTable
+from torchloom.data.loaders.zygote import Zygote
+from torchloom.data.recipe import Recipe
 from torchloom.data.stage_times import NO_TIMES, StageTimes, clock
-from torchloom.data.zygote import Exit, Zygote
 from torchloom.errors import LoaderShortage
 
 ZYGOTE_RESTARTS = 3
 """How often a zygote that died is replaced while no batch arrives."""
 REPORT_SECONDS = 0.2
 """Time for the zygote to report how a loader ended whose socket has closed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    loader: int
-    epoch: int
-    number: int
-    result: Any
-    times: StageTimes
-    received: float
-    """Seconds that receiving it took here."""
-    size: int
-    """Bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    loader: int
-    exit: Exit | None
-    """None if nobody knows: the zygote died before it could report it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ZygoteDied:
-    status: int | None
-    """Its exit code, or the negative number of a signal."""
-
-
-Event = Arrived | Died | ZygoteDied
 
 
 @dataclass(eq=False, slots=True)
@@ -106,15 +78,11 @@ def _close(opened: list[_Resources]) -> None:
 
 
 class LoaderPool:
-    """Loader processes and the zygote that they come from. The caller holds `lock`, except in `wait`.
-
-    Nothing is opened before the first loader starts.
-    """
+    """A Pool of processes and the zygote that they come from. Nothing is opened before the first loader starts."""
 
     def __init__(self, recipe: Recipe, context: Any) -> None:
         self.lock = threading.RLock()
         self.epoch = 0
-        """The iteration to which new batches belong; what arrives of an earlier one is dropped."""
         self.is_broken = False
         """The zygote has died, and is not replaced any more."""
         self._is_released = False
@@ -130,12 +98,12 @@ class LoaderPool:
         util.Finalize(self, self.close, exitpriority=10)
 
     @property
-    def has_zygote(self) -> bool:
+    def is_open(self) -> bool:
         return bool(self._opened) and self._resources.zygote is not None and not self._is_released
 
     @property
-    def zygote_pid(self) -> int:
-        return self._resources.zygote.pid if self.has_zygote and self._resources.zygote is not None else 0
+    def is_closed(self) -> bool:
+        return not self.close.alive
 
     @property
     def _resources(self) -> _Resources:
@@ -145,8 +113,8 @@ class LoaderPool:
     def loaders(self) -> list[int]:
         return list(self._resources.connections) if self._opened else []
 
-    def start_zygote(self) -> None:
-        """Only the thread that iterates calls this: with `fork` it copies the training process."""
+    def open(self) -> None:
+        """Start the zygote. Only the thread that iterates calls this: with `fork` it copies the training process."""
         if not self._opened:
             self._opened.append(_Resources())
         if self._is_released and self._resources.zygote is not None:  # and yet there is something to load again
@@ -157,7 +125,7 @@ class LoaderPool:
             self._resources.poller.register(self._resources.zygote.fileno(), select.EPOLLIN)
 
     def lose_zygote(self) -> ZygoteDied:
-        """The zygote has died, and the kernel kills its loaders. `start_zygote` replaces it."""
+        """The zygote has died, and the kernel kills its loaders. `open` replaces it."""
         zygote, self._resources.zygote = self._resources.zygote, None
         assert zygote is not None
         with contextlib.suppress(OSError):
@@ -181,13 +149,13 @@ class LoaderPool:
         self._resources.connections[loader] = _Connection(loader, serial, end, transport.Receiver(end))
         self._resources.poller.register(end.fileno(), select.EPOLLIN)
 
-    def send(self, loader: int, batch: Batch, key: int) -> None:
+    def send(self, loader: int, number: int, content: tuple[Any, ...]) -> None:
         connection = self._resources.connections.get(loader)
         if connection is None:
             return
         returned = connection.slots.returned()
-        payload = pickle.dumps((batch.indices, batch.position, key, returned), protocol=5)
-        connection.outbox.append((self.epoch, batch.number, payload))
+        payload = pickle.dumps((*content, returned), protocol=5)
+        connection.outbox.append((self.epoch, number, payload))
         if len(connection.outbox) == 1:
             self._flush(connection)
 
@@ -208,7 +176,6 @@ class LoaderPool:
         self._resources.poller.modify(connection.end.fileno(), events)
 
     def stop(self, loader: int) -> None:
-        """Let a loader end. It has nothing to do any more."""
         connection = self._resources.connections.pop(loader, None)
         if connection is not None:
             self._resources.poller.unregister(connection.end.fileno())
@@ -216,14 +183,13 @@ class LoaderPool:
 
     def release(self) -> None:
         """Let the zygote end while training uses the last batches: then the end of the epoch need not wait for it."""
-        if self.has_zygote and not self._is_released:
+        if self.is_open:
             assert self._resources.zygote is not None
             self._is_released = True
             self._resources.poller.unregister(self._resources.zygote.fileno())
             self._resources.zygote.release()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for an event, also of a loader that starts meanwhile. False after this time."""
         return self._shortage is not None or bool(self._resources.poller.poll(seconds))
 
     def events(self) -> Iterator[Event]:
@@ -244,6 +210,11 @@ class LoaderPool:
                     yield from self._receive(connection)
             elif not self._listen(0.0):
                 yield self.lose_zygote()
+
+    def inspect(self, loader: int) -> tuple[int, str]:
+        zygote = self._resources.zygote if self._opened else None
+        pid = loader_stacks.find(zygote.pid, loader) if zygote is not None else 0
+        return pid, loader_stacks.read(pid) if pid else ""
 
     def _flush_after_shortage(self) -> None:
         if self._shortage is not None:

@@ -23,10 +23,11 @@ import time
 import traceback
 from collections import deque
 from multiprocessing import util
-from typing import Any, NamedTuple
+from typing import Any
 
-from torchloom.data import loader_process, process_control, transport
-from torchloom.data.loader_process import Recipe
+from torchloom.data.loaders import loader_process, process_control, transport
+from torchloom.data.loaders.pool import Exit
+from torchloom.data.recipe import Recipe
 
 START, EXITED = b"f", b"x"
 """Kinds of packets: to the zygote, with the socket of a new loader, and from it."""
@@ -34,15 +35,6 @@ _START = struct.Struct("<qq")
 _EXITED = struct.Struct("<qq")
 GRACE_SECONDS = 5.0
 """Time for a loader to finish its batch after training has closed its end; then it is killed."""
-
-
-class Exit(NamedTuple):
-    """How a loader process ended."""
-
-    pid: int
-    """0 if it could not be forked."""
-    status: int
-    """The exit code, or the negative number of a signal; an errno if it could not be forked."""
 
 
 class Zygote:
@@ -62,10 +54,7 @@ class Zygote:
             raise
         finally:
             there.close()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
+        self.pid: int = self._process.pid or 0
 
     def fileno(self) -> int:
         return self._end.fileno()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchloom.data.memory_slots import INLINE_BYTES, Slot, SlotRing, SlotTable
+from torchloom.data.loaders.shared_memory import INLINE_BYTES, Slot, SlotRing, SlotTable
 
 _DTYPES: list[torch.dtype] = [
     getattr(torch, name) for name in sorted(dir(torch)) if isinstance(getattr(torch, name), torch.dtype)

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from torchloom.data import process_control
+from torchloom.data.loaders import process_control
 
 _FILE = "torchloom-stack"
 _SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else 0

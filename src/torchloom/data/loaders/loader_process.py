@@ -7,62 +7,24 @@ import pickle
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker
 
-from torchloom.data import loader_stacks, transport
-from torchloom.data.batch_encoding import encode
-from torchloom.data.memory_slots import MOST_UNANNOUNCED, SlotRing
-from torchloom.data.seeding import Seeding, seed_process, seed_sample
-from torchloom.data.stage_times import NO_TIMES, StageTimes, clock, times_of
+from torchloom.data.loaders import loader_stacks, transport
+from torchloom.data.loaders.batch_encoding import encode
+from torchloom.data.loaders.shared_memory import MOST_UNANNOUNCED, SlotRing
+from torchloom.data.recipe import Recipe
+from torchloom.data.seeding import seed_process
+from torchloom.data.shards import ShardHost
+from torchloom.data.stage_times import NO_TIMES, StageTimes, clock
 
 BATCH, SLOTS, LOAD = b"b", b"s", b"l"
 """Kinds of packets: a batch, new and retired slots, indices to load."""
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How samples become batches: the same in the training process and in every loader."""
-
-    dataset: Any
-    collate_fn: Callable[[Any], Any]
-    auto_collation: bool
-    worker_init_fn: Callable[[int], None] | None
-    base_seed: int
-    seeding: Seeding
-
-    def load(self, indices: Any, position: int, key: int) -> tuple[Any, StageTimes]:
-        """Load and collate one batch, as torch's fetcher does, with the seed of each sample."""
-        began = clock()
-        samples = self._fetch(indices, position, key)
-        fetched = clock()
-        batch = self.collate_fn(samples)
-        return batch, times_of(began, fetched, clock())
-
-    def _fetch(self, indices: Any, position: int, key: int) -> Any:
-        seeded = self.seeding == "sample"
-        if not self.auto_collation:
-            if seeded:
-                seed_sample(key, position)
-            return self.dataset[indices]
-        if getattr(self.dataset, "__getitems__", None):
-            if seeded:
-                seed_sample(key, position)
-            return self.dataset.__getitems__(indices)
-        if not seeded:
-            return [self.dataset[index] for index in indices]
-        samples = []
-        for place, index in enumerate(indices, position):
-            seed_sample(key, place)
-            samples.append(self.dataset[index])
-        return samples
 
 
 def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
@@ -77,17 +39,21 @@ def run(end: socket.socket, recipe: Recipe, loader: int, count: int) -> None:
     worker._worker_info = worker.WorkerInfo(id=loader, num_workers=count, seed=seed, dataset=recipe.dataset)
     failure: ExceptionWrapper | None = None
     try:
-        if recipe.worker_init_fn is not None:
+        if recipe.worker_init_fn is not None and recipe.shard_plan is None:
             recipe.worker_init_fn(loader)
     except Exception:  # noqa: BLE001  # the user's: raised in training, for each batch
         failure = ExceptionWrapper(where=_where(loader))
     receiver = transport.Receiver(end)
     transfer = 0.0
+    epoch, host = -1, recipe.host(in_training=False)
     try:
         while (packet := receiver.receive()) is not None:
             indices, position, key, (returned, copied) = pickle.loads(packet.payload)
             ring.take_back(returned, copied)
-            result, times = (failure, NO_TIMES) if failure else _load(recipe, indices, position, key, loader)
+            if host is not None and packet.epoch != epoch:
+                epoch = packet.epoch
+                host.restart()
+            result, times = (failure, NO_TIMES) if failure else _load(recipe, indices, position, key, host, loader)
             began = clock()
             _send(end, ring, packet, (result, *times[:3], transfer), loader)
             transfer = clock() - began
@@ -128,9 +94,11 @@ def _where(loader: int) -> str:
     return f"in DataLoader worker process {loader}"
 
 
-def _load(recipe: Recipe, indices: Any, position: int, key: int, loader: int) -> tuple[Any, StageTimes]:
+def _load(
+    recipe: Recipe, indices: Any, position: int, key: int, host: ShardHost | None, loader: int
+) -> tuple[Any, StageTimes]:
     try:
-        return recipe.load(indices, position, key)
+        return recipe.load(indices, position, key, host)
     except Exception:  # noqa: BLE001  # the user's: raised in training
         return ExceptionWrapper(where=_where(loader)), NO_TIMES
 

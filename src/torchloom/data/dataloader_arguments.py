@@ -1,0 +1,22 @@
+"""The arguments of torch's DataLoader, read from a loader that was created with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+_SAME = ["dataset", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator", "multiprocessing_context"]
+_SAME += ["prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"]
+
+
+def arguments_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Those that give a loader with the same batches, except `num_workers`."""
+    same = {name: getattr(loader, name) for name in _SAME if hasattr(loader, name)}
+    if isinstance(loader.dataset, IterableDataset):  # torch refuses the sampler that it made itself
+        return same | {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_size is not None:
+        return same | {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+    if loader.batch_sampler is not None:
+        return same | {"batch_sampler": loader.batch_sampler}
+    return same | {"batch_size": None, "sampler": loader.sampler}

@@ -1,0 +1,1 @@
+"""The loaders of an ElasticLoader: processes or threads that load its batches, and how batches come from them."""
