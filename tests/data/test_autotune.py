@@ -136,7 +136,7 @@ def loaded_in_turn(loaders: int, load: float, use: float, shards: int) -> Loadin
     return replace(window(loaders, load, use), wait=wait)
 
 
-@pytest.mark.parametrize(("use", "chosen"), [(0.13, 1), (0.07, 2), (0.05, 3), (0.025, 6), (0.001, 6)])
+@pytest.mark.parametrize(("use", "chosen"), [(0.13, 1), (0.07, 2), (0.045, 3), (0.025, 6), (0.001, 6)])
 def test_only_numbers_of_loaders_that_can_be_faster_are_tried_for_shards(use: float, chosen: int) -> None:
     for start in range(1, 7):
         chooser, count, tried = Chooser(64, shards=6), start, []

@@ -131,9 +131,10 @@ def test_an_interrupt_at_any_line_of_the_end_leaves_no_thread() -> None:
     line, is_interrupted = 0, True
     while is_interrupted:
         line += 1
+        before = set(threading.enumerate())
         iterator = iter(epoch(2, workers="thread"))
         next(iterator)
-        started = [each for each in threading.enumerate() if each.name.startswith("loom-loader-")]
+        started = set(threading.enumerate()) - before
         previous = sys.gettrace()
         sys.settrace(InterruptAt(line))
         try:

@@ -256,6 +256,24 @@ class TestAsTorch:
         with pytest.raises(TypeError):
             len(ElasticLoader(Lines(12)))
 
+    @pytest.mark.filterwarnings("error:len")
+    def test_a_warning_that_is_an_error_loses_no_batch(self) -> None:
+        class Sized(Lines):
+            def __len__(self) -> int:
+                return 4
+
+        loader = ElasticLoader(Sized(12), batch_size=4)
+        assert len(loader) == 1
+        iterator, batches, warned = iter(loader), 0, 0
+        while True:
+            try:
+                batches += next(iterator, None) is not None
+            except UserWarning:
+                warned += 1
+            if iterator.position.is_over:
+                break
+        assert (batches, warned) == (3, 2)
+
 
 class TestWhateverHappens:
     def test_the_number_of_loaders_makes_no_difference(self) -> None:

@@ -30,26 +30,16 @@ torch.utils.data.DataLoader = DataLoader
 """
 """Stands before the file, so that every process that imports the file has it."""
 
-ITERABLE = "loads an IterableDataset; what torch promises of it is in test_shards.py, this test has not been compared"
 DATA_PIPE = "loads a DataPipe, which an ElasticLoader refuses"
 INTERNAL = "uses the list of processes inside torch's iterator"
 ROUND_ROBIN = "expects that worker i loads batches i, i + n, …; any loader process loads the next batch"
 
 DIFFERENCES = {
-    "test_error_in_init": ITERABLE,
-    "test_invalid_ctor_args_combinations": ITERABLE,
-    "test_builtin_collection_conversion": ITERABLE,
-    "test_iterable_style_dataset": ITERABLE,
-    "test_chain_iterable_style_dataset": ITERABLE,
-    "test_multi_epochs_reproducibility": ITERABLE,
     "test_multiprocessing_iterdatapipe": DATA_PIPE,
     "test_multiprocessing_iterdatapipe_with_dill": DATA_PIPE,
-    "test_iterabledataset_len": ITERABLE,
     "test_shuffler_iterdatapipe": DATA_PIPE,
-    "test_set_affinity_in_worker_init": ITERABLE,
-    "test_in_order_iterable_ds": ITERABLE,
-    "test_out_of_order_iterable_ds": ITERABLE,
-    "test_proper_exit": f"{ITERABLE}, and {INTERNAL}",
+    "test_iterable_style_dataset": f"{INTERNAL}, and expects torch's sentence on a wrong length of an IterableDataset",
+    "test_proper_exit": INTERNAL,
     "test_get_worker_info": INTERNAL,
     "test_ind_worker_queue": ROUND_ROBIN,
     "test_in_order_index_ds": ROUND_ROBIN,

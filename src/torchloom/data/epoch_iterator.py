@@ -78,7 +78,7 @@ class EpochIterator(Iterator[Any]):
         """The same, in what is done for `resize` and `change_batch_size` in any thread, under the lock."""
         self._shortage: LoaderShortage | None = None
         self._notices: list[Warning] = []
-        """Warnings for the moment when one may become an exception."""
+        """Warnings for the next moment when one may become an exception: no batch is on its way then."""
 
     def begin(self) -> None:
         """Start the first loaders."""
@@ -180,7 +180,6 @@ class EpochIterator(Iterator[Any]):
             if self._pin_device is not None and not isinstance(result, ExceptionWrapper):
                 result = self._pin(result)
             self._is_torn = False
-            self._warn(stacklevel=4)
             return result
         except BaseException:
             if self._is_torn or self._is_planning:  # a batch may be neither here nor there
@@ -254,16 +253,16 @@ class EpochIterator(Iterator[Any]):
     def _advance(self) -> plans.Outcome:
         """The next outcome. The caller resets `_is_torn` when nothing can be lost any more."""
         self._read()
-        self._warn(stacklevel=6)
+        self._warn()
         self._open_pool()
         self._is_torn = True
         outcome = self._dispatcher.take()
         self._carry_out()
         return self._dispatcher.take() if isinstance(outcome, plans.Wait) else outcome
 
-    def _warn(self, stacklevel: int) -> None:
+    def _warn(self) -> None:
         while self._notices:
-            warnings.warn(self._notices.pop(0), stacklevel=stacklevel)
+            warnings.warn(self._notices.pop(0), stacklevel=6)  # the caller of next()
 
     def _read(self) -> None:
         self._is_torn = True
