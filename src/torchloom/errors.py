@@ -117,9 +117,15 @@ class LoaderShortage(TorchLoomError, RuntimeError):
 
 
 class LoaderTimeout(TorchLoomError, RuntimeError):
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"DataLoader timed out after {seconds} seconds")
+    def __init__(self, seconds: float, loader: int | None = None, wanted: str = "") -> None:
+        """`wanted`: what this loader is loading."""
+        doing = "" if loader is None else f"loader {loader} is loading {wanted}; "
+        super().__init__(
+            f"DataLoader timed out after {seconds} seconds",  # the words of torch
+            hint=f"{doing}next() waits again, and a longer timeout= waits longer",
+        )
         self.seconds = seconds
+        self.loader = loader
 
 
 class Unreachable(TorchLoomError):

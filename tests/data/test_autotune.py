@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from tests.data.samples import Large, Numbers
 from torchloom.data import ElasticLoader, autotune, decoding
-from torchloom.data.autotune import FED, Chooser, Tuning
+from torchloom.data.autotune import FED, Chooser, Tuner, Tuning
+from torchloom.data.stage_times import LoadingMeter, StageTimes
 from torchloom.errors import BadInput
 from torchloom.protocol.data_loading import Loading
 
@@ -158,6 +159,28 @@ def test_fewer_that_were_not_enough_are_not_tried_again_until_less_is_needed() -
     for _ in range(4):
         count = chooser.choose(window(count, 0.02, 0.01)).loaders
     assert count == 3
+
+
+@pytest.mark.parametrize(
+    ("chooser", "reason"),
+    [(Chooser(2), "limit"), (Chooser(2, limit="cores"), "cores"), (Chooser(4, shards=2), "shards")],
+)
+def test_the_reason_is_what_allows_no_more(chooser: Chooser, reason: str) -> None:
+    assert chooser.choose(window(2, 0.1, 0.01)).reason == reason
+
+
+def test_slow_batches_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(autotune, "clock", lambda: now)
+    meter = LoadingMeter()
+    tuner = Tuner(meter, 8)
+    for _ in range(4):
+        meter.loaded(StageTimes(3.0, 0.0, 0.0), 0.0, 0)
+        meter.yielded(0.1, 2.9, 0)
+        now += 3.0
+        chosen = tuner.note_batch(1)
+    assert chosen is not None
+    assert chosen > 1
 
 
 def test_more_than_are_allowed_are_ended() -> None:

@@ -33,6 +33,7 @@ from torch.utils.data import (
 
 from tests.data.samples import Failing, Kept, Numbers, Pair, equal
 from torchloom.data import ElasticLoader
+from torchloom.errors import LoaderTimeout
 
 Kind = type[DataLoader[Any]]
 pytestmark = pytest.mark.parametrize("kind", [DataLoader, ElasticLoader])
@@ -456,6 +457,9 @@ class Slow(Numbers):
 def test_a_timeout(kind: Kind) -> None:
     error = failure(kind(Slow(2), num_workers=1, timeout=1))
     assert (isinstance(error, RuntimeError), str(error)) == (True, "DataLoader timed out after 1 seconds")
+    if isinstance(error, LoaderTimeout):
+        assert error.loader == 0
+        assert "loader 0 is loading [0]" in error.hint
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="for machines without an accelerator")

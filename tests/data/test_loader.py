@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from tests.data.samples import Numbers, equal
+from tests.data.samples import Lines, Numbers, equal
 from torchloom.data import ElasticLoader
 from torchloom.errors import BadInput
 
@@ -92,6 +92,8 @@ def test_from_a_loader_that_iterates_in_its_own_way() -> None:
         ElasticLoader.from_dataloader(Other(Numbers(3)))
     elastic = ElasticLoader(Numbers(3), batch_size=2)
     assert equal(list(ElasticLoader.from_dataloader(elastic)), list(elastic))
+    sharded = ElasticLoader.from_dataloader(DataLoader(Lines(6), num_workers=1), shards=3, kill_limit=2)
+    assert (sharded.shards, sharded.kill_limit) == (3, 2)
     patient = ElasticLoader.from_dataloader(ElasticLoader(Numbers(3), seeding="worker", kill_limit=9))
     assert (patient.seeding, patient.kill_limit) == ("worker", 9)
     with pytest.raises(BadInput, match="a list is not a DataLoader"):

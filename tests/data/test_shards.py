@@ -521,7 +521,7 @@ class TestResume:
 class TestRefusals:
     def test_more_loaders_than_shards(self) -> None:
         loader = make(Lines(30))
-        with pytest.raises(BadInput, match="3 shards"):
+        with pytest.raises(BadInput, match="more than shards=3"):
             loader.resize(4)
         with pytest.raises(BadInput, match="more than shards=2"):
             make(Lines(30), shards=2)

@@ -67,6 +67,7 @@ def test_a_death_is_reported_while_it_is_recent(monkeypatch: pytest.MonkeyPatch)
     assert (seen.trouble.what, seen.trouble.loader, seen.trouble.pid, seen.trouble.status) == (
         "died", 0, process.pid, -signal.SIGKILL,
     )  # fmt: skip
+    assert seen.trouble.indices.startswith("["), "what it was loading"
     monkeypatch.setattr(stage_times, "RECENT_SECONDS", 0.0)
     assert loader.measure().trouble is None
 
@@ -86,7 +87,8 @@ def test_a_loader_that_hangs_is_named_with_its_stack(
     assert (trouble.what, trouble.indices) == ("hung", "[6, 7]")
     assert trouble.pid in [process.pid for process in loaders()]
     assert "test_troubles.py" in trouble.stack
-    assert "in __getitem__" in trouble.stack
+    assert "loader_process.py" in trouble.stack.splitlines()[-1], "what started the process says nothing"
+    assert loading.wait > 0.2, "the wait that is not over"
     beat = Beat(incarnation="1" * 24, step=1, loading=loading)
     assert decode_beat(encode(beat)) == beat
     go.touch()
@@ -115,3 +117,13 @@ def test_processes_that_are_not_loaders_are_left_alone() -> None:
     assert loader_stacks.find(os.getpid(), 0) == 0
     assert loader_stacks.read(0) == ""
     assert loader_stacks.read(os.getpid()).startswith("state "), "which has prepared nothing, and is not signalled"
+
+
+def test_a_warning_names_the_line_that_takes_batches() -> None:
+    iterator = iter(ElasticLoader(Numbers(200), batch_size=2, num_workers=1))
+    next(iterator)
+    (process,) = loaders()
+    kill(process)
+    with pytest.warns(RuntimeWarning, match="loader 0") as caught:
+        list(iterator)
+    assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}

@@ -34,9 +34,15 @@ SMALLER = 0.8
 """Fewer processes are tried again if `load / use` is at most this share of what it was when they were not enough."""
 LEAST_BATCHES = 32
 LEAST_SECONDS = 2.0
-"""A window has both."""
+"""A window has both, or it is long and has a few batches."""
+LONG_SECONDS = 10.0
+FEW_BATCHES = 4
 CALM = 3
 """Windows in a row that must agree before there are fewer processes."""
+
+
+Limit = Literal["limit", "cores", "shards"]
+Reason = Literal["enough", "starved", "surplus", "no_help"] | Limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +50,9 @@ class Tuning:
     """A choice, with the measurements that led to it."""
 
     loaders: int
-    reason: Literal["enough", "starved", "surplus", "limit", "no_help"]
-    """Training is fed; it waited; fewer are enough; more are not allowed; more did not help."""
+    reason: Reason
+    """Training is fed; it waited; fewer are enough; more did not help; more are not allowed, because of `most`, the
+    number of cores, or the number of shards."""
     load: float
     """Seconds that one process needs for a batch."""
     use: float
@@ -58,8 +65,10 @@ class Tuning:
             "enough": "training is fed",
             "starved": "training waited for data",
             "surplus": "fewer are enough",
-            "limit": "this is the most that autotune(most=) allows",
             "no_help": "training still waits, and more did not help",
+            "limit": "this is the most that autotune(most=) allows",
+            "cores": "there is one for each core; autotune(most=) allows more",
+            "shards": "there is one for each shard; create the loader with shards= for more",
         }
         times = f"a batch takes {1000 * self.load:.3g} ms to load, and training uses it for {1000 * self.use:.3g} ms"
         noun = "loader" if self.loaders == 1 else "loaders"
@@ -69,8 +78,10 @@ class Tuning:
 class Chooser:
     """Chooses a number after each window. Pure."""
 
-    def __init__(self, most: int, shards: int | None = None) -> None:
+    def __init__(self, most: int, shards: int | None = None, limit: Limit = "limit") -> None:
+        """`limit`: where `most` comes from."""
         self._most = most if shards is None else min(most, shards)
+        self._limit: Limit = limit if shards is None or most < shards else "shards"
         self._shards = shards
         self._calm = 0
         self._shrunk_from: int | None = None
@@ -87,12 +98,10 @@ class Chooser:
         count, reason = self._choose(seen, load)
         return Tuning(count, reason, load, seen.use, seen.wait)
 
-    def _choose(
-        self, seen: Loading, load: float
-    ) -> tuple[int, Literal["enough", "starved", "surplus", "limit", "no_help"]]:
+    def _choose(self, seen: Loading, load: float) -> tuple[int, Reason]:
         now, most = seen.loaders, self._most
         if now > most:
-            return most, "limit"
+            return most, self._limit
         ratio = load / seen.use if seen.use > 0 else math.inf
         needed = self._needed(MARGIN * ratio)
         before, self._before = self._before, None
@@ -115,7 +124,7 @@ class Chooser:
             return before[0], "no_help"
         ceiling = min(most, self._ceiling if self._ceiling is not None else most)
         if now >= ceiling:
-            return now, "no_help" if ceiling < most else "limit"
+            return now, "no_help" if ceiling < most else self._limit
         self._before = now, seen.wait
         return min(ceiling, max(self._more(now), needed)), "starved"
 
@@ -144,14 +153,16 @@ class Tuner:
             raise BadInput(f"most={most!r} is not a number of loaders", hint="a positive whole number")
         self.choice: Tuning | None = None
         self._window = Window(meter)
-        self._chooser = Chooser(_cores() if most is None else most, shards)
+        self._chooser = Chooser(_cores(), shards, "cores") if most is None else Chooser(most, shards)
         self._began = clock()
         self._is_settling = False
         """The number has just changed: this window shows neither the old nor the new one."""
 
     def note_batch(self, loaders: int) -> int | None:
         """A batch was yielded; the number of loaders from now on, if it changes."""
-        if self._window.batches < LEAST_BATCHES or clock() - self._began < LEAST_SECONDS:
+        seconds = clock() - self._began
+        least = FEW_BATCHES if seconds >= LONG_SECONDS else LEAST_BATCHES
+        if seconds < LEAST_SECONDS or self._window.batches < least:
             return None
         seen = self._window.take(loaders)
         self._began = clock()

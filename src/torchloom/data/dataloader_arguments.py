@@ -1,13 +1,25 @@
-"""The arguments of torch's DataLoader, read from a loader that was created with them."""
+"""The arguments of torch's DataLoader, read from a loader that was created with them, and those of an ElasticLoader."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from torchloom.data.loaders.workers import Workers
+from torchloom.data.seeding import Seeding
+
 _SAME = ["dataset", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator", "multiprocessing_context"]
 _SAME += ["prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"]
+
+
+class OwnArguments(TypedDict, total=False):
+    """What an ElasticLoader takes and torch's DataLoader does not; None is what it was, or the default."""
+
+    seeding: Seeding | None
+    kill_limit: int | None
+    shards: int | None
+    workers: Workers | None
 
 
 def arguments_of(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -162,22 +162,24 @@ class Dispatcher:
         if self._exists(batch):
             heapq.heappush(self._lost, batch)
 
-    def died(self, loader: int) -> None:
-        """A process ended without being asked. Its first batch is suspect: that is the one it was loading."""
+    def died(self, loader: int) -> Batch | None:
+        """A process ended without being asked. Returns the batch that it was loading: that one is suspect."""
         state = self._loaders.pop(loader, None)
         self._forget_host(loader)
         if state is None:
-            return
+            return None
         if not state.outstanding:
             self._idle_deaths += not state.delivered
-            return
-        state.outstanding[0].kills += 1
+            return None
+        suspect = state.outstanding[0]
+        suspect.kills += 1
         for batch in state.wanted:
             if batch.kills >= self._kill_limit:
                 self._put(batch, KilledLoaders(batch))
                 self.end_group(batch, exists=True)  # only an iterator that survived it could load those after it
             else:
                 self._lose(batch)
+        return suspect
 
     def start_failed(self, loader: int) -> None:
         """A loader was to be started and could not be. No batch is suspect."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -13,7 +12,7 @@ from torch.utils.data._utils import pin_memory
 from torchloom.data import loading_plan as plans
 from torchloom.data.batch_cutter import BatchCutter
 from torchloom.data.dispatcher import IDLE_DEATHS, Dispatcher
-from torchloom.data.loaders.loader_notices import notice_of_zygote, notices_of_death
+from torchloom.data.loaders.loader_notices import notice_of_zygote, notices_of_death, warn_caller
 from torchloom.data.loaders.pool import Arrived, Died, Pool, ZygoteDied
 from torchloom.data.loading_plan import Batch
 from torchloom.data.position import EpochPosition, batch_samples
@@ -246,9 +245,17 @@ class EpochIterator(Iterator[Any]):
         self._waits_since = clock()
         try:
             if not self._pool.wait(self._timeout or None):
-                raise LoaderTimeout(self._timeout)
+                raise self._late()
         finally:
             self._waits_since = None
+
+    def _late(self) -> LoaderTimeout:
+        with self._pool.lock:
+            awaited = self._dispatcher.awaited()
+        if awaited is None:
+            return LoaderTimeout(self._timeout)
+        loader, batch = awaited
+        return LoaderTimeout(self._timeout, loader, shortened(batch.indices))
 
     def _advance(self) -> plans.Outcome:
         """The next outcome. The caller resets `_is_torn` when nothing can be lost any more."""
@@ -262,7 +269,7 @@ class EpochIterator(Iterator[Any]):
 
     def _warn(self) -> None:
         while self._notices:
-            warnings.warn(self._notices.pop(0), stacklevel=6)  # the caller of next()
+            warn_caller(self._notices.pop(0))
 
     def _read(self) -> None:
         self._is_torn = True
@@ -275,9 +282,10 @@ class EpochIterator(Iterator[Any]):
                         self._dispatcher.arrived(event.loader, event.number, event.result)
                         self._meter.loaded(event.times, event.received, event.size)
                     case Died():
-                        self._dispatcher.died(event.loader)
+                        suspect = self._dispatcher.died(event.loader)
                         pid, status = (event.exit.pid, event.exit.status) if event.exit is not None else (0, None)
-                        self._meter.died(event.loader, pid, status)
+                        indices = "" if suspect is None else shortened(suspect.indices)
+                        self._meter.died(event.loader, pid, status, indices)
                         self._notices += notices_of_death(event, self._meter.deaths)
                     case ZygoteDied():
                         self._lose_zygote(event)
@@ -338,6 +346,11 @@ class EpochIterator(Iterator[Any]):
             return result
         self._meter.loaded(times, 0.0, 0)
         return self._count(batch, result)
+
+    def waited(self) -> float:
+        """Seconds that training has been waiting for a batch now. Called by another thread."""
+        since = self._waits_since
+        return 0.0 if since is None else clock() - since
 
     def find_hang(self, seconds: float) -> LoaderTrouble | None:
         """The loader for which training has been waiting for longer than this. Called by another thread."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, Unpack, get_args, get_type_hints
 
 import torch
 from torch.utils.data import DataLoader
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from torchloom.data import epoch_source, position, training_loader
 from torchloom.data.autotune import Tuner, Tuning
 from torchloom.data.batch_cutter import BatchCutter
-from torchloom.data.dataloader_arguments import arguments_of
+from torchloom.data.dataloader_arguments import OwnArguments, arguments_of
 from torchloom.data.dispatcher import KILL_LIMIT, Dispatcher
 from torchloom.data.epoch_iterator import EpochIterator
 from torchloom.data.loaders.pool import Pool
@@ -41,8 +41,6 @@ _Sample_co = TypeVar("_Sample_co", covariant=True)
 
 PREFETCH = 2
 """The default of torch's DataLoader, for each loader."""
-_OWN = ("kill_limit", "seeding", "shards", "workers")
-"""Arguments that torch's DataLoader does not have."""
 
 
 class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
@@ -138,19 +136,16 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         self._iterator: EpochIterator | None = None
 
     @classmethod
-    def from_dataloader(
-        cls, loader: DataLoader, *, seeding: Seeding | None = None, workers: Workers | None = None
-    ) -> ElasticLoader[Any]:
-        """An ElasticLoader with the dataset, sampler and settings of a DataLoader."""
+    def from_dataloader(cls, loader: DataLoader, **own: Unpack[OwnArguments]) -> ElasticLoader[Any]:
+        """An ElasticLoader with the dataset, sampler and settings of a DataLoader, and with arguments of its own."""
         if not isinstance(loader, DataLoader):
             raise BadInput(f"a {type(loader).__name__} is not a DataLoader")
         if type(loader).__iter__ not in (DataLoader.__iter__, cls.__iter__):
             raise BadInput(
                 f"{type(loader).__name__} iterates in its own way", hint="create the ElasticLoader from its dataset"
             )
-        own = {name: getattr(loader, name) for name in _OWN if isinstance(loader, cls)}
-        own |= {name: value for name, value in {"seeding": seeding, "workers": workers}.items() if value is not None}
-        arguments = arguments_of(loader) | own
+        same = {name: getattr(loader, name) for name in get_type_hints(OwnArguments) if isinstance(loader, cls)}
+        arguments = arguments_of(loader) | same | {name: value for name, value in own.items() if value is not None}
         if loader.num_workers == 0 and isinstance(loader, cls) and loader.prefetch_factor is not None:
             elastic = cls(num_workers=1, **arguments)  # its options need a loader at first
             elastic.resize(0)
@@ -167,7 +162,7 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
             raise BadInput(f"the number of loaders is {count!r}", hint="0 or a positive whole number")
         if self.most_loaders is not None and count > self.most_loaders:
             raise BadInput(
-                f"the dataset has {self.most_loaders} shards, and {count} loaders cannot share them",
+                f"{count} loaders are more than shards={self.most_loaders}: a shard is loaded by one at a time",
                 hint=f"create the loader with shards={count}",
             )
         check_platform(self.workers, count)
@@ -224,8 +219,8 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
             raise BadInput(f"at={at!r} is neither 'batch' nor 'epoch'")
         if self.fixed_batch_size:
             raise BadInput(
-                f"{self.fixed_batch_size} fixes the batch size of this loader",
-                hint="give it a dataset with __getitem__, a sampler and a batch_size",
+                f"{self.fixed_batch_size} fixes the batch size when the loader is created",
+                hint="it can change for a dataset with __getitem__, with a sampler and a batch_size",
             )
         if size > sys.maxsize:
             raise BadInput(f"a batch size of {size} is more than any sampler has indices")
@@ -322,7 +317,8 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         seconds = self._meter.hang_seconds()
         hangs = (iterator.find_hang(seconds) for iterator in list(self._live))
         trouble = next((hang for hang in hangs if hang is not None), None) or self._meter.recent_death()
-        return self._window.take(self.num_workers, trouble)
+        waited = max((iterator.waited() for iterator in list(self._live)), default=0.0)
+        return self._window.take(self.num_workers, trouble, waited)
 
     def total(self) -> int:
         """Indices of an epoch; -1 if the sampler has no length."""

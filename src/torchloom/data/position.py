@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchloom.data.batch_cutter import BatchCutter
 from torchloom.data.loading_plan import Batch
@@ -254,6 +255,8 @@ def sampler_length(sampler: Any) -> int | None:
 
 
 def _describe(order: Mapping[str, Any]) -> str:
+    if any(kind == _InfiniteConstantSampler.__name__ for kind, _ in order.values()):
+        return "an IterableDataset"
     return ", ".join(f"a {kind}" + (f" of {length} indices" if length >= 0 else "") for kind, length in order.values())
 
 

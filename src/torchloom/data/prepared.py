@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
+from torchloom.data.dataloader_arguments import OwnArguments
 from torchloom.data.loader import ElasticLoader
-from torchloom.data.loaders.workers import Workers
-from torchloom.data.seeding import Seeding
 from torchloom.errors import BadInput
 
 
-def make_elastic(
-    prepared: Any, *, seeding: Seeding | None = None, kill_limit: int | None = None, workers: Workers | None = None
-) -> Any:
+def make_elastic(prepared: Any, **own: Unpack[OwnArguments]) -> Any:
     """Let a loader that `Accelerator.prepare` returned iterate with an ElasticLoader, and return it.
 
     accelerate builds a DataLoader of its own from the one that it prepares, with a share of the batches for this rank.
@@ -25,8 +22,7 @@ def make_elastic(
             f"a {type(prepared).__name__} was not prepared by accelerate",
             hint="pass what Accelerator.prepare returned; for another DataLoader use ElasticLoader.from_dataloader",
         )
-    elastic = ElasticLoader.from_dataloader(base, seeding=seeding, workers=workers)
-    elastic.kill_limit = elastic.kill_limit if kill_limit is None else kill_limit
+    elastic = ElasticLoader.from_dataloader(base, **own)
     prepared.base_dataloader = elastic
     prepared.dl_state_dict = elastic.state_dict()
     prepared.use_stateful_dataloader = True  # what `save_state` and `load_state` ask

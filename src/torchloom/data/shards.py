@@ -222,7 +222,7 @@ class ShardHost:
             if self._in_training or self._original_of is not None:
                 kind = type(self._dataset).__name__
                 raise BadDataset(
-                    f"a {kind} cannot be copied ({error}), and a process that loads several shards of it needs copies",
+                    f"{kind} cannot be copied ({error}), and a process that loads several shards of it needs copies",
                     hint="run as many loaders as shards, open files and generators in __iter__, or define __deepcopy__",
                 ) from error
             self._original_of = shard

@@ -88,9 +88,10 @@ class LoadingMeter:
         self.recut = 0
         self._death: tuple[float, LoaderTrouble] | None = None
 
-    def died(self, loader: int, pid: int, status: int | None) -> None:
+    def died(self, loader: int, pid: int, status: int | None, indices: str = "") -> None:
+        """`indices`: what it was loading."""
         self.deaths += 1
-        self._death = clock(), LoaderTrouble(what="died", loader=loader, pid=pid, status=status)
+        self._death = clock(), LoaderTrouble(what="died", loader=loader, pid=pid, status=status, indices=indices)
 
     def recent_death(self) -> LoaderTrouble | None:
         death = self._death
@@ -131,7 +132,8 @@ class Window:
     def batches(self) -> int:
         return self._meter.totals.batches - self._last.batches
 
-    def take(self, loaders: int, trouble: LoaderTrouble | None = None) -> Loading:
+    def take(self, loaders: int, trouble: LoaderTrouble | None = None, waited: float = 0.0) -> Loading:
+        """`waited`: seconds that training has been waiting for a batch now, which count if there was none."""
         now, last = replace(self._meter.totals), self._last
         self._last = now
         batches = now.batches - last.batches
@@ -139,7 +141,7 @@ class Window:
         return Loading(
             loaders=loaders,
             batches=batches,
-            wait=(now.wait - last.wait) / count,
+            wait=(now.wait - last.wait) / count if batches else waited,
             use=(now.use - last.use) / count,
             read=(now.read - last.read) / count,
             decode=(now.decode - last.decode) / count,

@@ -1,9 +1,9 @@
 """The public class of the rank's side: attach() at the start, step() at the end of each step.
 
     loom = torchloom.attach()
-    for batch in loader:
-        loss = train(batch)
-        loom.step(loss=loss, samples=len(batch))
+    for inputs, targets in loader:
+        loss = train(inputs, targets)
+        loom.step(loss=loss, samples=len(inputs))
 
 attach() raises for invalid names. After that nothing here raises. step() waits in two cases only (see its docstring),
 and the goodbye waits briefly, or until a checkpoint is written.

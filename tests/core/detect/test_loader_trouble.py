@@ -61,6 +61,19 @@ def test_a_process_that_hangs_and_then_dies() -> None:
     ]
 
 
+def test_a_process_that_hung_and_was_killed_did_not_go_on() -> None:
+    detectors = RankDetectors(Settings())
+    detectors.hear(beat(1, loading(HUNG)), 1.0)
+    ended, _ = detectors.hear(beat(2, loading(DIED, 1)), 2.0)
+    assert isinstance(ended.what, Phrase)
+    assert ended.what.code == "loaders_replaced"
+    detectors = RankDetectors(Settings())
+    detectors.hear(beat(1, loading(HUNG)), 1.0)
+    (ended,) = detectors.hear(beat(2, loading()), 2.0)
+    assert isinstance(ended.what, Phrase)
+    assert ended.what.code == "loader_goes_on"
+
+
 def test_a_rank_that_makes_no_steps_is_heard() -> None:
     detectors = RankDetectors(Settings())
     (finding,) = detectors.hear(Beat(incarnation=life(1), step=3, loading=loading(HUNG)), 0.0)

@@ -31,7 +31,8 @@ class LoaderTroubleDetector:
         findings = []
         if ended and before is not None:
             lost = loading.deaths - self._deaths if loading is not None else 0
-            over = phrase("loaders_replaced", count=lost) if before.what == "died" else phrase("loader_goes_on")
+            is_replaced = before.what == "died" or lost > 0
+            over = phrase("loaders_replaced", count=lost) if is_replaced else phrase("loader_goes_on")
             findings.append(Finding(KINDS_OF[before.what], over, over=True, step=beat.step))
         if began and trouble is not None and loading is not None:
             self._deaths = loading.deaths - (trouble.what == "died")

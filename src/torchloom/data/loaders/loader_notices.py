@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import warnings
+from pathlib import Path
 
 from torchloom.data.loaders.pool import Died, ZygoteDied
 
 NOTICED_DEATHS = 4
 """Deaths of loader processes after which a warning is given only at powers of two."""
+_PACKAGE = str(Path(__file__).parents[2])
+
+
+def warn_caller(notice: Warning) -> None:
+    """The line that is named is the one that takes batches, outside of torchLoom."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(notice, stacklevel=level)
 
 
 def notices_of_death(event: Died, deaths: int) -> list[Warning]:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from torchloom.data.loaders import process_control
@@ -19,6 +20,8 @@ from torchloom.data.loaders import process_control
 _FILE = "torchloom-stack"
 _SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else 0
 _ANSWER_SECONDS = 0.5
+_OUTERMOST = f'"{Path(__file__).with_name("loader_process.py")}"'
+"""Its frame called what a loader is doing; the frames outside of it started the process."""
 MOST_CHARACTERS = 8000
 
 
@@ -63,7 +66,17 @@ def _dump(pid: int) -> str:
         last, size = size, file.stat().st_size
         if size > before and size == last:
             break
-    return file.read_bytes()[before:].decode(errors="replace")
+    return "\n".join(_inner_frames(file.read_bytes()[before:].decode(errors="replace")))
+
+
+def _inner_frames(dump: str) -> Iterator[str]:
+    """faulthandler writes the innermost frame of each thread first."""
+    is_inner = True
+    for line in dump.splitlines():
+        is_inner = is_inner or not line.startswith("  ")
+        if is_inner:
+            yield line
+        is_inner = is_inner and _OUTERMOST not in line
 
 
 def _is_ours(file: Path) -> bool:

@@ -32,7 +32,7 @@ def choose_workers(workers: Workers | None, dataset: Any, seeding: Seeding, cont
     if workers is None:
         return "thread" if obstacle is None and not _has_gil() else "process"
     if workers == "thread" and obstacle is not None:
-        raise BadInput(f"{obstacle} needs loader processes", hint="use workers='process'")
+        raise BadInput(f"{obstacle} needs loader processes, not threads", hint="use workers='process'")
     return workers
 
 
