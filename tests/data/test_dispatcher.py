@@ -319,6 +319,24 @@ def test_groups_move_to_a_loader_that_has_fewer_and_are_announced_there() -> Non
     ]
 
 
+def test_groups_stay_where_they_are_when_others_have_ended() -> None:
+    ended: set[int | None] = set()
+    stream = (batch for batch in grouped(100, 4) if batch.group not in ended)
+    dispatcher = Dispatcher(stream, 2, 2, end_group=lambda batch, exists: ended.add(batch.group))
+    hosts = {send.batch.group: send.loader for send in dispatcher.plan() if isinstance(send, Send)}
+    assert hosts == {0: 0, 1: 1, 2: 0, 3: 1}
+    for number in (0, 2):
+        dispatcher.group_ended(0, number)
+    for number in (1, 3):
+        dispatcher.arrived(1, number, "")
+        dispatcher.take()
+    sent = [command for command in dispatcher.plan() if isinstance(command, Send)]
+    assert {(send.loader, send.batch.group) for send in sent} == {(1, 1), (1, 3)}
+    dispatcher.resize(3)
+    moved = [command for command in dispatcher.plan() if isinstance(command, Send)]
+    assert any(send.is_new_host for send in moved), "a loader that starts hosts its share"
+
+
 def test_without_an_order_a_group_keeps_its_own() -> None:
     dispatcher = Dispatcher(grouped(100, 2), 1, 2, in_order=False)
     dispatcher.plan()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -232,3 +233,21 @@ def test_training_in_a_process_of_multiprocessing(method: str, end: str) -> None
     process.start()
     process.join(60)
     assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+def test_a_forked_process_has_loaders_of_its_own(workers: Any) -> None:
+    loader = ElasticLoader(Numbers(12), batch_size=2, num_workers=1, persistent_workers=True, workers=workers)
+    iterator = iter(loader)
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        try:
+            with contextlib.suppress(RuntimeError):  # that one belongs to the parent
+                next(iterator)
+                os._exit(3)
+            os._exit(0 if len(list(loader)) == 6 else 4)
+        finally:
+            os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(iterator)) == 5

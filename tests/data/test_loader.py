@@ -157,3 +157,12 @@ def test_importing_torchloom_does_not_import_it() -> None:
     script = "import sys, torchloom; print('torchloom.data' in sys.modules, 'torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_has_a_position_of_its_own(copied: Any) -> None:
+    loader = ElasticLoader(Numbers(12), batch_size=2)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    other = copied(loader)
+    assert (len(list(loader)), len(list(other))) == (5, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 
 from tests.data.samples import AugmentedLines, Lines, Numbers, equal, kill, loaders
-from torchloom.data import ElasticLoader
+from torchloom.data import ElasticLoader, shards
 from torchloom.data.autotune import Tuner
 from torchloom.errors import BadDataset, BadInput, BadState, LoaderDied
 
@@ -518,7 +519,98 @@ class TestResume:
             next(iter(resumed))
 
 
+class TestThreads:
+    def test_a_process_is_forked_while_another_thread_loads_a_shard(self) -> None:
+        is_held, release = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with shards._as_worker_lock:
+                is_held.set()
+                release.wait()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        is_held.wait()
+        try:
+            batches = list(ElasticLoader(Lines(12), num_workers=1, shards=2, timeout=30))
+        finally:
+            release.set()
+            holder.join()
+        assert equal(batches, list(DataLoader(Lines(12), num_workers=2)))
+
+    @pytest.mark.parametrize("count", [0, 1])
+    def test_a_dataset_that_reads_ahead_in_a_thread_with_a_loader_of_its_own(self, count: int) -> None:
+        class ReadsAhead(Lines):
+            def __iter__(self) -> Iterator[Any]:
+                with ThreadPoolExecutor(1) as pool:
+                    yield from pool.submit(lambda: list(ElasticLoader(Numbered(6), batch_size=2))).result(30)
+
+        class Numbered(IterableDataset[int]):
+            def __init__(self, size: int) -> None:
+                self.size = size
+
+            def __iter__(self) -> Iterator[int]:
+                yield from range(self.size)
+
+        batches = list(ElasticLoader(ReadsAhead(6), batch_size=None, num_workers=count, shards=1, timeout=60 * count))
+        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
+
+
+class Strict(Lines):
+    """Its iterator is asked no more, nor has a state, after its end."""
+
+    def __iter__(self) -> Strict:
+        self.next = 0
+        return self
+
+    def __next__(self) -> int:
+        assert self.next is not None, "asked again"
+        self.next += 1
+        if self.next > self.size:
+            self.next = None  # type: ignore[assignment]
+            raise StopIteration
+        return self.next
+
+    def state_dict(self) -> dict[str, int]:
+        assert self.next is not None, "it has ended"
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+@pytest.mark.parametrize("batch_size", [None, 2, 4])
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_iterator_is_not_asked_after_its_end(batch_size: int | None, count: int) -> None:
+    loader = ElasticLoader(Strict(6), batch_size=batch_size, num_workers=count, shards=1)
+    assert len(list(loader)) == {None: 6, 2: 3, 4: 2}[batch_size]
+    iterator = iter(loader)
+    for _ in range({None: 6, 2: 3, 4: 2}[batch_size]):
+        next(iterator)
+    other = ElasticLoader(Strict(6), batch_size=batch_size, num_workers=count, shards=1)
+    other.load_state_dict(loader.state_dict())
+    assert list(other) == []
+
+
 class TestRefusals:
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            {"ordinals": [10**30, 1, 1]},
+            {"ends": [0, None, None]},
+            {"snapshots": [{"ordinal": 9, "samples": 1, "is_over": False, "state": {}}, None, None]},
+        ],
+    )
+    def test_a_state_that_contradicts_itself(self, damage: dict[str, Any]) -> None:
+        loader = make(Lines(60))
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        state = loader.state_dict()
+        make(Lines(60)).load_state_dict(state)
+        with pytest.raises(BadState):
+            make(Lines(60)).load_state_dict(state | {"shards": state["shards"] | damage})
+
     def test_more_loaders_than_shards(self) -> None:
         loader = make(Lines(30))
         with pytest.raises(BadInput, match="more than shards=3"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import torch
 
 from tests.data.samples import Numbers
 from torchloom.data import ElasticLoader
+from torchloom.data.loaders import transport
 from torchloom.data.loaders.shared_memory import SlotRing
 from torchloom.errors import LoaderShortage
 
@@ -141,3 +144,33 @@ def test_free_memory_makes_room_when_addresses_are_short() -> None:
         assert ring.allocate(400 << 20).capacity >= 400 << 20
     for _, _, descriptor in ring.announced:
         os.close(descriptor)
+
+
+def test_no_descriptor_when_loaders_are_to_start() -> None:
+    loader = ElasticLoader(Numbers(8), batch_size=2, num_workers=2)
+    files: list[int] = []
+    with limited(resource.RLIMIT_NOFILE, descriptors(2)):
+        with contextlib.suppress(OSError):
+            while True:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+        try:
+            with pytest.raises(LoaderShortage):
+                iter(loader)
+        finally:
+            for file in files:
+                os.close(file)
+    assert len(list(loader)) == 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_zygote_without_a_descriptor_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, training, tried = transport.Receiver.receive, os.getpid(), []
+
+    def receive(self: Any, **arguments: Any) -> Any:
+        if os.getpid() != training and len(tried) < 3:
+            tried.append(1)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return original(self, **arguments)
+
+    monkeypatch.setattr(transport.Receiver, "receive", receive)
+    assert len(list(ElasticLoader(Numbers(8), batch_size=2, num_workers=1))) == 4

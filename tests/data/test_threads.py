@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -609,3 +610,33 @@ def test_copies_have_threads_too() -> None:
         next(iterator)
         assert threads()
         del iterator
+
+
+class Long(Numbers):
+    """Each sample waits for the test."""
+
+    def __init__(self, size: int, gate: SimpleQueue[None]) -> None:
+        super().__init__(size)
+        self.gate = gate
+        self.loaded = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.gate.get()
+        self.loaded += 1
+        return super().__getitem__(index)
+
+
+def test_a_thread_ends_after_the_sample_that_it_is_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_threads, "GRACE_SECONDS", 0.0)
+    gate: SimpleQueue[None] = SimpleQueue()
+    dataset = Long(1000, gate)
+    iterator = iter(make(dataset, 1, batch_size=1000, shuffle=False))
+    (thread,) = threads()
+    gate.put(None)
+    while not dataset.loaded:
+        time.sleep(0.001)
+    iterator.close()
+    gate.put(None)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert dataset.loaded == 2

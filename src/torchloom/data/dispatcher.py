@@ -11,7 +11,8 @@ Batches are drawn from a stream in order and numbered. A batch is in one of five
 `discard` empties all places but the first and the last, when the indices that were not yielded are cut again.
 
 Batches may belong to a group, a shard of an IterableDataset. The batches of a group are sent to one loader, its host,
-and are yielded in order. A group moves when its host ends, or when another loader hosts at least two groups fewer.
+and are yielded in order. A group moves when its host ends. Groups also move to new loaders, until no loader hosts two
+more than another; but not because others have ended, because a group that moves is loaded again from its beginning.
 
 The window is `prefetch` batches for each loader: that many may be drawn and not yet yielded. `take` returns batches in
 the order of the stream, or with `in_order=False` in the order in which they arrive. Which loader loads a batch has no
@@ -90,6 +91,8 @@ class Dispatcher:
         self._end_in_stream = end_group
         self._hosts: dict[int, int] = {}
         """The loader that the next batches of a group are sent to."""
+        self._shares_out = False
+        """Loaders were started since a group ended: they are to host their share."""
         self._ends: dict[int, int] = {}
         """Of a group that has ended, the number of the first batch that does not exist."""
         self._stream = stream
@@ -147,6 +150,7 @@ class Dispatcher:
         self._end_in_stream(batch, exists)
         self._ends[group] = min(batch.number + exists, self._ends.get(group, batch.number + exists))
         self._hosts.pop(group, None)
+        self._shares_out = False
         self._order = deque(each for each in self._order if self._exists(each))
         self._lost = [each for each in self._lost if self._exists(each)]
         self._ready = [each for each in self._ready if self._exists(each[0])]
@@ -292,6 +296,7 @@ class Dispatcher:
         missing = wanted - len(active)
         for loader in sorted(set(self._loaders) - set(active))[: max(missing, 0)]:
             self._loaders[loader].draining = False
+            self._shares_out = True
             missing -= 1
         if not self._can_start:
             return
@@ -300,6 +305,7 @@ class Dispatcher:
         free = (number for number in range(len(self._loaders) + max(missing, 0)) if number not in self._loaders)
         for loader in [number for number, _ in zip(free, range(missing), strict=False)]:
             self._loaders[loader] = _Loader()
+            self._shares_out = True
             yield Start(loader, of=wanted)
 
     def _send(self) -> Iterator[Command]:
@@ -330,7 +336,7 @@ class Dispatcher:
                 hosted[loader] += 1
         idlest = min(hosted, key=hosted.__getitem__)
         host = self._hosts.get(group)
-        if host not in hosted or hosted[host] - hosted[idlest] > 1:
+        if host not in hosted or (self._shares_out and hosted[host] - hosted[idlest] > 1):
             host = self._hosts[group] = idlest
         return host
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -48,6 +49,7 @@ class EpochIterator(Iterator[Any]):
     ) -> None:
         """Call `begin` next."""
         self.position = position
+        self._process = os.getpid()
         self._pool = pool
         self._dispatcher = dispatcher
         self._recipe = recipe
@@ -195,6 +197,8 @@ class EpochIterator(Iterator[Any]):
 
     def _find_result(self, began: float) -> Any:
         """`_is_torn` remains set until the result is certain to be returned."""
+        if self._process != os.getpid():
+            raise RuntimeError("this iteration belongs to another process: begin one with iter(loader)")
         while True:
             with self._pool.lock:
                 if self.position.is_over:

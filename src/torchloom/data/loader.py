@@ -10,6 +10,8 @@ torch.save(loader.state_dict(), path)    # also in the middle of an epoch
 
 from __future__ import annotations
 
+import copy
+import os
 import sys
 import threading
 import weakref
@@ -128,7 +130,8 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         )
 
     def _open(self) -> None:
-        """What a copy of a loader does not share with it."""
+        """What a copy of a loader does not share with it, nor a forked process."""
+        self._process = os.getpid()
         self._lock = threading.RLock()
         self._live: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._pool: Pool | None = None
@@ -213,8 +216,8 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         Batches that were loaded in advance are discarded, and their indices cut again: what follows depends only on
         the batches yielded so far. Every index of the sampler is still used once.
         """
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise BadInput(f"the batch size is {size!r}", hint="a positive whole number")
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= sys.maxsize:
+            raise BadInput(f"the batch size is {size!r}", hint="a positive whole number, of 63 bits at most")
         if at not in ("batch", "epoch"):
             raise BadInput(f"at={at!r} is neither 'batch' nor 'epoch'")
         if self.fixed_batch_size:
@@ -222,8 +225,6 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
                 f"{self.fixed_batch_size} fixes the batch size when the loader is created",
                 hint="it can change for a dataset with __getitem__, with a sampler and a batch_size",
             )
-        if size > sys.maxsize:
-            raise BadInput(f"a batch size of {size} is more than any sampler has indices")
         place = self._resume or self._position
         if at == "batch" and (not self.in_order or (place is not None and place.ahead)):
             raise BadInput("with in_order=False the batch size cannot change in mid-epoch", hint="at='epoch'")
@@ -248,6 +249,8 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         return int(super().__len__()) if cut is None else len(cut)
 
     def __iter__(self) -> EpochIterator:
+        if self._process != os.getpid():
+            self._open()
         resumed = self._resume
         try:
             return self._begin()
@@ -345,8 +348,9 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, also in another process, has the settings and the position, and no processes."""
-        own = ("_lock", "_live", "_pool", "_iterator")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        kept = set(self.__dict__) - {"_lock", "_live", "_pool", "_iterator", "_process"}
+        places = {name: copy.deepcopy(self.__dict__[name]) for name in ("_resume", "_position")}  # they will advance
+        return {name: self.__dict__[name] for name in kept} | places
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -11,6 +11,10 @@ from torchloom.data.shards import ShardHost, ShardPlan
 from torchloom.data.stage_times import StageTimes, clock, times_of
 
 
+class Unwanted(BaseException):
+    """Nobody waits for this batch any more."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How samples become batches: the same in the training process and in every loader."""
@@ -31,10 +35,18 @@ class Recipe:
             return None
         return ShardHost(self.dataset, self.shard_plan, self.worker_init_fn, self.base_seed, self.seeding, in_training)
 
-    def load(self, indices: Any, position: int, key: int, host: ShardHost | None = None) -> tuple[Any, StageTimes]:
+    def load(
+        self,
+        indices: Any,
+        position: int,
+        key: int,
+        host: ShardHost | None = None,
+        is_unwanted: Callable[[], bool] | None = None,
+    ) -> tuple[Any, StageTimes]:
         """Load and collate one batch, as torch's fetcher does, with the seed of each sample.
 
-        From a host of shards, Loaded or NoBatch.
+        From a host of shards, Loaded or NoBatch. `is_unwanted` is asked before each sample; if it is true, Unwanted is
+        raised.
         """
         began = clock()
         outer = current_sample.key, current_sample.position  # of a dataset that iterates over a loader
@@ -43,7 +55,7 @@ class Recipe:
             if host is not None:
                 batch, fetched = host.load(indices, key, self.collate_fn)
             else:
-                samples = self._fetch(indices, position, key)
+                samples = self._fetch(indices, position, key, is_unwanted)
                 fetched = clock()
                 current_sample.position = position
                 batch = self.collate_fn(samples)
@@ -51,7 +63,7 @@ class Recipe:
             current_sample.key, current_sample.position = outer
         return batch, times_of(began, fetched, clock())
 
-    def _fetch(self, indices: Any, position: int, key: int) -> Any:
+    def _fetch(self, indices: Any, position: int, key: int, is_unwanted: Callable[[], bool] | None) -> Any:
         seeded = self.seeding == "sample"
         if not self.auto_collation:
             if seeded:
@@ -63,6 +75,8 @@ class Recipe:
             return self.dataset.__getitems__(indices)
         samples = []
         for place, index in enumerate(indices, position):
+            if is_unwanted is not None and is_unwanted():
+                raise Unwanted
             current_sample.position = place
             if seeded:
                 seed_sample(key, place)

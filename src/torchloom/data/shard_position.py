@@ -97,8 +97,11 @@ def read_state(loader: DataLoader[Any], plan: ShardPlan, state: Mapping[str, Any
     if state["epoch"] < 0:
         return None
     shards = state.get("shards")
-    if not isinstance(shards, Mapping) or not _is_complete(shards):
-        raise BadState("the state is not one of an IterableDataset, and the loader has an IterableDataset")
+    if not isinstance(shards, Mapping) or not _is_complete(shards) or sum(shards["ordinals"]) != state["batches"]:
+        raise BadState(
+            "the state is not one of an IterableDataset, and the loader has an IterableDataset",
+            hint="pass what state_dict() of a loader of the same dataset returned",
+        )
     count = len(shards["ordinals"])
     if count != plan.shards:
         raise BadState(
@@ -129,8 +132,11 @@ def _is_complete(shards: Mapping[str, Any]) -> bool:
         return False
     return (
         all(is_count(each) for each in ordinals)
-        and all(each is None or is_count(each) for each in ends)
-        and all(each is None or _is_snapshot(each) for each in snapshots)
+        and all(each is None or (is_count(each) and each >= done) for each, done in zip(ends, ordinals, strict=True))
+        and all(
+            each is None or (_is_snapshot(each) and each["ordinal"] <= done)
+            for each, done in zip(snapshots, ordinals, strict=True)
+        )
         and is_count(shards.get("turn"))
         and shards["turn"] < len(ordinals)
         and is_count(shards.get("world_size"))

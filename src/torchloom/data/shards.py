@@ -15,6 +15,7 @@ the shard that was yielded.
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -156,6 +157,15 @@ _as_worker_lock = threading.RLock()
 """`get_worker_info()` is the same in all threads of a process, so two of them cannot load shards at once."""
 
 
+def _forget_other_threads() -> None:
+    """In a forked process, where a thread that held the lock does not run."""
+    global _as_worker_lock  # noqa: PLW0603
+    _as_worker_lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_other_threads)
+
+
 class ShardHost:
     """The iterators of one process over the shards that it loads."""
 
@@ -189,13 +199,13 @@ class ShardHost:
         if shard is None or shard.ordinal > wanted.ordinal:
             shard = self._open[wanted.shard] = self._open_shard(wanted, key)
         with self._as_worker(wanted.shard, shard.dataset):
-            while shard.ordinal < wanted.ordinal:
+            while shard.ordinal < wanted.ordinal and not shard.is_over:
                 shard.skip()
             samples = shard.fetch()
+            fetched = clock()
+            if samples is NoBatch:
+                return NoBatch, fetched
             snapshot = shard.snapshot()
-        fetched = clock()
-        if samples is NoBatch:
-            return NoBatch, fetched
         count = 1 if self._plan.batch_size is None else len(samples)
         current_sample.position = shard.samples - count
         return Loaded(collate(samples), count, snapshot), fetched
@@ -230,13 +240,14 @@ class ShardHost:
 
     @contextmanager
     def _as_worker(self, shard: int, dataset: Any) -> Iterator[None]:
+        if not self._plan.with_info:
+            yield
+            return
         with _as_worker_lock:
             before = worker._worker_info
-            worker._worker_info = None
-            if self._plan.with_info:
-                kind = InTraining if self._in_training else worker.WorkerInfo
-                seed = self._base_seed + shard
-                worker._worker_info = kind(id=shard, num_workers=self._plan.shards, seed=seed, dataset=dataset)
+            kind = InTraining if self._in_training else worker.WorkerInfo
+            seed = self._base_seed + shard
+            worker._worker_info = kind(id=shard, num_workers=self._plan.shards, seed=seed, dataset=dataset)
             try:
                 yield
             finally:
@@ -256,10 +267,13 @@ class _Shard:
         self._seeding = seeding
         self.samples = 0
         """Taken so far."""
-        self._is_over = False
+        self.is_over = False
+        self._iterator: Any = iter(())
         self._seed()
         if snapshot is not None:
-            self.ordinal, self.samples, self._is_over = snapshot.ordinal, snapshot.samples, snapshot.is_over
+            self.ordinal, self.samples, self.is_over = snapshot.ordinal, snapshot.samples, snapshot.is_over
+            if self.is_over:
+                return
             if _is_stateful(dataset):
                 dataset.load_state_dict(copy.deepcopy(snapshot.state))
         self._iterator = iter(dataset)
@@ -277,14 +291,16 @@ class _Shard:
     def fetch(self) -> Any:
         """The samples of the next batch, or NoBatch: as torch's fetcher."""
         self.ordinal += 1
-        if self._is_over:
+        if self.is_over:
             return NoBatch
         size = self._plan.batch_size
         if size is None:
-            return next(self._samples_left(), NoBatch)
+            sample = next(self._samples_left(), NoBatch)
+            self.is_over = sample is NoBatch
+            return sample
         samples = list(islice(self._samples_left(), size))
-        self._is_over = len(samples) < size
-        if self._is_over and (self._plan.drop_last or not samples):
+        self.is_over = len(samples) < size
+        if self.is_over and (self._plan.drop_last or not samples):
             return NoBatch
         return samples
 
@@ -308,7 +324,8 @@ class _Shard:
         source = next((each for each in (self.dataset, self._iterator) if _is_stateful(each)), None)
         if source is None:
             return None
-        return Snapshot(self.ordinal, self.samples, self._is_over, copy.deepcopy(source.state_dict()))
+        state = None if self.is_over else copy.deepcopy(source.state_dict())  # some have none after their end
+        return Snapshot(self.ordinal, self.samples, self.is_over, state)
 
 
 def _shared_parts(dataset: Any) -> dict[int, Any]:

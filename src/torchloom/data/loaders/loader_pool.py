@@ -115,6 +115,14 @@ class LoaderPool:
 
     def open(self) -> None:
         """Start the zygote. Only the thread that iterates calls this: with `fork` it copies the training process."""
+        try:
+            self._open()
+        except OSError as error:
+            if error.errno in transport.SHORTAGES:
+                raise LoaderShortage(str(error)) from error
+            raise
+
+    def _open(self) -> None:
         if not self._opened:
             self._opened.append(_Resources())
         if self._is_released and self._resources.zygote is not None:  # and yet there is something to load again

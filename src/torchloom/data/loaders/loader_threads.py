@@ -24,7 +24,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from torchloom.data.loaders.pool import Arrived, Died
-from torchloom.data.recipe import Recipe
+from torchloom.data.recipe import Recipe, Unwanted
 from torchloom.data.stage_times import NO_TIMES
 from torchloom.errors import LoaderShortage
 
@@ -74,7 +74,7 @@ class _LoaderThread(threading.Thread):
         self.inbox: SimpleQueue[tuple[Recipe, int, int, tuple[Any, ...]] | None] = SimpleQueue()
         """Recipe, epoch, number and content of batches; None after the last."""
         self.is_closed = False
-        """The batches in the inbox are not wanted any more."""
+        """The batches in the inbox, and the one that is being loaded, are not wanted any more."""
         self._loader = loader
         self._init = recipe.worker_init_fn
         """Until it was called: a thread that waits keeps nothing of the user's alive."""
@@ -103,13 +103,21 @@ class _LoaderThread(threading.Thread):
         job = self.inbox.get()
         if job is None or self.is_closed:
             return False
-        recipe, epoch, number, content = job
+        recipe, epoch, number, (indices, position, key) = job
+        result: Any = failure
+        times = NO_TIMES
         try:
-            result, times = (failure, NO_TIMES) if failure else recipe.load(*content)
+            if failure is None:
+                result, times = recipe.load(indices, position, key, is_unwanted=self._is_unwanted)
+        except Unwanted:
+            return False
         except BaseException:  # noqa: BLE001  # the user's, also SystemExit: raised in training
             result, times = self._wrapped(), NO_TIMES
         self._arrivals.put(Arrived(self._loader, epoch, number, result, times, 0.0, 0))
         return True
+
+    def _is_unwanted(self) -> bool:
+        return self.is_closed
 
     def _wrapped(self) -> ExceptionWrapper:
         return ExceptionWrapper(where=f"in DataLoader worker thread {self._loader}")

@@ -35,6 +35,8 @@ _START = struct.Struct("<qq")
 _EXITED = struct.Struct("<qq")
 GRACE_SECONDS = 5.0
 """Time for a loader to finish its batch after training has closed its end; then it is killed."""
+SHORTAGE_SECONDS = 0.02
+"""Until a request is looked at again for which the zygote has no descriptor."""
 
 
 class Zygote:
@@ -127,7 +129,13 @@ def main(end: socket.socket, recipe: Recipe) -> None:
                     continue
                 children.report()
                 if what & ~select.POLLOUT:
-                    packet = receiver.receive()
+                    try:
+                        packet = receiver.receive()
+                    except OSError as error:
+                        if error.errno not in transport.SHORTAGES:
+                            raise
+                        time.sleep(SHORTAGE_SECONDS)  # a loader that ends gives back what it had
+                        continue
                     if packet is None:
                         return
                     loader, count = _START.unpack(packet.payload)
