@@ -52,10 +52,10 @@ def test_a_step_keeps_its_samples() -> None:
 def test_learning_rates_follow_the_samples_of_a_step() -> None:
     assert ruled(16, lr_rule="linear") == {"batch_size": 16, "critic:lr": pytest.approx(0.1)}
     assert ruled(16, lr_rule="sqrt") == {"batch_size": 16, "critic:lr": pytest.approx(0.2)}
-    given = {"batch_size": 128, "critic:lr": 0.4}
-    with pytest.raises(Refused) as caught:
-        ruled(values=given, lr_rule="linear")
-    assert code(caught) == "no_lr_knob", "the only rate was given"
+    given = {"batch_size": 16, "critic:lr": 0.4}
+    actor = {"actor:lr": replace(SPECS["critic:lr"], name="actor:lr")}
+    values = with_rules(a_set(values=given, lr_rule="linear"), SPECS | actor, CURRENT | {"actor:lr": 0.2})
+    assert values == {**given, "actor:lr": pytest.approx(0.05)}, "the rule scales the rates that are not given"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,8 @@ def test_learning_rates_follow_the_samples_of_a_step() -> None:
         ({"keep_global_batch": True, "size": 100}, "accumulation_not_whole"),
         ({"keep_global_batch": True, "without": "accumulation"}, "no_accumulation_knob"),
         ({"lr_rule": "linear", "without": "critic:lr"}, "no_lr_knob"),
+        ({"lr_rule": "linear", "values": {"batch_size": 16, "critic:lr": 0.1}}, "given_and_ruled"),
+        ({"keep_global_batch": True, "values": {"batch_size": 32, "accumulation": 6}}, "given_and_ruled"),
         ({"lr_rule": "sqrt", "values": {"clip": 2.0}}, "rule_without_batch_size"),
         ({"lr_rule": "sqrt", "over": 10}, "rule_with_over"),
     ],

@@ -195,6 +195,8 @@ GENERAL_TEMPLATES: Mapping[str, str] = {
     "rule_without_batch_size": "a rule about the batch size needs a new batch size",
     "name_batch_size": "loom set {job} batch_size=N; it needs a loader given to loom.watch(loader)",
     "rule_with_over": "a rule about the batch size cannot be applied gradually",
+    "given_and_ruled": "{option} sets {names}, and the request gives {names:one|a value|values} too",
+    "leave_one_out": "leave out {option}, or the {names:one|value|values} of {names}",
     "no_lr_knob": "job {job} offers no learning rate",
     "watch_optimizer": "call loom.watch(optimizer) in the script, or use --lr-rule none",
     "no_accumulation_knob": "job {job} offers no accumulation",
