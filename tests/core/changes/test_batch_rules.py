@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.core.changes.made import A, B, a_set, request, stand
 from tests.core.loom import Loom, life
 from torchloom.core.changes.batch_rules import with_rules
+from torchloom.core.changes.requests import request_change
 from torchloom.core.decision import Refused
 from torchloom.core.events import ReplyReceived, ReportReceived
 from torchloom.protocol.data_loading import DataPlace
@@ -67,7 +68,6 @@ def test_learning_rates_follow_the_samples_of_a_step() -> None:
         ({"lr_rule": "linear", "values": {"batch_size": 16, "critic:lr": 0.1}}, "given_and_ruled"),
         ({"keep_global_batch": True, "values": {"batch_size": 32, "accumulation": 6}}, "given_and_ruled"),
         ({"lr_rule": "sqrt", "values": {"clip": 2.0}}, "rule_without_batch_size"),
-        ({"lr_rule": "sqrt", "over": 10}, "rule_with_over"),
     ],
 )
 def test_a_rule_that_cannot_be_kept_is_refused(about: dict[str, Any], why: str) -> None:
@@ -118,6 +118,13 @@ def test_a_rehearsal_shows_what_the_rule_adds() -> None:
     assert isinstance(answer, Done)
     assert isinstance(answer.text, Phrase)
     assert [value.args["name"] for value in answer.text.args["values"]] == ["batch_size", "accumulation"]
+
+
+@pytest.mark.parametrize("rule", ["none", "linear"])
+def test_a_batch_size_does_not_change_gradually(rule: str) -> None:
+    with pytest.raises(Refused) as caught:
+        request_change(a_job().cluster, a_set(values={"batch_size": 32}, over=10, lr_rule=rule), "")
+    assert code(caught) == "size_is_not_gradual"
 
 
 def judged(*places: DataPlace | None) -> Abort | None:

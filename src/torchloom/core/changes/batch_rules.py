@@ -26,8 +26,6 @@ def with_rules(ask: SetKnobs, specs: Mapping[str, KnobSpec], current: Mapping[st
     size = next((name for name in sizes if name in values), None)
     if size is None:
         raise Refused(phrase("rule_without_batch_size"), phrase("name_batch_size", job=ask.job))
-    if ask.over:
-        raise Refused(phrase("rule_with_over"), phrase("leave_over_out"))
     before, after = int(current[size]), int(values[size])  # type: ignore[arg-type]
     if ask.keep_global_batch:
         return values | _accumulation(ask, specs, current, before, after)

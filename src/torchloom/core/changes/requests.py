@@ -148,6 +148,8 @@ def _check_values(cluster: ClusterState, ask: SetKnobs) -> None:
             raise Refused(phrase("knob_of_job", name=name), phrase("how_to_set_knob", job=ask.job, name=name))
         if ask.over and not knob_validation.can_ramp(offered[name]):
             raise Refused(phrase("knob_not_a_number", name=name), phrase("leave_over_out"))
+        if ask.over and offered[name].role == "batch_size":
+            raise Refused(phrase("size_is_not_gradual", name=name), phrase("leave_over_out"))
     try:
         knob_validation.check_all(offered, ask.values)
     except knob_validation.BadValue as error:
