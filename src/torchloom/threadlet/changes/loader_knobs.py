@@ -1,15 +1,31 @@
-"""Knobs of the training loader: the number of its processes, and its batch size."""
+"""Knobs of the training loader: the number of its processes, and its batch size; and what a script may have watched."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torchloom.data.training_loader import LoaderPort
+from torchloom.errors import BadInput
 from torchloom.threadlet.changes.knob import Knob, make_knob
 
+BatchSizeAt = Literal["batch", "epoch"]
 LOADERS = "loaders"
 MOST_LOADERS = 512
+
+
+def check_watched(what: Any, batch_size_at: str) -> None:
+    """Raises BadInput for anything but an optimizer or an ElasticLoader."""
+    if batch_size_at not in get_args(BatchSizeAt):
+        raise BadInput(f"batch_size_at={batch_size_at!r} is neither 'batch' nor 'epoch'")
+    if hasattr(what, "param_groups") or hasattr(what, "change_batch_size"):
+        return
+    torch_data = sys.modules.get("torch.utils.data")
+    hint = "pass an optimizer or an ElasticLoader"
+    if torch_data is not None and isinstance(what, torch_data.DataLoader):
+        hint = "loader = torchloom.data.ElasticLoader.from_dataloader(loader), then loom.watch(loader)"
+    raise BadInput(f"a {type(what).__name__} cannot be watched", hint=hint)
 
 
 def loaders_knob(loader: LoaderPort) -> Knob:
@@ -25,7 +41,7 @@ def loaders_knob(loader: LoaderPort) -> Knob:
     )
 
 
-def batch_size_knob(loader: LoaderPort, at: Literal["batch", "epoch"]) -> Knob:
+def batch_size_knob(loader: LoaderPort, at: BatchSizeAt) -> Knob:
     """Ranks that train together must be at the same place of their indices: `place` tells where this one is."""
     knob = make_knob(
         "batch_size",
@@ -40,6 +56,6 @@ def batch_size_knob(loader: LoaderPort, at: Literal["batch", "epoch"]) -> Knob:
     return knob
 
 
-def _change_batch_size(loader: LoaderPort, at: Literal["batch", "epoch"], size: Any) -> str:
+def _change_batch_size(loader: LoaderPort, at: BatchSizeAt, size: Any) -> str:
     loader.change_batch_size(size, at=at)
     return "from the next epoch on" if at == "epoch" else ""
