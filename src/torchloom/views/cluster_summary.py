@@ -18,6 +18,7 @@ from torchloom.core.state.rank_states import PRESENT, JobPhase, Presence, Rank
 from torchloom.core.state.run_states import Run, RunPhase
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.protocol import views
+from torchloom.protocol.ids import RankId
 from torchloom.protocol.node import NodeBeat, RankStatus, Reading
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import Value
@@ -193,12 +194,15 @@ def knobs(cluster: ClusterState, look: views.QueryKnobs) -> views.KnobsView:
     in_force: dict[str, Value] = {}
     by_replica: dict[str, dict[str, Value]] = {}
     newest = 0
+    speakers: dict[str, RankId] = {}
+    """By knob, the rank whose value is shown."""
     for rank in sorted(cluster.ranks.ids_of(look.job), reverse=True):
         rank_runtime = cluster.runtime.ranks[rank]
         beat = rank_runtime.beat
         if beat is not None and beat.knobs and not rank_runtime.over:
             in_force, newest = in_force | beat.knobs, beat.change
             by_replica[rank.replica] = beat.knobs
+            speakers |= dict.fromkeys(beat.knobs, rank)
     knob_views = []
     for name, knob in cluster.ledger.knobs.get(look.job, {}).items():
         change = cluster.ledger.changes.get(knob.change)
@@ -209,11 +213,14 @@ def knobs(cluster: ClusterState, look: views.QueryKnobs) -> views.KnobsView:
             and change.target == look.job  # it is the value of the whole job
         )
         value = knob.value if newer else in_force.get(name, knob.value)
+        speaker = speakers.get(name)
+        if speaker is not None and not newer:
+            change = cluster.ledger.giver(look.job, speaker.replica, speaker.rank, name)
         others = {} if newer or knob.spec.per == "rank" else by_replica
         elsewhere = {r: values[name] for r, values in sorted(others.items()) if values.get(name, value) != value}
         who, when = (change.operator, change.asked) if change else ("", None)
         view = views.KnobView.from_fields(knob, value=value, elsewhere=elsewhere, changed_by=who, changed=when)
-        knob_views.append(view)
+        knob_views.append(replace(view, change=change.id if change else ""))
     latest = list(cluster.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
     return views.KnobsView(knobs=tuple(knob_views), changes=tuple(map(_change, latest)))
 

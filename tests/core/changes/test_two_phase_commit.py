@@ -12,7 +12,7 @@ from tests.core.changes.made import A, B, a_job, a_set, a_steer, request, stand
 from tests.core.loom import Loom, life
 from torchloom.core.changes import requests, two_phase_commit
 from torchloom.core.decision import Decision
-from torchloom.core.events import ReplyReceived, ReportReceived, VerdictKnown
+from torchloom.core.events import BeatReceived, ReplyReceived, ReportReceived, VerdictKnown
 from torchloom.core.state import change_ledger
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.rank_states import Presence
@@ -21,6 +21,7 @@ from torchloom.protocol.operator import Done, No, Revert, SetKnobs
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import (
     Applied,
+    Beat,
     ChangeSpec,
     Goodbye,
     Order,
@@ -43,6 +44,8 @@ from torchloom.protocol.records import (
     OrderEnded,
     RankDied,
 )
+from torchloom.protocol.views import QueryKnobs
+from torchloom.views.cluster_summary import knobs
 
 T = TypeVar("T")
 
@@ -1125,3 +1128,14 @@ def test_a_change_taken_while_paused_is_reverted_not_withdrawn() -> None:
     loom.ask(Revert(request=request(2), job="mnist", change="c1"))
     stand(loom, 20, 2, paused=True)
     assert loom.cluster.ledger.changes["c2"].change.values == {"lr": 0.1}
+
+
+def test_a_shown_value_names_the_latest_change_that_it_comes_from() -> None:
+    loom = a_job()
+    make(loom, 1, values={"depth": 100})
+    make(loom, 2, values={"depth": 1}, replica="r", rank=A.rank)
+    make(loom, 3, values={"depth": 7}, replica="r", rank=B.rank)
+    loom.happen(BeatReceived(A, Beat(incarnation=life(1), step=30, change=2, knobs={"depth": 1})))
+    (depth,) = (k for k in knobs(loom.cluster, QueryKnobs(job="mnist")).knobs if k.spec.name == "depth")
+    assert (depth.value, depth.change) == (1, "c2")
+    assert depth.changed == loom.cluster.ledger.changes["c2"].asked

@@ -105,7 +105,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
     def value_of(self, job: str, replica: str | None, rank: int | None, name: str) -> Value:
         """What a knob is set to for a target: by the latest change that reaches all of it, else as it was offered."""
-        giver = self._giver(job, replica, rank, name)
+        giver = self.giver(job, replica, rank, name)
         return giver.change.values[name] if giver else self.knobs[job][name].spec.value
 
     def values_of(self, job: str, replica: str | None, rank: int | None) -> dict[str, Value]:
@@ -114,7 +114,8 @@ class Ledger(msgspec.Struct, kw_only=True):
     def specs(self, job: str) -> dict[str, KnobSpec]:
         return {name: knob.spec for name, knob in self.knobs.get(job, {}).items()}
 
-    def _giver(self, job: str, replica: str | None, rank: int | None, name: str) -> Change | None:
+    def giver(self, job: str, replica: str | None, rank: int | None, name: str) -> Change | None:
+        """The latest change of a knob that reaches all of a target."""
         for change in reversed(self.changes.values()):
             wide = change.job == job and change.replica in {None, replica} and change.rank in {None, rank}
             if wide and change.takes_effect and not change.reverted_by and name in change.change.values:
@@ -198,7 +199,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         names = withdrawn.change.values if withdrawn else change.change.values
         for name in names:
             if name in knobs and change.rank is None:
-                giver = self._giver(change.job, change.replica, None, name)
+                giver = self.giver(change.job, change.replica, None, name)
                 value = giver.change.values[name] if giver else knobs[name].spec.value
                 knobs[name] = replace(knobs[name], value=value, change=giver.id if giver else "")
         return change
