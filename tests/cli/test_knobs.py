@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 
+import msgspec
 import pytest
 
 from tests.cli.conftest import Loom
@@ -92,6 +93,39 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
     assert said in ran.err
     assert len(ran.err) < 2000
     assert not offering.asked
+
+
+@pytest.mark.parametrize(
+    ("word", "valid"),
+    [
+        ("lr=fast", "at least 0 and at most 1"),
+        ("lr=7", "at least 0 and at most 1"),
+        ("betas=0.9", "betas=0.9,0.99"),
+        ("shuffle=maybe", "such as shuffle=true"),
+        ("batch_size=abc", "at least 1"),
+        ("steps=1.5", "such as steps=4"),
+    ],
+)
+def test_the_error_about_a_value_says_which_are_valid(offering: Responder, at: Loom, word: str, valid: str) -> None:
+    whole = {"kind": "int", "value": 64, "high": None}
+    more = (knob("batch_size", spec={**whole, "low": 1}), knob("steps", spec={**whole, "low": None}))
+    offering.knobs = msgspec.structs.replace(offering.knobs, knobs=(*offering.knobs.knobs, *more))
+    ran = at("set", "mnist", word)
+    assert ran.code == 2
+    assert valid in ran.err.partition("→")[2]
+
+
+def test_a_batch_size_that_is_not_offered_is_missing_because_the_loader_was_not_given_to_watch(
+    offering: Responder, at: Loom
+) -> None:
+    loaders = knob("loaders", spec={"kind": "int", "value": 4, "low": 0, "high": 512, "per": "rank"})
+    batch = knob("batch", spec={"kind": "int", "value": 4})
+    offering.knobs = KnobsView(knobs=(batch, loaders))
+    ran = at("set", "mnist", "batch_size=64")
+    assert ran.code == 4
+    assert "loom.watch(loader)" in ran.err
+    offering.knobs = KnobsView(knobs=(batch,))
+    assert "did you mean batch?" in at("set", "mnist", "batch_size=64").err
 
 
 def test_a_no_of_the_weaver_is_an_error_with_its_hint(offering: Responder, at: Loom) -> None:

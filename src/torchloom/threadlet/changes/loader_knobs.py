@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args
 
 from torchloom.data.training_loader import LoaderPort
 from torchloom.errors import BadInput
+from torchloom.knob_validation import BATCH_SIZE, LOADERS
 from torchloom.threadlet.changes.knob import Knob, make_knob
 
 BatchSizeAt = Literal["batch", "epoch"]
-LOADERS = "loaders"
 MOST_LOADERS = 512
 
 
@@ -44,7 +44,7 @@ def loaders_knob(loader: LoaderPort) -> Knob:
 def batch_size_knob(loader: LoaderPort, at: BatchSizeAt) -> Knob:
     """Ranks that train together must be at the same place of their indices: `place` tells where this one is."""
     knob = make_knob(
-        "batch_size",
+        BATCH_SIZE,
         get=lambda: loader.batch_size,
         set=partial(_change_batch_size, loader, at),
         low=1,
