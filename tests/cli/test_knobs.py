@@ -12,6 +12,7 @@ from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.samples import knob, knobs
 from torchloom.protocol.operator import Done, No, Revert, SetKnobs
+from torchloom.protocol.rank import Value
 from torchloom.protocol.views import KnobsView
 
 
@@ -41,6 +42,16 @@ def test_set_sends_typed_values_and_says_when_it_took_effect(offering: Responder
     shown = json.loads(at("set", "mnist", "lr=1", "-o", "json").out)
     assert (shown["is"], shown["change"], shown["step"]) == ("Done", "c4", 1520)
     assert asked(offering).request != ask.request
+
+
+def test_the_answer_shows_what_changed(offering: Responder, at: Loom) -> None:
+    values: dict[str, Value] = {"batch_size": 256, "lr": 0.0006}
+    before: dict[str, Value] = {"batch_size": 128, "lr": 0.0003}
+    offering.answer = Done(text="c4: applied", change="c4", step=1520, values=values, before=before)
+    for words in (["set", "mnist", "lr=0.5"], ["revert", "mnist", "c3"]):
+        assert at(*words).out == "c4: applied\n  batch_size 128 → 256, lr 0.0003 → 0.0006\n"
+    shown = json.loads(at("set", "mnist", "lr=0.5", "-o", "json").out)
+    assert (shown["values"], shown["before"]) == (values, before)
 
 
 def test_set_with_everything(offering: Responder, at: Loom) -> None:

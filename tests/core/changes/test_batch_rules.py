@@ -11,6 +11,7 @@ from tests.core.changes.made import A, B, a_set, request, stand
 from tests.core.loom import Loom, life
 from torchloom.core.changes.batch_rules import with_rules
 from torchloom.core.changes.requests import request_change
+from torchloom.core.changes.two_phase_commit import describe_success
 from torchloom.core.decision import Refused
 from torchloom.core.events import ReplyReceived, ReportReceived
 from torchloom.protocol.data_loading import DataPlace
@@ -111,6 +112,9 @@ def test_the_rule_is_applied_to_the_values_as_they_are_now() -> None:
         loom.happen(ReplyReceived(rank, report))
     assert proposed(loom).change.values == {"batch_size": 32, "critic:lr": pytest.approx(0.1)}
     assert loom.cluster.ledger.changes["c1"].before == {"batch_size": 64, "critic:lr": 0.2}
+    change = loom.cluster.ledger.changes["c1"]
+    answer = describe_success(change)
+    assert (answer.before, answer.values) == (change.before, change.change.values), "also what the rule has added"
 
 
 def test_a_rehearsal_shows_what_the_rule_adds() -> None:

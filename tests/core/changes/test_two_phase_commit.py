@@ -107,6 +107,11 @@ def phase(loom: Loom, change: str = "c1") -> str:
     return loom.cluster.ledger.changes[change].phase.value
 
 
+def raised_lr(step: int) -> Done:
+    """The answer to `a_set()`, once all ranks have the change."""
+    return Done(text=applied("c1", step), change="c1", step=step, before={"lr": 0.1}, values={"lr": 0.5})
+
+
 def outcome(id: str, *parts: Phrase) -> Phrase:
     return phrase("outcome_of", id=id, outcome=phrase("together", parts=parts))
 
@@ -166,7 +171,7 @@ def test_a_change_is_asked_proposed_promised_decided_taken_and_answered_with_its
     settled = loom.log[-1][1][0]
     assert isinstance(settled, ChangeSettled)
     assert settled.applied == 2
-    assert loom.answers("to1") == [Done(text=applied("c1", 14), change="c1", step=14)]
+    assert loom.answers("to1") == [raised_lr(14)]
     assert not loom.cluster.runtime.operations.by_request
 
 
@@ -424,7 +429,7 @@ def test_one_question_asked_twice_is_answered_twice_and_done_once() -> None:
     promise(loom, "c1")
     judge(loom)
     take(loom, "c1")
-    done = Done(text=applied("c1", 12), change="c1", step=12)
+    done = raised_lr(12)
     assert loom.answers("to1") == loom.answers("to2") == loom.answers("to3") == [done]
     assert loom.ask(a_set(), "to4").answer == done
     assert list(loom.cluster.ledger.changes) == ["c1"]
@@ -466,7 +471,7 @@ def test_a_weaver_restarted_after_the_proposal_asks_everyone_again_and_goes_on()
     promise(again, "c1")
     judge(again)
     take(again, "c1")
-    assert again.answers("to1") == [Done(text=applied("c1", 12), change="c1", step=12)]
+    assert again.answers("to1") == [raised_lr(12)]
 
 
 def test_a_weaver_restarted_after_the_verdict_was_written_learns_it_from_the_server() -> None:
@@ -675,6 +680,15 @@ def test_a_knob_of_one_rank_changes_there_alone() -> None:
     assert loom.cluster.ledger.in_force(A) == ()
     assert loom.cluster.ledger.knobs["mnist"]["depth"].value == 1
     assert loom.cluster.ledger.changes["c1"].target == "mnist/r/1"
+
+
+def test_the_answer_has_the_values_before_and_after() -> None:
+    loom = a_job()
+    done = make(loom, values={"lr": 0.5, "batch": 64}, over=100)
+    assert (done.before, done.values, done.over) == ({"lr": 0.1, "batch": 32}, {"lr": 0.5, "batch": 64}, 100)
+    loom.ask(Revert(request=request(2), job="mnist", change="c1"), "to2")
+    done = carry(loom, 2, 20)
+    assert (done.before, done.values, done.over) == ({"lr": 0.5, "batch": 64}, {"lr": 0.1, "batch": 32}, 0)
 
 
 def test_reverting_brings_the_values_back_that_were_found() -> None:

@@ -235,7 +235,7 @@ def _settle(cluster: ClusterState, operation: PendingOperation) -> Decision:
     astray = failed if change.change.action == "set" and (taken or gone) else []
     results = tuple((rank, answer.result) for rank, answer in sorted(operation.applied.items()) if answer.result)
     text = phrase("outcome_of", id=operation.id, outcome=outcome)
-    answer: Done | No = Done(text=text, change=operation.id, step=change.change.step, results=results)
+    answer: Done | No = replace(describe_success(change), text=text, results=results)
     if failed or not taken:
         answer = No(why=text)
     replies = tuple((waiter, answer) for waiter in operation.waiters)
@@ -338,4 +338,6 @@ def describe_success(change: Change, operation: PendingOperation | None = None) 
         )
         if operation:
             text = phrase("change_reached", change=text, reached=len(operation.applied), count=len(operation.lives))
-    return Done(text=text, change=change.id, step=change.change.step)
+    spec = change.change
+    before = {name: change.before[name] for name in spec.values if name in change.before}
+    return Done(text=text, change=spec.id, step=spec.step, before=before, values=spec.values, over=spec.over)
