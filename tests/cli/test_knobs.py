@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.samples import knob, knobs
+from tests.views.samples import change, knob, knobs
 from torchloom.protocol.operator import Done, No, Revert, SetKnobs
 from torchloom.protocol.rank import Value
 from torchloom.protocol.views import KnobsView
@@ -191,6 +191,19 @@ def test_revert(offering: Responder, at: Loom) -> None:
     ran = at("revert", "mnist", "c9")
     assert (ran.code, ran.out) == (4, "")
     assert "→ did you mean c3?" in ran.err
+
+
+def test_a_revert_that_overwrites_later_changes_asks_first(offering: Responder, at: Loom) -> None:
+    offering.knobs = KnobsView(changes=(change("c4", before={"lr": 0.01}), change("c3", overwrites=("c4", "c6"))))
+    ran = at("revert", "mnist", "c3")
+    assert (ran.code, ran.out) == (2, "")
+    assert "c4, c6" in ran.err
+    assert "pass --yes" in ran.err
+    assert not offering.asked
+    assert at("revert", "mnist", "c4").code == 0, "it overwrites nothing"
+    offering.answer = Done(text="c7: applied", change="c7", overwrites=("c4", "c6"))
+    assert at("revert", "mnist", "c3", "--yes").out == "c7: applied\n  it overwrites c4, c6\n"
+    assert json.loads(at("revert", "mnist", "c3", "--yes", "-o", "json").out)["overwrites"] == ["c4", "c6"]
 
 
 def test_nobody_answers(offering: Responder, at: Loom) -> None:

@@ -148,6 +148,8 @@ class Done(Message, frozen=True):
     values: Values = {}
     over: int = 0
     """Steps over which they move there."""
+    overwrites: tuple[str, ...] = ()
+    """Of a revert: later changes that had set the same knobs."""
 
 
 class No(Message, frozen=True):

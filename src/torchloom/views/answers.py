@@ -22,6 +22,8 @@ def answer(done: Done, screen: Screen) -> list[str]:
     lines = [clean(text)]
     if done.values:
         lines.append(f"  {clean(moved('set', done.values, done.before, done.over))}")
+    if done.overwrites:
+        lines.append(f"  it overwrites {clean(', '.join(done.overwrites))}")
     named = set(re.split(r"[\s,;]+", text))
     lines += [f"  {clean(str(replica))}" for replica in done.replicas if str(replica) not in named]
     for text, ranks in by_text(done).items():

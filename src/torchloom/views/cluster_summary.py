@@ -222,12 +222,19 @@ def knobs(cluster: ClusterState, look: views.QueryKnobs) -> views.KnobsView:
         view = views.KnobView.from_fields(knob, value=value, elsewhere=elsewhere, changed_by=who, changed=when)
         knob_views.append(replace(view, change=change.id if change else ""))
     latest = list(cluster.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
-    return views.KnobsView(knobs=tuple(knob_views), changes=tuple(map(_change, latest)))
+    return views.KnobsView(knobs=tuple(knob_views), changes=tuple(_change(cluster, change) for change in latest))
 
 
-def _change(change: Change) -> views.ChangeView:
+def _change(cluster: ClusterState, change: Change) -> views.ChangeView:
     """Without the key of its verdict."""
-    return _view(views.ChangeView, change, **asdict(change.change) | {"key": None}, ranks=len(change.lives))
+    overwrites = cluster.ledger.overwritten_by_revert(change)
+    return _view(
+        views.ChangeView,
+        change,
+        **asdict(change.change) | {"key": None},
+        ranks=len(change.lives),
+        overwrites=overwrites,
+    )
 
 
 def curves(cluster: ClusterState, look: views.QueryCurves) -> views.CurvesView:

@@ -113,7 +113,7 @@ def test_the_rule_is_applied_to_the_values_as_they_are_now() -> None:
     assert proposed(loom).change.values == {"batch_size": 32, "critic:lr": pytest.approx(0.1)}
     assert loom.cluster.ledger.changes["c1"].before == {"batch_size": 64, "critic:lr": 0.2}
     change = loom.cluster.ledger.changes["c1"]
-    answer = describe_success(change)
+    answer = describe_success(loom.cluster, change)
     assert (answer.before, answer.values) == (change.before, change.change.values), "also what the rule has added"
 
 

@@ -691,6 +691,23 @@ def test_the_answer_has_the_values_before_and_after() -> None:
     assert (done.before, done.values, done.over) == ({"lr": 0.5, "batch": 64}, {"lr": 0.1, "batch": 32}, 0)
 
 
+def test_a_revert_names_the_later_changes_of_the_same_knobs() -> None:
+    loom = a_job()
+    make(loom, 1, values={"lr": 0.5, "depth": 1})
+    make(loom, 2, 20, values={"batch": 64})
+    make(loom, 3, 30, values={"lr": 0.5})
+    make(loom, 4, 40, values={"lr": 0.6})
+    make(loom, 5, 50, values={"depth": 3}, replica="r", rank=A.rank)
+    make(loom, 6, 60, values={"lr": 0.7})
+    loom.ask(Revert(request=request(7), job="mnist", change="c6"), "to7")
+    assert carry(loom, 7, 70).overwrites == ()
+    overwrites = {view.id: view.overwrites for view in knobs(loom.cluster, QueryKnobs(job="mnist")).changes}
+    assert overwrites["c1"] == ("c4", "c5", "c7"), "c3 set the same value, c6 is reverted"
+    assert (overwrites["c2"], overwrites["c4"], overwrites["c5"]) == ((), (), ()), "c7 restored what c4 had set"
+    loom.ask(Revert(request=request(8), job="mnist", change="c1"), "to8")
+    assert carry(loom, 8, 80).overwrites == ("c4", "c5", "c7")
+
+
 def test_reverting_brings_the_values_back_that_were_found() -> None:
     loom = a_job()
     make(loom, 1, values={"lr": 0.5, "batch": 64})

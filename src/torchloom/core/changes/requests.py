@@ -106,7 +106,7 @@ def _find_earlier(cluster: ClusterState, request: str, reply: str) -> Decision |
         raise Refused(phrase("change_aborted", id=change.id, why=change.outcome))
     if change.phase is ChangePhase.SETTLED and (change.failed or not change.applied):
         raise Refused(phrase("outcome_of", id=change.id, outcome=change.outcome))
-    return Decision(answer=describe_success(change))
+    return Decision(answer=describe_success(cluster, change))
 
 
 def _to_change_request(cluster: ClusterState, ask: SetKnobs | Revert | Steer) -> ChangeRequest:

@@ -6,6 +6,7 @@ proposed ──verdict──> committed ──all have answered──> settled
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -121,6 +122,19 @@ class Ledger(msgspec.Struct, kw_only=True):
             if wide and change.takes_effect and not change.reverted_by and name in change.change.values:
                 return change
         return None
+
+    def overwritten_by_revert(self, change: Change, before: float = math.inf) -> tuple[str, ...]:
+        """Later changes, up to one of this number, that have set a knob of this change to another value."""
+        ours = change.change
+        return tuple(
+            later.id
+            for later in self.of_job(change.job)
+            if ours.number < later.change.number < before and later.change.step >= ours.step
+            and later.takes_effect and not later.reverted_by
+            and (change.replica in {None, later.replica} or later.replica is None)
+            and (change.rank in {None, later.rank} or later.rank is None)
+            and any(name in ours.values and value != ours.values[name] for name, value in later.change.values.items())
+        )  # fmt: skip
 
     def under_way(self, job: str) -> Change | None:
         """The change of a job that has no verdict yet; there is one at most."""
