@@ -284,7 +284,8 @@ def runs(cluster: ClusterState, look: views.QueryRuns, now: float) -> views.Runs
 
 
 def _step(cluster: ClusterState, run: Run) -> int | None:
-    """How far the attempt under way is, if one of its ranks has said so since this weaver began."""
+    """How far the attempt under way is, if one of its ranks has said so since this weaver began, or none has joined."""
     runtimes = (cluster.runtime.ranks.get(run.rank(place.rank)) for place in run.places)
     reported = any(rank_runtime is not None and rank_runtime.beat is not None for rank_runtime in runtimes)
-    return cluster.furthest(run) if reported else None
+    account = cluster.goodput.get(run.name)
+    return cluster.furthest(run) if reported or (account is not None and not account.joined) else None
