@@ -179,7 +179,7 @@ def _find_target(cluster: ClusterState, job: str, replica: str | None, rank: int
         raise Refused(phrase("target_lost", rank=lost.id, reason=lost.reason), phrase("wait_for_lost_rank"))
     live = [member for member in members if member.presence is Presence.LIVE]
     if not live:
-        raise Refused(phrase("no_living_rank", job=job), phrase("see_ended_ranks"))
+        raise Refused(phrase("no_living_rank", job=job), phrase("see_ended_ranks", job=job))
     return tuple((member.id, member.incarnation) for member in live)
 
 

@@ -176,7 +176,7 @@ GENERAL_TEMPLATES: Mapping[str, str] = {
     "see_jobs": "`loom jobs` lists the jobs",
     "see_replicas": "`loom status` shows the replicas",
     "see_ranks": "`loom status` shows the ranks",
-    "see_ended_ranks": "`loom status` shows how its ranks ended",
+    "see_ended_ranks": "`loom status {job}` shows how its ranks ended",
     "would_set": "would set {values} on {count:#rank}",
     "value_to_set": "{name} {before} → {after}",
     "change_unknown": "job {job} has no change {change}",
