@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchloom.data import ElasticLoader, training_loader
+from torchloom.data.autotune import usable_cores
 from torchloom.data.training_loader import KEPT_PLACES, YieldHistory
 from torchloom.errors import BadInput
 from torchloom.protocol.data_loading import DataPlace
@@ -111,6 +112,12 @@ def test_the_number_of_loaders_is_changed_and_needs_no_place(rank: Rank) -> None
         rank.step()
     assert loader.num_workers == 2
     assert seen == list(range(40))
+
+
+def test_the_answer_names_the_cores_if_there_are_more_loaders() -> None:
+    knob = loaders_knob(loader_of(8))
+    assert knob.turn(usable_cores()) == ""
+    assert f"{usable_cores():,} core" in str(knob.turn(usable_cores() + 1))
 
 
 def test_a_trainer_that_reads_the_length_once_gets_the_size_at_the_next_epoch(rank: Rank) -> None:

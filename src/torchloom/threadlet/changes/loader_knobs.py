@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from typing import Any, Literal, get_args
 
+from torchloom.data.autotune import usable_cores
 from torchloom.data.training_loader import LoaderPort
 from torchloom.errors import BadInput
 from torchloom.knob_validation import BATCH_SIZE, LOADERS
@@ -32,7 +33,7 @@ def loaders_knob(loader: LoaderPort) -> Knob:
     return make_knob(
         LOADERS,
         get=lambda: loader.num_workers,
-        set=loader.resize,
+        set=partial(_resize, loader),
         low=0,
         high=loader.most_loaders or max(MOST_LOADERS, loader.num_workers),
         unit="processes",
@@ -54,6 +55,12 @@ def batch_size_knob(loader: LoaderPort, at: BatchSizeAt) -> Knob:
     )
     knob.place = lambda finished: loader.history.place(finished, loader.total())
     return knob
+
+
+def _resize(loader: LoaderPort, count: Any) -> str:
+    loader.resize(count)
+    cores = usable_cores()
+    return "" if count <= cores else f"more loaders than the {cores:,} core{'' if cores == 1 else 's'} of this process"
 
 
 def _change_batch_size(loader: LoaderPort, at: BatchSizeAt, size: Any) -> str:
