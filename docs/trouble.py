@@ -10,6 +10,7 @@ from torchloom.core.incidents.rule_lookup import DEFAULTS
 from torchloom.job.policy_syntax import FORM, written
 from torchloom.protocol.job_spec import EventKind
 from torchloom.settings import Settings
+from torchloom.views.format.numbers import delay
 from torchloom.views.policy import patience
 from torchloom.views.wording.templates import RESPONSES
 
@@ -44,7 +45,7 @@ def detection() -> list[str]:
 def _default(event: EventKind, settings: Settings) -> str:
     rule = DEFAULTS[event]
     after = patience(rule, settings)
-    return "+".join(rule.do) + (f" after {after:g} s" if after else "")
+    return "+".join(rule.do) + (f" after {delay(after)}" if after else "")
 
 
 EXAMPLES = (

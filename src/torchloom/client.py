@@ -260,6 +260,9 @@ class AsyncClient:
         for name in names:
             if name not in offered:
                 hint = did_you_mean(name, sorted(offered)) or f"it offers {len(offered) or 'no'} knobs"
+                if name == knob_validation.BATCH_SIZE and knob_validation.LOADERS in offered:
+                    # A loader makes the one known by itself, the other only through watch().
+                    hint = "call loom.watch(loader) in the script to offer it"
                 raise Refused(f"job {job} has no knob {name}", hint=hint)
         return offered
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import getpass
 import json
 
+import msgspec
 import pytest
 
 from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
-from tests.views.samples import knob, knobs
+from tests.views.samples import change, knob, knobs
 from torchloom.protocol.operator import Done, No, Revert, SetKnobs
+from torchloom.protocol.rank import Value
 from torchloom.protocol.views import KnobsView
 
 
@@ -40,6 +42,16 @@ def test_set_sends_typed_values_and_says_when_it_took_effect(offering: Responder
     shown = json.loads(at("set", "mnist", "lr=1", "-o", "json").out)
     assert (shown["is"], shown["change"], shown["step"]) == ("Done", "c4", 1520)
     assert asked(offering).request != ask.request
+
+
+def test_the_answer_shows_what_changed(offering: Responder, at: Loom) -> None:
+    values: dict[str, Value] = {"batch_size": 256, "lr": 0.0006}
+    before: dict[str, Value] = {"batch_size": 128, "lr": 0.0003}
+    offering.answer = Done(text="c4: applied", change="c4", step=1520, values=values, before=before)
+    for words in (["set", "mnist", "lr=0.5"], ["revert", "mnist", "c3"]):
+        assert at(*words).out == "c4: applied\n  batch_size 128 → 256, lr 0.0003 → 0.0006\n"
+    shown = json.loads(at("set", "mnist", "lr=0.5", "-o", "json").out)
+    assert (shown["values"], shown["before"]) == (values, before)
 
 
 def test_set_with_everything(offering: Responder, at: Loom) -> None:
@@ -94,6 +106,39 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
     assert not offering.asked
 
 
+@pytest.mark.parametrize(
+    ("word", "valid"),
+    [
+        ("lr=fast", "at least 0 and at most 1"),
+        ("lr=7", "at least 0 and at most 1"),
+        ("betas=0.9", "betas=0.9,0.99"),
+        ("shuffle=maybe", "such as shuffle=true"),
+        ("batch_size=abc", "at least 1"),
+        ("steps=1.5", "such as steps=4"),
+    ],
+)
+def test_the_error_about_a_value_says_which_are_valid(offering: Responder, at: Loom, word: str, valid: str) -> None:
+    whole = {"kind": "int", "value": 64, "high": None}
+    more = (knob("batch_size", spec={**whole, "low": 1}), knob("steps", spec={**whole, "low": None}))
+    offering.knobs = msgspec.structs.replace(offering.knobs, knobs=(*offering.knobs.knobs, *more))
+    ran = at("set", "mnist", word)
+    assert ran.code == 2
+    assert valid in ran.err.partition("→")[2]
+
+
+def test_a_batch_size_that_is_not_offered_is_missing_because_the_loader_was_not_given_to_watch(
+    offering: Responder, at: Loom
+) -> None:
+    loaders = knob("loaders", spec={"kind": "int", "value": 4, "low": 0, "high": 512, "per": "rank"})
+    batch = knob("batch", spec={"kind": "int", "value": 4})
+    offering.knobs = KnobsView(knobs=(batch, loaders))
+    ran = at("set", "mnist", "batch_size=64")
+    assert ran.code == 4
+    assert "loom.watch(loader)" in ran.err
+    offering.knobs = KnobsView(knobs=(batch,))
+    assert "did you mean batch?" in at("set", "mnist", "batch_size=64").err
+
+
 def test_a_no_of_the_weaver_is_an_error_with_its_hint(offering: Responder, at: Loom) -> None:
     offering.answer = No(why="step 5 is past: mnist/hi/0 has finished 9", hint="choose a later one")
     ran = at("set", "mnist", "lr=1", "--at-step", "5")
@@ -146,6 +191,19 @@ def test_revert(offering: Responder, at: Loom) -> None:
     ran = at("revert", "mnist", "c9")
     assert (ran.code, ran.out) == (4, "")
     assert "→ did you mean c3?" in ran.err
+
+
+def test_a_revert_that_overwrites_later_changes_asks_first(offering: Responder, at: Loom) -> None:
+    offering.knobs = KnobsView(changes=(change("c4", before={"lr": 0.01}), change("c3", overwrites=("c4", "c6"))))
+    ran = at("revert", "mnist", "c3")
+    assert (ran.code, ran.out) == (2, "")
+    assert "c4, c6" in ran.err
+    assert "pass --yes" in ran.err
+    assert not offering.asked
+    assert at("revert", "mnist", "c4").code == 0, "it overwrites nothing"
+    offering.answer = Done(text="c7: applied", change="c7", overwrites=("c4", "c6"))
+    assert at("revert", "mnist", "c3", "--yes").out == "c7: applied\n  it overwrites c4, c6\n"
+    assert json.loads(at("revert", "mnist", "c3", "--yes", "-o", "json").out)["overwrites"] == ["c4", "c6"]
 
 
 def test_nobody_answers(offering: Responder, at: Loom) -> None:

@@ -66,6 +66,15 @@ def test_all_pages_are_gathered(weaver: Responder, at: Loom) -> None:
     assert "more ranks" not in at("status", "--all").out
 
 
+def test_the_ranks_of_a_job_that_ended_are_shown_where_they_are_asked_for(weaver: Responder, at: Loom) -> None:
+    old = job("old", phase="failed", ended=NOW - 900)
+    weaver.view = cluster(jobs=(job(), old), ranks=(rank(), rank("old", "ho", 0, presence="dead")))
+    assert "dead" not in at("status").out
+    for words in (["--all"], ["old"]):
+        assert "dead" in at("status", *words).out
+    assert len(decoded(at, "status")["ranks"]) == 2
+
+
 def test_a_rank_that_left_between_two_pages_does_not_make_it_wait_for_ever(weaver: Responder, at: Loom) -> None:
     weaver.view = cluster(ranks=tuple(rank(number=i) for i in range(1200)), total_ranks=1300)
     assert len(decoded(at, "status")["ranks"]) == 1200

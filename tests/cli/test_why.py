@@ -23,6 +23,7 @@ from torchloom.protocol.operator import Submit
 from torchloom.protocol.records import About
 from torchloom.protocol.views import Goodput, QueryCluster, RunsView, RunView
 from torchloom.settings import Settings
+from torchloom.views.format.numbers import delay
 
 SPENT = Goodput(elapsed=100, productive=90, lost={"crash": 10})
 
@@ -164,7 +165,8 @@ def test_the_help_of_policy_explains_its_columns_and_how_a_rule_is_written(loom:
 def test_the_default_policy_needs_no_control_plane(loom: Loom) -> None:
     lines = loom("policy").out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(DEFAULTS)
-    assert lines[2].split()[:5] == ["hang", "+".join(DEFAULTS["hang"].do), f"{Settings().hang_act_seconds:g}", "s", "-"]
+    after = delay(Settings().hang_act_seconds).split()
+    assert lines[2].split()[:5] == ["hang", "+".join(DEFAULTS["hang"].do), *after, "-"]
     assert "LIMIT" in lines[0]  # of one of them
     device = next(line.split() for line in lines if line.startswith("device "))
     assert device[:4] == ["device", "evict", "-", str(DEFAULTS["device"].limit)]

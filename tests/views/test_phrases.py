@@ -21,7 +21,7 @@ from torchloom.protocol.job_spec import Response
 from torchloom.protocol.operator import No
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.records import Abort
-from torchloom.views.wording.phrases import fill, render
+from torchloom.views.wording.phrases import fill, render, shorten
 from torchloom.views.wording.templates import RESPONSES, SHORT, TEMPLATE_PARTS, TEMPLATES
 
 SOURCE = Path(torchloom.__file__).parent
@@ -122,6 +122,10 @@ def test_names_numbers_and_what_may_be_missing() -> None:
     said = phrase("change_gone", ranks=[RankId("a", "r", n) for n in range(5)])
     assert render(said) == "a/r/0, a/r/1, a/r/2 and 2 more went away"
     assert render(phrase("applied_on", step=12_000, count=1)) == "applied at step 12,000 on 1 rank"
+    for seconds, text in ((0.5, "0.5 s"), (2.0, "2 s"), (45.0, "45 s"), (1800.0, "30 min"), (5400.0, "1 h 30 min")):
+        assert render(shorten(phrase("if_it_lasts", seconds=seconds, policy="restart", keeps=True))).startswith(
+            f"after {text}:"
+        )
     assert render(phrase("applied_on", step=1, count=2)) == "applied at step 1 on 2 ranks"
     assert render(phrase("attempt_stopped", attempt=2, step=1204)) == "all ranks of attempt 2 are ended at step 1,204"
     assert render(phrase("attempt_stopped", attempt=2, step=None)) == "all ranks of attempt 2 are ended"

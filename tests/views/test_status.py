@@ -46,6 +46,20 @@ def test_a_control_plane_without_advisories_says_so() -> None:
     assert "silence" not in text()
 
 
+def test_the_ranks_of_jobs_that_ended_are_left_out_and_counted() -> None:
+    view = cluster(
+        jobs=(job("mnist"), job("old", phase="failed", ended=NOW - 900)),
+        ranks=(rank("mnist", "hi", 0), *(rank("old", "ho", number, presence="dead") for number in range(4))),
+    )
+    shown = "\n".join(status(view, Screen()))
+    assert "ho" not in shown.split()
+    assert "left out: 4 ranks of jobs that ended" in shown
+    assert "more ranks" not in shown
+    whole = "\n".join(status(view, Screen(), ended_too=True))
+    assert whole.split().count("ho") == 4
+    assert "that ended" not in whole
+
+
 def test_those_in_trouble_stand_first() -> None:
     shown = text(ranks=(rank(number=0), rank(number=1, presence="dead"), rank(number=2, presence="lost")))
     assert shown.index("dead") < shown.index("lost") < shown.index("live")

@@ -174,7 +174,7 @@ def test_a_line_of_the_list() -> None:
     [
         (
             phrase("if_it_lasts", seconds=180.0, policy=planned("stacks", "report"), keeps=True),
-            "after 180 s: stacks, then report",
+            "after 3 min: stacks, then report",
         ),
         (phrase("job_given_up"), "given up"),
         (phrase("not_ours_to_restart"), "report"),

@@ -153,7 +153,7 @@ class Tuner:
             raise BadInput(f"most={most!r} is not a number of loaders", hint="a positive whole number")
         self.choice: Tuning | None = None
         self._window = Window(meter)
-        self._chooser = Chooser(_cores(), shards, "cores") if most is None else Chooser(most, shards)
+        self._chooser = Chooser(usable_cores(), shards, "cores") if most is None else Chooser(most, shards)
         self._began = clock()
         self._is_settling = False
         """The number has just changed: this window shows neither the old nor the new one."""
@@ -174,5 +174,6 @@ class Tuner:
         return self.choice.loaders if self._is_settling else None
 
 
-def _cores() -> int:
+def usable_cores() -> int:
+    """Cores on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

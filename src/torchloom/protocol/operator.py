@@ -143,6 +143,13 @@ class Done(Message, frozen=True):
     """At which a change takes effect."""
     results: tuple[tuple[RankId, str], ...] = ()
     """What each rank had to say."""
+    before: Values = {}
+    """Of the knobs that a change sets, also by a rule of the request; `values` has the new ones."""
+    values: Values = {}
+    over: int = 0
+    """Steps over which they move there."""
+    overwrites: tuple[str, ...] = ()
+    """Of a revert: later changes that had set the same knobs."""
 
 
 class No(Message, frozen=True):

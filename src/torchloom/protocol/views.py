@@ -246,6 +246,8 @@ class ChangeView(messages.ChangeSpec, frozen=True, kw_only=True):
     asked: float
     target: str
     reverted_by: str = ""
+    overwrites: tuple[str, ...] = ()
+    """Later changes that a revert of this one overwrites."""
     ranks: int = 0
 
 

@@ -5,8 +5,9 @@
         loss = train(inputs, targets)
         loom.step(loss=loss, samples=len(inputs))
 
-attach() raises for invalid names. After that nothing here raises. step() waits in two cases only (see its docstring),
-and the goodbye waits briefly, or until a checkpoint is written.
+attach() raises BadInput for invalid names, and so does what describes the training before it begins, such as watch().
+After that nothing here raises. step() waits in two cases only (see its docstring), and the goodbye waits briefly, or
+until a checkpoint is written.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torchloom.checkpoints import threadlet_bridge
 from torchloom.data import training_loader
@@ -27,7 +28,7 @@ from torchloom.settings import Settings, usable_settings
 from torchloom.shared.incarnation import first_incarnation
 from torchloom.threadlet import process_hooks
 from torchloom.threadlet.changes.knob import INTERVAL, Knob, log_level_knob, make_knob
-from torchloom.threadlet.changes.loader_knobs import batch_size_knob, loaders_knob
+from torchloom.threadlet.changes.loader_knobs import BatchSizeAt, batch_size_knob, check_watched, loaders_knob
 from torchloom.threadlet.changes.optimizer_knobs import optimizer_knobs
 from torchloom.threadlet.changes.skipped_batches import SkippedBatches, batches, resumed_step
 from torchloom.threadlet.changes.step_boundary import StepBoundary
@@ -150,7 +151,7 @@ class Threadlet:
         scheduler: Any = None,
         name: str = "",
         *,
-        batch_size_at: Literal["batch", "epoch"] = "batch",
+        batch_size_at: BatchSizeAt = "batch",
     ) -> None:
         """Make knobs of an optimizer's lr, momentum, betas and weight decay. A scheduler does not undo a change of lr.
 
@@ -159,6 +160,7 @@ class Threadlet:
         Given the ElasticLoader that feeds the training, make knobs of its loader processes and its batch size. For a
         trainer that reads the length of a loader once an epoch, let a new size wait for the next: `batch_size_at`.
         """
+        check_watched(what, batch_size_at)
         if not hasattr(what, "change_batch_size"):
             for knob in optimizer_knobs(what, scheduler, name):
                 self._boundary.add(knob)

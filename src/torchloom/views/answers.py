@@ -10,6 +10,7 @@ from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Done, No
 from torchloom.protocol.phrase import Phrase
 from torchloom.views.format.tables import Screen, clean
+from torchloom.views.listings import moved
 from torchloom.views.wording.phrases import names, render
 
 NAMED = 4
@@ -19,6 +20,10 @@ NAMED = 4
 def answer(done: Done, screen: Screen) -> list[str]:
     text = render(done.text)
     lines = [clean(text)]
+    if done.values:
+        lines.append(f"  {clean(moved('set', done.values, done.before, done.over))}")
+    if done.overwrites:
+        lines.append(f"  it overwrites {clean(', '.join(done.overwrites))}")
     named = set(re.split(r"[\s,;]+", text))
     lines += [f"  {clean(str(replica))}" for replica in done.replicas if str(replica) not in named]
     for text, ranks in by_text(done).items():

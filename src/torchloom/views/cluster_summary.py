@@ -18,6 +18,7 @@ from torchloom.core.state.rank_states import PRESENT, JobPhase, Presence, Rank
 from torchloom.core.state.run_states import Run, RunPhase
 from torchloom.core.state.runtime import NODE_SILENCE
 from torchloom.protocol import views
+from torchloom.protocol.ids import RankId
 from torchloom.protocol.node import NodeBeat, RankStatus, Reading
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import Value
@@ -193,12 +194,15 @@ def knobs(cluster: ClusterState, look: views.QueryKnobs) -> views.KnobsView:
     in_force: dict[str, Value] = {}
     by_replica: dict[str, dict[str, Value]] = {}
     newest = 0
+    speakers: dict[str, RankId] = {}
+    """By knob, the rank whose value is shown."""
     for rank in sorted(cluster.ranks.ids_of(look.job), reverse=True):
         rank_runtime = cluster.runtime.ranks[rank]
         beat = rank_runtime.beat
         if beat is not None and beat.knobs and not rank_runtime.over:
             in_force, newest = in_force | beat.knobs, beat.change
             by_replica[rank.replica] = beat.knobs
+            speakers |= dict.fromkeys(beat.knobs, rank)
     knob_views = []
     for name, knob in cluster.ledger.knobs.get(look.job, {}).items():
         change = cluster.ledger.changes.get(knob.change)
@@ -209,18 +213,28 @@ def knobs(cluster: ClusterState, look: views.QueryKnobs) -> views.KnobsView:
             and change.target == look.job  # it is the value of the whole job
         )
         value = knob.value if newer else in_force.get(name, knob.value)
+        speaker = speakers.get(name)
+        if speaker is not None and not newer:
+            change = cluster.ledger.giver(look.job, speaker.replica, speaker.rank, name)
         others = {} if newer or knob.spec.per == "rank" else by_replica
         elsewhere = {r: values[name] for r, values in sorted(others.items()) if values.get(name, value) != value}
         who, when = (change.operator, change.asked) if change else ("", None)
         view = views.KnobView.from_fields(knob, value=value, elsewhere=elsewhere, changed_by=who, changed=when)
-        knob_views.append(view)
+        knob_views.append(replace(view, change=change.id if change else ""))
     latest = list(cluster.ledger.of_job(look.job))[: -CHANGES_SHOWN - 1 : -1]
-    return views.KnobsView(knobs=tuple(knob_views), changes=tuple(map(_change, latest)))
+    return views.KnobsView(knobs=tuple(knob_views), changes=tuple(_change(cluster, change) for change in latest))
 
 
-def _change(change: Change) -> views.ChangeView:
+def _change(cluster: ClusterState, change: Change) -> views.ChangeView:
     """Without the key of its verdict."""
-    return _view(views.ChangeView, change, **asdict(change.change) | {"key": None}, ranks=len(change.lives))
+    overwrites = cluster.ledger.overwritten_by_revert(change)
+    return _view(
+        views.ChangeView,
+        change,
+        **asdict(change.change) | {"key": None},
+        ranks=len(change.lives),
+        overwrites=overwrites,
+    )
 
 
 def curves(cluster: ClusterState, look: views.QueryCurves) -> views.CurvesView:
@@ -270,7 +284,8 @@ def runs(cluster: ClusterState, look: views.QueryRuns, now: float) -> views.Runs
 
 
 def _step(cluster: ClusterState, run: Run) -> int | None:
-    """How far the attempt under way is, if one of its ranks has said so since this weaver began."""
+    """How far the attempt under way is, if one of its ranks has said so since this weaver began, or none has joined."""
     runtimes = (cluster.runtime.ranks.get(run.rank(place.rank)) for place in run.places)
     reported = any(rank_runtime is not None and rank_runtime.beat is not None for rank_runtime in runtimes)
-    return cluster.furthest(run) if reported else None
+    account = cluster.goodput.get(run.name)
+    return cluster.furthest(run) if reported or (account is not None and not account.joined) else None

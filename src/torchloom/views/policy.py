@@ -8,6 +8,7 @@ from torchloom.job.policy_syntax import written
 from torchloom.protocol.job_spec import EventKind, Rule, Task
 from torchloom.protocol.message import Part
 from torchloom.settings import Settings
+from torchloom.views.format.numbers import delay
 from torchloom.views.format.tables import Cell, Column, Screen, table
 from torchloom.views.wording.phrases import render_all
 
@@ -61,7 +62,7 @@ def lines(rows: list[PolicyRow], task: Task | None, screen: Screen) -> list[str]
     columns: list[Column[PolicyRow]] = [
         Column("EVENT", lambda row: Cell(row.event, "bold" if row.own else "")),
         Column("RESPONSE", _responses, shrinks=True),
-        Column("AFTER", lambda row: f"{row.after:g} s" if row.after else None, right=True),
+        Column("AFTER", lambda row: delay(row.after) if row.after else None, right=True),
         Column("OWN", lambda row: Cell("yes", "bold") if row.own else Cell("-", "dim")),
         Column("WHAT IT IS", lambda row: row.explained, shrinks=True),
     ]

@@ -11,8 +11,9 @@ _LEAST_RANKS = 5
 """Ranks shown on even the lowest terminal."""
 
 
-def status(view: ClusterView, screen: Screen, waits: str = "") -> list[str]:
-    """The screen; `waits` is what the only job on it waits for before it can begin."""
+def status(view: ClusterView, screen: Screen, waits: str = "", *, ended_too: bool = False) -> list[str]:
+    """The screen; `waits` is what the only job on it waits for before it can begin. The ranks of jobs that have ended
+    are only counted, unless they are wanted too."""
     now = view.plane.now
     lines = plane(view.plane, screen)
     tail = incidents(view, screen)
@@ -23,15 +24,22 @@ def status(view: ClusterView, screen: Screen, waits: str = "") -> list[str]:
     if waits:
         tail = ["", *waits_lines, *tail]
     lines += ["", *listings.jobs(view.jobs, now, screen)]
-    shown = listings.ranks(view.ranks, now, screen) if view.ranks else []
+    over = set() if ended_too else {job.job for job in view.jobs if job.ended is not None}
+    ranks = [rank for rank in view.ranks if rank.rank.job not in over]
+    ended = len(view.ranks) - len(ranks)
+    shown = listings.ranks(ranks, now, screen) if ranks else []
     if screen.height is not None:
-        room = max(_LEAST_RANKS, screen.height - len(lines) - len(tail) - 4) + 1  # one for the head of the table
+        rest = len(lines) + len(tail) + 4 + bool(ended)
+        room = max(_LEAST_RANKS, screen.height - rest) + 1  # one for the head of the table
         shown = shown[:room]
     if shown:
         lines += ["", *shown]
-    hidden = view.total_ranks - max(0, len(shown) - 1)
+    hidden = view.total_ranks - ended - max(0, len(shown) - 1)
     if hidden > 0:
         lines.append(screen.paint(f"… and {hidden:,} more ranks (`loom status --all` shows them)", "dim"))
+    if ended:
+        count = f"{ended:,} rank{'' if ended == 1 else 's'}"
+        lines.append(screen.paint(f"left out: {count} of jobs that ended (`loom status --all` shows them)", "dim"))
     return lines + tail
 
 

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from tests.core.changes.made import A, B, a_set, request, stand
 from tests.core.loom import Loom, life
 from torchloom.core.changes.batch_rules import with_rules
+from torchloom.core.changes.requests import request_change
+from torchloom.core.changes.two_phase_commit import describe_success
 from torchloom.core.decision import Refused
 from torchloom.core.events import ReplyReceived, ReportReceived
 from torchloom.protocol.data_loading import DataPlace
@@ -52,10 +54,10 @@ def test_a_step_keeps_its_samples() -> None:
 def test_learning_rates_follow_the_samples_of_a_step() -> None:
     assert ruled(16, lr_rule="linear") == {"batch_size": 16, "critic:lr": pytest.approx(0.1)}
     assert ruled(16, lr_rule="sqrt") == {"batch_size": 16, "critic:lr": pytest.approx(0.2)}
-    given = {"batch_size": 128, "critic:lr": 0.4}
-    with pytest.raises(Refused) as caught:
-        ruled(values=given, lr_rule="linear")
-    assert code(caught) == "no_lr_knob", "the only rate was given"
+    given = {"batch_size": 16, "critic:lr": 0.4}
+    actor = {"actor:lr": replace(SPECS["critic:lr"], name="actor:lr")}
+    values = with_rules(a_set(values=given, lr_rule="linear"), SPECS | actor, CURRENT | {"actor:lr": 0.2})
+    assert values == {**given, "actor:lr": pytest.approx(0.05)}, "the rule scales the rates that are not given"
 
 
 @pytest.mark.parametrize(
@@ -64,8 +66,9 @@ def test_learning_rates_follow_the_samples_of_a_step() -> None:
         ({"keep_global_batch": True, "size": 100}, "accumulation_not_whole"),
         ({"keep_global_batch": True, "without": "accumulation"}, "no_accumulation_knob"),
         ({"lr_rule": "linear", "without": "critic:lr"}, "no_lr_knob"),
+        ({"lr_rule": "linear", "values": {"batch_size": 16, "critic:lr": 0.1}}, "given_and_ruled"),
+        ({"keep_global_batch": True, "values": {"batch_size": 32, "accumulation": 6}}, "given_and_ruled"),
         ({"lr_rule": "sqrt", "values": {"clip": 2.0}}, "rule_without_batch_size"),
-        ({"lr_rule": "sqrt", "over": 10}, "rule_with_over"),
     ],
 )
 def test_a_rule_that_cannot_be_kept_is_refused(about: dict[str, Any], why: str) -> None:
@@ -109,6 +112,9 @@ def test_the_rule_is_applied_to_the_values_as_they_are_now() -> None:
         loom.happen(ReplyReceived(rank, report))
     assert proposed(loom).change.values == {"batch_size": 32, "critic:lr": pytest.approx(0.1)}
     assert loom.cluster.ledger.changes["c1"].before == {"batch_size": 64, "critic:lr": 0.2}
+    change = loom.cluster.ledger.changes["c1"]
+    answer = describe_success(loom.cluster, change)
+    assert (answer.before, answer.values) == (change.before, change.change.values), "also what the rule has added"
 
 
 def test_a_rehearsal_shows_what_the_rule_adds() -> None:
@@ -116,6 +122,13 @@ def test_a_rehearsal_shows_what_the_rule_adds() -> None:
     assert isinstance(answer, Done)
     assert isinstance(answer.text, Phrase)
     assert [value.args["name"] for value in answer.text.args["values"]] == ["batch_size", "accumulation"]
+
+
+@pytest.mark.parametrize("rule", ["none", "linear"])
+def test_a_batch_size_does_not_change_gradually(rule: str) -> None:
+    with pytest.raises(Refused) as caught:
+        request_change(a_job().cluster, a_set(values={"batch_size": 32}, over=10, lr_rule=rule), "")
+    assert code(caught) == "size_is_not_gradual"
 
 
 def judged(*places: DataPlace | None) -> Abort | None:

@@ -12,7 +12,7 @@ from tests.core.changes.made import A, B, a_job, a_set, a_steer, request, stand
 from tests.core.loom import Loom, life
 from torchloom.core.changes import requests, two_phase_commit
 from torchloom.core.decision import Decision
-from torchloom.core.events import ReplyReceived, ReportReceived, VerdictKnown
+from torchloom.core.events import BeatReceived, ReplyReceived, ReportReceived, VerdictKnown
 from torchloom.core.state import change_ledger
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.rank_states import Presence
@@ -21,6 +21,7 @@ from torchloom.protocol.operator import Done, No, Revert, SetKnobs
 from torchloom.protocol.phrase import Phrase, phrase
 from torchloom.protocol.rank import (
     Applied,
+    Beat,
     ChangeSpec,
     Goodbye,
     Order,
@@ -43,6 +44,8 @@ from torchloom.protocol.records import (
     OrderEnded,
     RankDied,
 )
+from torchloom.protocol.views import QueryKnobs
+from torchloom.views.cluster_summary import knobs
 
 T = TypeVar("T")
 
@@ -104,6 +107,11 @@ def phase(loom: Loom, change: str = "c1") -> str:
     return loom.cluster.ledger.changes[change].phase.value
 
 
+def raised_lr(step: int) -> Done:
+    """The answer to `a_set()`, once all ranks have the change."""
+    return Done(text=applied("c1", step), change="c1", step=step, before={"lr": 0.1}, values={"lr": 0.5})
+
+
 def outcome(id: str, *parts: Phrase) -> Phrase:
     return phrase("outcome_of", id=id, outcome=phrase("together", parts=parts))
 
@@ -163,7 +171,7 @@ def test_a_change_is_asked_proposed_promised_decided_taken_and_answered_with_its
     settled = loom.log[-1][1][0]
     assert isinstance(settled, ChangeSettled)
     assert settled.applied == 2
-    assert loom.answers("to1") == [Done(text=applied("c1", 14), change="c1", step=14)]
+    assert loom.answers("to1") == [raised_lr(14)]
     assert not loom.cluster.runtime.operations.by_request
 
 
@@ -421,7 +429,7 @@ def test_one_question_asked_twice_is_answered_twice_and_done_once() -> None:
     promise(loom, "c1")
     judge(loom)
     take(loom, "c1")
-    done = Done(text=applied("c1", 12), change="c1", step=12)
+    done = raised_lr(12)
     assert loom.answers("to1") == loom.answers("to2") == loom.answers("to3") == [done]
     assert loom.ask(a_set(), "to4").answer == done
     assert list(loom.cluster.ledger.changes) == ["c1"]
@@ -463,7 +471,7 @@ def test_a_weaver_restarted_after_the_proposal_asks_everyone_again_and_goes_on()
     promise(again, "c1")
     judge(again)
     take(again, "c1")
-    assert again.answers("to1") == [Done(text=applied("c1", 12), change="c1", step=12)]
+    assert again.answers("to1") == [raised_lr(12)]
 
 
 def test_a_weaver_restarted_after_the_verdict_was_written_learns_it_from_the_server() -> None:
@@ -672,6 +680,32 @@ def test_a_knob_of_one_rank_changes_there_alone() -> None:
     assert loom.cluster.ledger.in_force(A) == ()
     assert loom.cluster.ledger.knobs["mnist"]["depth"].value == 1
     assert loom.cluster.ledger.changes["c1"].target == "mnist/r/1"
+
+
+def test_the_answer_has_the_values_before_and_after() -> None:
+    loom = a_job()
+    done = make(loom, values={"lr": 0.5, "batch": 64}, over=100)
+    assert (done.before, done.values, done.over) == ({"lr": 0.1, "batch": 32}, {"lr": 0.5, "batch": 64}, 100)
+    loom.ask(Revert(request=request(2), job="mnist", change="c1"), "to2")
+    done = carry(loom, 2, 20)
+    assert (done.before, done.values, done.over) == ({"lr": 0.5, "batch": 64}, {"lr": 0.1, "batch": 32}, 0)
+
+
+def test_a_revert_names_the_later_changes_of_the_same_knobs() -> None:
+    loom = a_job()
+    make(loom, 1, values={"lr": 0.5, "depth": 1})
+    make(loom, 2, 20, values={"batch": 64})
+    make(loom, 3, 30, values={"lr": 0.5})
+    make(loom, 4, 40, values={"lr": 0.6})
+    make(loom, 5, 50, values={"depth": 3}, replica="r", rank=A.rank)
+    make(loom, 6, 60, values={"lr": 0.7})
+    loom.ask(Revert(request=request(7), job="mnist", change="c6"), "to7")
+    assert carry(loom, 7, 70).overwrites == ()
+    overwrites = {view.id: view.overwrites for view in knobs(loom.cluster, QueryKnobs(job="mnist")).changes}
+    assert overwrites["c1"] == ("c4", "c5", "c7"), "c3 set the same value, c6 is reverted"
+    assert (overwrites["c2"], overwrites["c4"], overwrites["c5"]) == ((), (), ()), "c7 restored what c4 had set"
+    loom.ask(Revert(request=request(8), job="mnist", change="c1"), "to8")
+    assert carry(loom, 8, 80).overwrites == ("c4", "c5", "c7")
 
 
 def test_reverting_brings_the_values_back_that_were_found() -> None:
@@ -1125,3 +1159,14 @@ def test_a_change_taken_while_paused_is_reverted_not_withdrawn() -> None:
     loom.ask(Revert(request=request(2), job="mnist", change="c1"))
     stand(loom, 20, 2, paused=True)
     assert loom.cluster.ledger.changes["c2"].change.values == {"lr": 0.1}
+
+
+def test_a_shown_value_names_the_latest_change_that_it_comes_from() -> None:
+    loom = a_job()
+    make(loom, 1, values={"depth": 100})
+    make(loom, 2, values={"depth": 1}, replica="r", rank=A.rank)
+    make(loom, 3, values={"depth": 7}, replica="r", rank=B.rank)
+    loom.happen(BeatReceived(A, Beat(incarnation=life(1), step=30, change=2, knobs={"depth": 1})))
+    (depth,) = (k for k in knobs(loom.cluster, QueryKnobs(job="mnist")).knobs if k.spec.name == "depth")
+    assert (depth.value, depth.change) == (1, "c2")
+    assert depth.changed == loom.cluster.ledger.changes["c2"].asked

@@ -28,8 +28,9 @@ from torchloom.protocol.run_records import (
     RunEnded,
     RunSubmitted,
 )
-from torchloom.protocol.views import Goodput
+from torchloom.protocol.views import Goodput, QueryRuns
 from torchloom.settings import Settings
+from torchloom.views.cluster_summary import runs
 
 PLACES = (Place(rank=0, local=0, node="n1", incarnation=life(1)),)
 SUBMITTED = RunSubmitted(job=JOB, task=Task(argv=("a.py",)), request="r")
@@ -229,6 +230,17 @@ def test_while_no_step_is_made_it_is_starting_and_ranks_that_never_speak_are_bel
     spent = [cluster.goodput.of(JOB, 115, step) for step in (0, 1, None)]
     assert [found and found.productive for found in spent] == [0, 80, 80]
     assert told(*START, (115, RunEnded(job=JOB, phase="done", step=0)), now=200).productive == 100
+
+
+def test_ranks_that_have_not_joined_yet_are_starting() -> None:
+    site = Site()
+    site.submit()
+    site.settle()
+    began = site.loom.now
+    site.settle(14.0)  # their processes run, and import
+    shown = runs(site.loom.cluster, QueryRuns(job=JOB), site.loom.now).runs[0].goodput
+    assert shown is not None
+    assert (shown.productive, shown.lost["starting"]) == (0, pytest.approx(site.loom.now - began, abs=2))
 
 
 def test_ranks_that_never_speak_came_as_far_as_the_next_attempt_goes_on_from() -> None:

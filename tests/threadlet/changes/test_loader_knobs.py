@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from torchloom.data import ElasticLoader, training_loader
+from torchloom.data.autotune import usable_cores
 from torchloom.data.training_loader import KEPT_PLACES, YieldHistory
+from torchloom.errors import BadInput
 from torchloom.protocol.data_loading import DataPlace
 from torchloom.protocol.rank import ChangeSpec, Propose, Verdict
 from torchloom.settings import Settings
 from torchloom.threadlet.changes.loader_knobs import batch_size_knob, loaders_knob
 from torchloom.threadlet.changes.step_boundary import StepBoundary
 from torchloom.threadlet.metrics.meter import Meter
+from torchloom.threadlet.threadlet import Threadlet, attach
 
 LIFE = "1" * 24
 
@@ -111,6 +114,12 @@ def test_the_number_of_loaders_is_changed_and_needs_no_place(rank: Rank) -> None
     assert seen == list(range(40))
 
 
+def test_the_answer_names_the_cores_if_there_are_more_loaders() -> None:
+    knob = loaders_knob(loader_of(8))
+    assert knob.turn(usable_cores()) == ""
+    assert f"{usable_cores():,} core" in str(knob.turn(usable_cores() + 1))
+
+
 def test_a_trainer_that_reads_the_length_once_gets_the_size_at_the_next_epoch(rank: Rank) -> None:
     loader = loader_of(24)
     knob = rank.boundary.add(batch_size_knob(loader, "epoch"))
@@ -149,3 +158,35 @@ def test_how_far_a_loader_was_is_forgotten_after_many_batches() -> None:
         history.add(step, 0, step + 1)
     assert history.place(KEPT_PLACES, 9) == DataPlace(epoch=0, yielded=KEPT_PLACES, total=9)
     assert history.place(5, 9) is None
+
+
+# What a script gives to watch()
+
+
+@pytest.fixture
+def silent(rank: Rank) -> Threadlet:
+    """A threadlet that is off."""
+    return attach("mnist", "r", settings=Settings(off=True))
+
+
+def test_what_cannot_be_watched_is_refused_with_what_can(silent: Threadlet) -> None:
+    data = TensorDataset(torch.arange(8))
+    with pytest.raises(BadInput) as caught:
+        silent.watch(DataLoader(data))
+    assert "ElasticLoader.from_dataloader" in caught.value.hint
+    for other in (data, None, "lr", torch.optim.lr_scheduler.StepLR(optimizer(), 1)):
+        with pytest.raises(BadInput):
+            silent.watch(other)
+    silent.watch(optimizer())
+    assert "lr" in silent.knobs
+
+
+def test_the_moment_of_a_new_batch_size_is_checked_when_it_is_given(silent: Threadlet, rank: Rank) -> None:
+    with pytest.raises(BadInput):
+        silent.watch(loader_of(8), batch_size_at="now")  # type: ignore[arg-type]
+    assert not rank.fed
+    assert not silent.knobs
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)

@@ -46,6 +46,7 @@ def add(verbs: Verbs) -> None:
     verb = verbs["revert"].define(revert, "loom revert mnist c3")
     verb.add_job()
     verb.add_argument("change", complete="change")
+    verb.add_yes()
     verb.add_timeout()
 
     verb = verbs["log-level"].define(log_level, "loom log-level mnist debug")
@@ -111,7 +112,18 @@ def _target(text: str, replica: str | None) -> Target:
 
 
 def revert(call: Call) -> int:
-    return call.show_done(call.request(lambda client: client.revert(call.args.job, call.args.change)))
+    """Asks for confirmation if it overwrites later changes of the same knobs."""
+    job, change = call.args.job, call.args.change
+
+    async def look(client: AsyncClient) -> tuple[str, ...]:
+        return next((view.overwrites for view in await client.changes(job) if view.id == change), ())
+
+    overwrites = () if call.args.yes else call.request(look)
+    if overwrites and not call.confirm(
+        lambda: f"the values before {change} replace those of later changes of the same knobs: {', '.join(overwrites)}"
+    ):
+        return 0
+    return call.show_done(call.request(lambda client: client.revert(job, change)))
 
 
 def show_knobs(call: Call) -> int:

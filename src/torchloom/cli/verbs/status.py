@@ -26,7 +26,7 @@ def add(verbs: Verbs) -> None:
     examples = ("loom status -o json | jq .jobs", "loom status mnist -o json | jq .run.goodput")
     verb = verbs["status"].define(status, *examples)
     verb.add_job(nargs="?", help="Show only this job")
-    verb.add_flag("--all", help="Show every rank")
+    verb.add_flag("--all", help="Show every rank, also of jobs that have ended")
 
     verbs["jobs"].define(jobs, "loom jobs")
     verbs["devices"].define(devices, "loom devices")
@@ -110,7 +110,7 @@ def status(call: Call) -> int:
     if call.args.all:
         screen = Screen(screen.width, None, screen.colour)
     waits = "; ".join(f"{run.job} waits for {run.waiting}" for run in runs if run.waiting)
-    call.print(view_status.status(view, screen, waits))
+    call.print(view_status.status(view, screen, waits, ended_too=call.args.all or job is not None))
     spent = together(run.goodput for run in runs if run.goodput is not None)
     if spent is not None:
         call.print(["", *wrapped(f"goodput: {goodput(spent)}", screen.width, 2)])

@@ -98,7 +98,7 @@ def aimed(view: ClusterView, target: Target) -> list[RankView]:
     ranks = [r for r in view.ranks if replica in {None, r.rank.replica} and rank in {None, r.rank.rank}]
     present = [r for r in ranks if r.presence in {"live", "lost"}]
     if not present:
-        raise Refused(f"{target} has no living rank", hint="`loom status` shows how they ended")
+        raise Refused(f"{target} has no living rank", hint=f"`loom status {job}` shows how they ended")
     return present
 
 

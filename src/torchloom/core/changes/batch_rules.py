@@ -26,16 +26,17 @@ def with_rules(ask: SetKnobs, specs: Mapping[str, KnobSpec], current: Mapping[st
     size = next((name for name in sizes if name in values), None)
     if size is None:
         raise Refused(phrase("rule_without_batch_size"), phrase("name_batch_size", job=ask.job))
-    if ask.over:
-        raise Refused(phrase("rule_with_over"), phrase("leave_over_out"))
     before, after = int(current[size]), int(values[size])  # type: ignore[arg-type]
     if ask.keep_global_batch:
         return values | _accumulation(ask, specs, current, before, after)
     ratio = after / before if ask.lr_rule == "linear" else (after / before) ** 0.5
-    rates = [name for name in _of_role(specs, "lr") if name not in values]
+    rates = _of_role(specs, "lr")
     if not rates:
         raise Refused(phrase("no_lr_knob", job=ask.job), phrase("watch_optimizer"))
-    return values | {name: float(current[name]) * ratio for name in rates}  # type: ignore[arg-type]
+    scaled = [name for name in rates if name not in values]
+    if not scaled:
+        raise _given_twice(rates, "--lr-rule")
+    return values | {name: float(current[name]) * ratio for name in scaled}  # type: ignore[arg-type]
 
 
 def _accumulation(
@@ -44,6 +45,8 @@ def _accumulation(
     names = _of_role(specs, "accumulation")
     if not names:
         raise Refused(phrase("no_accumulation_knob", job=ask.job), phrase("offer_accumulation"))
+    if names[0] in ask.values:
+        raise _given_twice(names[:1], "--keep-global-batch")
     samples = before * int(current[names[0]])  # type: ignore[arg-type]
     if samples % after:
         sizes = range(max(1, after - LOOKED_AT), min(samples, after + LOOKED_AT) + 1)
@@ -52,6 +55,12 @@ def _accumulation(
         hint = phrase("sizes_that_fit", sizes=near) if near else phrase("see_knobs", job=ask.job, name="accumulation")
         raise Refused(phrase("accumulation_not_whole", samples=samples, size=after), hint)
     return {names[0]: samples // after}
+
+
+def _given_twice(names: list[str], option: str) -> Refused:
+    return Refused(
+        phrase("given_and_ruled", names=names, option=option), phrase("leave_one_out", names=names, option=option)
+    )
 
 
 def _of_role(specs: Mapping[str, KnobSpec], role: str) -> list[str]:

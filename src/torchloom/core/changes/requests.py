@@ -106,7 +106,7 @@ def _find_earlier(cluster: ClusterState, request: str, reply: str) -> Decision |
         raise Refused(phrase("change_aborted", id=change.id, why=change.outcome))
     if change.phase is ChangePhase.SETTLED and (change.failed or not change.applied):
         raise Refused(phrase("outcome_of", id=change.id, outcome=change.outcome))
-    return Decision(answer=describe_success(change))
+    return Decision(answer=describe_success(cluster, change))
 
 
 def _to_change_request(cluster: ClusterState, ask: SetKnobs | Revert | Steer) -> ChangeRequest:
@@ -148,6 +148,8 @@ def _check_values(cluster: ClusterState, ask: SetKnobs) -> None:
             raise Refused(phrase("knob_of_job", name=name), phrase("how_to_set_knob", job=ask.job, name=name))
         if ask.over and not knob_validation.can_ramp(offered[name]):
             raise Refused(phrase("knob_not_a_number", name=name), phrase("leave_over_out"))
+        if ask.over and offered[name].role == "batch_size":
+            raise Refused(phrase("size_is_not_gradual", name=name), phrase("leave_over_out"))
     try:
         knob_validation.check_all(offered, ask.values)
     except knob_validation.BadValue as error:
@@ -177,7 +179,7 @@ def _find_target(cluster: ClusterState, job: str, replica: str | None, rank: int
         raise Refused(phrase("target_lost", rank=lost.id, reason=lost.reason), phrase("wait_for_lost_rank"))
     live = [member for member in members if member.presence is Presence.LIVE]
     if not live:
-        raise Refused(phrase("no_living_rank", job=job), phrase("see_ended_ranks"))
+        raise Refused(phrase("no_living_rank", job=job), phrase("see_ended_ranks", job=job))
     return tuple((member.id, member.incarnation) for member in live)
 
 

@@ -189,7 +189,7 @@ def handle_verdict(cluster: ClusterState, id: str, commit: bool, wanted: Abort |
         decision = Decision((ChangeDecided(id=id, commit=True),), commands + newcomers)
         if not waiters or change_request is None or change_request.ask.wait:
             return decision
-        replies = tuple((waiter, describe_success(change)) for waiter in waiters)
+        replies = tuple((waiter, describe_success(cluster, change)) for waiter in waiters)
         return decision + Decision((pending.WaitersAnswered(change.request),), replies=replies)
     abort = wanted or Abort(why="overtaken")
     decision = Decision((ChangeDecided(id=id, commit=False, abort=abort),), commands)
@@ -235,7 +235,7 @@ def _settle(cluster: ClusterState, operation: PendingOperation) -> Decision:
     astray = failed if change.change.action == "set" and (taken or gone) else []
     results = tuple((rank, answer.result) for rank, answer in sorted(operation.applied.items()) if answer.result)
     text = phrase("outcome_of", id=operation.id, outcome=outcome)
-    answer: Done | No = Done(text=text, change=operation.id, step=change.change.step, results=results)
+    answer: Done | No = replace(describe_success(cluster, change), text=text, results=results)
     if failed or not taken:
         answer = No(why=text)
     replies = tuple((waiter, answer) for waiter in operation.waiters)
@@ -282,7 +282,7 @@ def poll(cluster: ClusterState, operation: PendingOperation, now: float) -> Deci
     patience = operation.change_request.ask.patience if operation.change_request else REPLY_SECONDS
     if not operation.waiters or now - operation.began <= patience:
         return again
-    replies = tuple((waiter, describe_success(change, operation)) for waiter in operation.waiters)
+    replies = tuple((waiter, describe_success(cluster, change, operation)) for waiter in operation.waiters)
     return again + Decision((pending.WaitersAnswered(operation.request),), replies=replies)
 
 
@@ -325,7 +325,7 @@ def _give_up(operation: PendingOperation, why: No) -> Decision:
 # ── answers ──
 
 
-def describe_success(change: Change, operation: PendingOperation | None = None) -> Done:
+def describe_success(cluster: ClusterState, change: Change, operation: PendingOperation | None = None) -> Done:
     if change.phase is ChangePhase.SETTLED:
         text = phrase("outcome_of", id=change.id, outcome=change.outcome)
     else:
@@ -338,4 +338,15 @@ def describe_success(change: Change, operation: PendingOperation | None = None) 
         )
         if operation:
             text = phrase("change_reached", change=text, reached=len(operation.applied), count=len(operation.lives))
-    return Done(text=text, change=change.id, step=change.change.step)
+    spec = change.change
+    before = {name: change.before[name] for name in spec.values if name in change.before}
+    reverted = cluster.ledger.changes.get(change.reverts) if spec.values else None
+    return Done(
+        text=text,
+        change=spec.id,
+        step=spec.step,
+        before=before,
+        values=spec.values,
+        over=spec.over,
+        overwrites=cluster.ledger.overwritten_by_revert(reverted, spec.number) if reverted else (),
+    )

@@ -31,9 +31,12 @@ class CheckpointIntervalDetector:
         self._at.append(now)
         self.overdue = False
 
-    def look(self, now: float, settings: Settings, *, trains: bool) -> Finding | None:
-        """Ask once in a while. Time in which the job does not train (paused, starting, away) does not count."""
+    def look(self, now: float, settings: Settings, *, trains: bool, starts: bool = False) -> Finding | None:
+        """Ask once in a while. Time in which the job does not train (paused, ended, away) does not count. While it
+        `starts`, before its first step, the count begins again."""
         passed, self._looked = max(0.0, now - self._looked), now
+        if starts:
+            trains, passed = False, now - self._at[-1] if self._at else 0.0
         if not trains:
             self._at = deque((at + passed for at in self._at), maxlen=KEPT)
             return None

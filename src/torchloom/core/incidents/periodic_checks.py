@@ -133,14 +133,17 @@ class _JobPass:
 
     def conclude(self) -> Iterator[Event]:
         cluster, now, live = self._cluster, self._now, self._live
+        checkpoint_detector = cluster.runtime.checkpoint_detector(self.name)
         if not self._is_running():
+            checkpoint_detector.look(now, cluster.settings, trains=False)
             return
         own = {rank: rank_runtime.detectors.own for rank, rank_runtime in live.items()}
         for rank, finding in cluster.runtime.straggler_detector(self.name).look(own, cluster.settings):
             yield FindingsMade(rank, (finding,))
         moves = any(rank_runtime.beat is not None and not rank_runtime.beat.paused for rank_runtime in live.values())
         trains = moves and (not self._runs or any(run.phase is RunPhase.RUNNING for run in self._runs))
-        late = cluster.runtime.checkpoint_detector(self.name).look(now, cluster.settings, trains=trains)
+        starts = bool(live) and not any(rank_runtime.detectors.pace.steps for rank_runtime in live.values())
+        late = checkpoint_detector.look(now, cluster.settings, trains=trains, starts=starts)
         if late is not None:
             yield FindingsMade(min(live), (late,))
         if self._case is not None:

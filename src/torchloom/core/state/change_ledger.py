@@ -6,6 +6,7 @@ proposed ──verdict──> committed ──all have answered──> settled
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -105,7 +106,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
     def value_of(self, job: str, replica: str | None, rank: int | None, name: str) -> Value:
         """What a knob is set to for a target: by the latest change that reaches all of it, else as it was offered."""
-        giver = self._giver(job, replica, rank, name)
+        giver = self.giver(job, replica, rank, name)
         return giver.change.values[name] if giver else self.knobs[job][name].spec.value
 
     def values_of(self, job: str, replica: str | None, rank: int | None) -> dict[str, Value]:
@@ -114,12 +115,26 @@ class Ledger(msgspec.Struct, kw_only=True):
     def specs(self, job: str) -> dict[str, KnobSpec]:
         return {name: knob.spec for name, knob in self.knobs.get(job, {}).items()}
 
-    def _giver(self, job: str, replica: str | None, rank: int | None, name: str) -> Change | None:
+    def giver(self, job: str, replica: str | None, rank: int | None, name: str) -> Change | None:
+        """The latest change of a knob that reaches all of a target."""
         for change in reversed(self.changes.values()):
             wide = change.job == job and change.replica in {None, replica} and change.rank in {None, rank}
             if wide and change.takes_effect and not change.reverted_by and name in change.change.values:
                 return change
         return None
+
+    def overwritten_by_revert(self, change: Change, before: float = math.inf) -> tuple[str, ...]:
+        """Later changes, up to one of this number, that have set a knob of this change to another value."""
+        ours = change.change
+        return tuple(
+            later.id
+            for later in self.of_job(change.job)
+            if ours.number < later.change.number < before and later.change.step >= ours.step
+            and later.takes_effect and not later.reverted_by
+            and (change.replica in {None, later.replica} or later.replica is None)
+            and (change.rank in {None, later.rank} or later.rank is None)
+            and any(name in ours.values and value != ours.values[name] for name, value in later.change.values.items())
+        )  # fmt: skip
 
     def under_way(self, job: str) -> Change | None:
         """The change of a job that has no verdict yet; there is one at most."""
@@ -198,7 +213,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         names = withdrawn.change.values if withdrawn else change.change.values
         for name in names:
             if name in knobs and change.rank is None:
-                giver = self._giver(change.job, change.replica, None, name)
+                giver = self.giver(change.job, change.replica, None, name)
                 value = giver.change.values[name] if giver else knobs[name].spec.value
                 knobs[name] = replace(knobs[name], value=value, change=giver.id if giver else "")
         return change

@@ -12,8 +12,8 @@
 
 The rest is productive. Each second goes to exactly one cause, so the sum is always all of it. What is redone is counted
 in steps: the steps of an attempt are assumed to be equally long. Of ranks that never
-join only the step from which the next attempt resumes is known: their time counts as productive until that step, or
-the failure of the run, shows otherwise.
+join only the step from which the next attempt resumes is known: their time counts as starting while they run, and
+afterwards as productive, unless that step or the failure of the run shows otherwise.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Accounts(dict[str, Account]):
             return None
         if account.ended is None:
             account = _charged(account, now)
-            if account.joined and step is not None and step <= account.first:
+            if step is not None and step <= account.first:
                 account = _not_begun(account)
         productive = sum(stretch.seconds for stretch in account.stretches) + account.running
         lost = {cause: seconds for cause, seconds in sorted(account.lost.items()) if seconds > 0}

@@ -71,6 +71,11 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def delay(seconds: float) -> str:
+    """A duration that somebody has set: `0.5 s`, `2 s`, `30 min`."""
+    return f"{seconds:g} s" if seconds < _MINUTE else duration(seconds)
+
+
 def coarse(seconds: float) -> str:
     """The largest unit alone, for narrow columns: `42 s`, `5 min`, `3 d`."""
     return f"{seconds:.0f} s" if 1 <= seconds < _MINUTE - 0.5 else " ".join(duration(seconds).split()[:2])

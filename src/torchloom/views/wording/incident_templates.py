@@ -11,7 +11,7 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "not_our_job": "reported; torchLoom did not start this job, and does nothing to it",
     "not_ours_to_restart": "reported; torchLoom did not start this job, and cannot start it again",
     "if_it_lasts": (
-        "if it lasts {seconds:.3g} s: {policy}"
+        "if it lasts {seconds:delay}: {policy}"
         "{keeps:if|| (it would start from the beginning: no checkpoint is known of)}"
     ),
     "may_go_on_by_itself": "it may continue by itself",

@@ -12,6 +12,7 @@ A template is a format string over the phrase's arguments, with these specificat
     {lines:lines}    each on an indented line of its own
     {losses:.4g}     of several numbers, each in that format
     {left:time}      seconds in few words: `0.8 ms`, `2.1 s`, `35 min`
+    {seconds:delay}  seconds that somebody has set: `2 s`, `30 min`
     {size:bytes}     a size: `640 B`, `1.2 GB`
     {why:? (|)}      nothing if it is empty, else in the text after `?`, at the bar or after it
     {who:or|nobody}  this text if it is empty
@@ -30,7 +31,7 @@ from typing import Any
 
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.phrase import Phrase, Prose
-from torchloom.views.format.numbers import size
+from torchloom.views.format.numbers import delay, size
 from torchloom.views.wording.templates import RESPONSES, SHORT, TEMPLATES
 
 SHOWN = 3
@@ -164,5 +165,5 @@ class _Formatter(string.Formatter):
         return ", ".join(texts), format_spec if own else ""
 
 
-_MEASURES: Mapping[str, Callable[[Any], str]] = {"time": name_time, "bytes": size}
+_MEASURES: Mapping[str, Callable[[Any], str]] = {"time": name_time, "delay": delay, "bytes": size}
 _FORMATTER = _Formatter()
