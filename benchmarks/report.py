@@ -98,6 +98,12 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("decide_ms_1000_jobs", "<=", 150),
         Target("incremental_ms", "<=", 5),
     ),
+    "cluster_sim": (
+        Target("gain_over_even", ">=", 0),
+        Target("gain_over_torchloader", ">=", 0),
+        Target("oracle_gap", "<=", 0.02),
+        Target("seconds", "<=", 60),
+    ),
 }
 
 
