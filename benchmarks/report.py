@@ -92,6 +92,18 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("lost", "<=", 0),
         Target("repeated", "<=", 0),
     ),
+    "allocation": (
+        Target("oracle_fraction_mean", ">=", 0.995),
+        Target("oracle_fraction_min", ">=", 0.97),
+        Target("decide_ms_1000_jobs", "<=", 150),
+        Target("incremental_ms", "<=", 5),
+    ),
+    "cluster_sim": (
+        Target("gain_over_even", ">=", 0),
+        Target("gain_over_torchloader", ">=", 0),
+        Target("oracle_gap", "<=", 0.02),
+        Target("seconds", "<=", 60),
+    ),
 }
 
 
