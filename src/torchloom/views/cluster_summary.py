@@ -227,7 +227,7 @@ def knobs(cluster: ClusterState, look: views.QueryKnobs) -> views.KnobsView:
 
 def _change(cluster: ClusterState, change: Change) -> views.ChangeView:
     """Without the key of its verdict."""
-    overwrites = cluster.ledger.overwritten_by_revert(change)
+    overwrites = () if change.reverted_by else cluster.ledger.overwritten_by_revert(change)
     return _view(
         views.ChangeView,
         change,

@@ -706,6 +706,8 @@ def test_a_revert_names_the_later_changes_of_the_same_knobs() -> None:
     assert (overwrites["c2"], overwrites["c4"], overwrites["c5"]) == ((), (), ()), "c7 restored what c4 had set"
     loom.ask(Revert(request=request(8), job="mnist", change="c1"), "to8")
     assert carry(loom, 8, 80).overwrites == ("c4", "c5", "c7")
+    (first,) = (view for view in knobs(loom.cluster, QueryKnobs(job="mnist")).changes if view.id == "c1")
+    assert first.overwrites == (), "it cannot be reverted again"
 
 
 def test_reverting_brings_the_values_back_that_were_found() -> None:
