@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "torchloom"
@@ -101,3 +105,19 @@ def test_every_module_is_in_a_layer() -> None:
 
 def test_no_import_cycles_even_lazy_or_for_types_only() -> None:
     assert _cycles() == []
+
+
+@pytest.mark.long
+def test_no_module_hooks_into_fork_when_it_is_imported() -> None:
+    script = (
+        "import importlib, os, pkgutil\n"
+        "hooks = []\n"
+        "os.register_at_fork = lambda **given: hooks.extend(str(hook.__module__) for hook in given.values())\n"
+        "import torchloom\n"
+        "for module in pkgutil.walk_packages(torchloom.__path__, 'torchloom.'):\n"
+        "    if '__main__' not in module.name and 'startup' not in module.name:\n"
+        "        importlib.import_module(module.name)\n"
+        "print(*(hook for hook in hooks if hook.startswith('torchloom')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

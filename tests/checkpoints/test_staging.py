@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from torchloom.checkpoints.api import Checkpoints
-from torchloom.checkpoints.staging import StagingBuffers
+from torchloom.checkpoints.staging import LOADED_WITHOUT_GRADIENT, StagingBuffers
 from torchloom.errors import BadInput
 
 DTYPES = [
@@ -46,7 +46,10 @@ def assert_equal(one: Any, other: Any, place: str = "state") -> None:
     """To the bit, NaN and all, and of the same types."""
     assert type(one) is type(other), place
     if isinstance(one, torch.Tensor):
-        assert (one.dtype, one.shape, one.requires_grad) == (other.dtype, other.shape, other.requires_grad), place
+        gradient = other.requires_grad and (
+            type(other) is torch.nn.Parameter or other.dtype not in LOADED_WITHOUT_GRADIENT
+        )
+        assert (one.dtype, one.shape, one.requires_grad) == (other.dtype, other.shape, gradient), place
         assert torch.equal(bits(one), bits(other)), place
     elif isinstance(one, dict):
         assert list(one) == list(other), place
@@ -127,6 +130,14 @@ def test_a_tensor_of_any_type_comes_back_to_the_bit(tmp_path: Path, dtype: torch
     tensor = torch.arange(32, dtype=torch.uint8).view(dtype) if dtype is not torch.bool else torch.arange(9) % 2 == 0
     loaded = trip(tmp_path, {"some": tensor, "none": tensor[:0], "one": tensor[1]})
     assert_equal(loaded, {"some": tensor, "none": tensor[:0], "one": tensor[1]})
+
+
+@pytest.mark.parametrize("dtype", sorted(LOADED_WITHOUT_GRADIENT & set(DTYPES), key=str), ids=str)
+def test_what_torch_cannot_load_with_a_gradient_comes_back_without(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensor = torch.arange(32, dtype=torch.uint8).view(dtype)
+    learned = torch.nn.Parameter(tensor.clone())
+    loaded = trip(tmp_path, {"leaf": tensor.clone().requires_grad_(), "learned": learned})
+    assert_equal(loaded, {"leaf": tensor, "learned": learned})
 
 
 @pytest.mark.parametrize("value", [b"", {b"": 1}, {(1, b""): b""}, bytearray(), (), set(), 2**2000, -(2**2000)])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
@@ -26,6 +27,16 @@ def test_the_constructor_has_all_arguments_of_torch_with_their_defaults() -> Non
     }
     assert list(ours)[: len(theirs)] == list(theirs)
     assert set(ours) - set(theirs) == {"seeding", "kill_limit", "shards", "workers"}
+
+
+def test_a_number_of_loaders_may_be_an_integer_of_numpy() -> None:
+    loader = ElasticLoader(Numbers(4), num_workers=numpy.int64(2))
+    assert (loader.num_workers, type(loader.num_workers)) == (2, int)
+    loader.resize(numpy.int32(0))
+    assert (loader.num_workers, type(loader.num_workers)) == (0, int)
+    for wrong in (1.0, "1", None):
+        with pytest.raises(BadInput, match="is not a whole number"):
+            loader.resize(wrong)
 
 
 @pytest.mark.parametrize(

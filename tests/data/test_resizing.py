@@ -98,6 +98,20 @@ def test_growing_starts_at_once_while_training_waits_for_a_batch() -> None:
     assert [int(batch[0, 0]) for batch in batches] == list(range(8))
 
 
+def test_loaders_that_finish_their_last_batches_are_reported() -> None:
+    gate: Any = torch.multiprocessing.SimpleQueue()
+    loader = ElasticLoader(Held(8, gate), batch_size=1, num_workers=2, prefetch_factor=1)
+    iterator = iter(loader)
+    assert loader.measure().draining == 0
+    loader.resize(0)
+    measured = loader.measure()
+    assert measured.loaders == 0
+    assert measured.draining > 0
+    gate.put(True)
+    assert [int(batch[0, 0]) for batch in iterator] == list(range(8))
+    assert loader.measure().draining == 0
+
+
 def test_persistent_loaders_are_resized_between_epochs() -> None:
     loader = epoch(Numbers(40), 2, persistent_workers=True)
     first = list(loader)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
@@ -38,6 +40,21 @@ class StatefulSampler:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.begun = state["begun"]
+
+
+class ShuffledBy:
+    """A sampler that draws from another generator of the process than torch's."""
+
+    def __init__(self, shuffle: Callable[[list[int]], None]) -> None:
+        self.shuffle = shuffle
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(SIZE))
+        self.shuffle(order)
+        return iter(order)
+
+    def __len__(self) -> int:
+        return SIZE
 
 
 class EverySecond:
@@ -109,6 +126,29 @@ def test_the_rest_of_an_epoch_and_the_next_are_the_same_from_every_batch(how: st
         assert equal(list(resumed), batches[number:])
         if number > 0:  # before the first batch the sampler had not drawn from the generators of the process
             assert equal(list(resumed), following)
+
+
+@pytest.mark.parametrize("shuffle", [random.shuffle, numpy.random.shuffle])
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_a_sampler_of_the_user_may_draw_from_any_generator(shuffle: Any, in_batches: bool) -> None:
+    def make_loader() -> ElasticLoader:
+        sampler = ShuffledBy(shuffle)
+        if in_batches:
+            return ElasticLoader(Numbers(SIZE), batch_sampler=BatchSampler(sampler, 4, drop_last=False))
+        return ElasticLoader(Numbers(SIZE), batch_size=4, sampler=sampler)
+
+    random.seed(1)
+    numpy.random.seed(1)
+    loader = make_loader()
+    iterator = iter(loader)
+    next(iterator)
+    state = through_a_file(loader.state_dict())
+    rest = list(iterator)
+    random.seed(99)
+    numpy.random.seed(99)
+    resumed = make_loader()
+    resumed.load_state_dict(state)
+    assert equal(list(resumed), rest)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (2, 1)])

@@ -502,6 +502,14 @@ class TestResume:
             make(Lines(30), batch_size=5).load_state_dict(state)
         with pytest.raises(BadState):
             ElasticLoader(Numbers(30), batch_size=4).load_state_dict(state)
+        one = make(Lines(30), count=1)
+        next(iter(one))
+        with pytest.raises(BadState, match=r"saved with get_worker_info\(\)"):  # and with what worker_init_fn changes
+            make(Lines(30), count=0).load_state_dict(one.state_dict())
+        none = make(Lines(30), count=0)
+        next(iter(none))
+        with pytest.raises(BadState, match=r"saved without get_worker_info\(\)"):
+            one.load_state_dict(none.state_dict())
         with pytest.raises(BadState, match="another number of ranks"):
             loader.merge_rank_states([state, state])
         for broken in ({}, {**state["shards"], "ends": None}, {**state["shards"], "snapshots": [1, 2, 3]}):

@@ -396,7 +396,7 @@ def test_persistent_threads_do_not_keep_the_owner_of_their_loader() -> None:
     assert threads() == []
 
 
-@pytest.mark.filterwarnings("ignore:loader:RuntimeWarning", "ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore:loader:RuntimeWarning")
 def test_a_thread_that_ends_unexpectedly_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = list(make(Numbers(20), count=0))
     work, fails = loader_threads._LoaderThread._work, [True]
@@ -406,9 +406,14 @@ def test_a_thread_that_ends_unexpectedly_is_replaced(monkeypatch: pytest.MonkeyP
             raise MemoryError
         return work(self, failure)
 
+    def report(_: Any) -> None:
+        threading.Event().wait(0.2)  # as slow as a log on a full disk
+
+    monkeypatch.setattr(threading, "excepthook", report)
     monkeypatch.setattr(loader_threads._LoaderThread, "_work", work_or_fail)
     assert equal(alone, list(make(Numbers(20))))
     assert fails == []
+    assert threads() == []
 
 
 class Stuck(Numbers):

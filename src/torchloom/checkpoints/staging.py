@@ -29,6 +29,10 @@ DEPTH = 64
 PLAIN = frozenset({bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device})
 MAPPINGS = frozenset({dict, OrderedDict, Counter})
 SEQUENCES = frozenset({list, tuple, set, torch.Size})
+LOADED_WITHOUT_GRADIENT = frozenset(
+    getattr(torch, name) for name in dir(torch) if name.startswith(("float8_", "float4_")) or name == "complex32"
+)
+"""torch.load (2.13) fails at a tensor of these types that requires a gradient and is no Parameter: saved as if not."""
 QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 BITS = 2032
@@ -72,7 +76,7 @@ class _StagedTensor(NamedTuple):
 def _as_original(copied: torch.Tensor, parameter: bool, gradient: bool) -> torch.Tensor:
     if parameter:
         return torch.nn.Parameter(copied, gradient)
-    return copied.requires_grad_() if gradient else copied
+    return copied.requires_grad_() if gradient and copied.dtype not in LOADED_WITHOUT_GRADIENT else copied
 
 
 @dataclass

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, TypedDict
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchloom.data.loaders.workers import Workers
 from torchloom.data.seeding import Seeding
+from torchloom.errors import BadInput
 
 _SAME = ["dataset", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator", "multiprocessing_context"]
 _SAME += ["prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"]
@@ -20,6 +22,14 @@ class OwnArguments(TypedDict, total=False):
     kill_limit: int | None
     shards: int | None
     workers: Workers | None
+
+
+def whole_number(what: str, value: Any) -> int:
+    """As an int, also of an integer of numpy or torch. BadInput for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise BadInput(f"{what}={value!r} is not a whole number") from None
 
 
 def arguments_of(loader: DataLoader[Any]) -> dict[str, Any]:

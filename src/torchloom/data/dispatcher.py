@@ -224,6 +224,11 @@ class Dispatcher:
         return [loader for loader, state in self._loaders.items() if not state.draining]
 
     @property
+    def draining(self) -> int:
+        """Loaders that end after the batches that they have. Any thread may ask."""
+        return sum(state.draining for state in list(self._loaders.values()))
+
+    @property
     def ready(self) -> int:
         """Batches that have arrived and were not taken."""
         return len(self._ready)

@@ -351,6 +351,11 @@ class EpochIterator(Iterator[Any]):
         self._meter.loaded(times, 0.0, 0)
         return self._count(batch, result)
 
+    @property
+    def draining(self) -> int:
+        """Loaders that end after the batches that they have. Called by another thread."""
+        return self._dispatcher.draining
+
     def waited(self) -> float:
         """Seconds that training has been waiting for a batch now. Called by another thread."""
         since = self._waits_since

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from torchloom.data import epoch_source, position, training_loader
 from torchloom.data.autotune import Tuner, Tuning
 from torchloom.data.batch_cutter import BatchCutter
-from torchloom.data.dataloader_arguments import OwnArguments, arguments_of
+from torchloom.data.dataloader_arguments import OwnArguments, arguments_of, whole_number
 from torchloom.data.dispatcher import KILL_LIMIT, Dispatcher
 from torchloom.data.epoch_iterator import EpochIterator
 from torchloom.data.loaders.pool import Pool
@@ -91,8 +91,7 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
             raise BadInput(f"seeding={seeding!r} is not one of {', '.join(get_args(Seeding))}")
         if not isinstance(kill_limit, int) or kill_limit < 1:
             raise BadInput(f"kill_limit={kill_limit!r} is not a positive whole number")
-        if not isinstance(num_workers, int):
-            raise BadInput(f"num_workers={num_workers!r} is not a whole number")
+        num_workers = whole_number("num_workers", num_workers)
         check_platform(self.workers, num_workers)
         self.seeding: Seeding = seeding
         self.kill_limit = kill_limit
@@ -161,8 +160,9 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
         New ones start at once. Surplus ones finish the batches that they have, and end. With 0, the training process
         loads its batches itself. It ends `autotune`.
         """
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise BadInput(f"the number of loaders is {count!r}", hint="0 or a positive whole number")
+        wanted, count = count, whole_number("count", count)
+        if isinstance(wanted, bool) or count < 0:
+            raise BadInput(f"the number of loaders is {wanted!r}", hint="0 or a positive whole number")
         if self.most_loaders is not None and count > self.most_loaders:
             raise BadInput(
                 f"{count} loaders are more than shards={self.most_loaders}: a shard is loaded by one at a time",
@@ -317,11 +317,11 @@ class ElasticLoader(DataLoader[_Sample_co]):  # type: ignore[misc]
 
         torchLoom calls this once a second, if this loader feeds the training.
         """
-        seconds = self._meter.hang_seconds()
-        hangs = (iterator.find_hang(seconds) for iterator in list(self._live))
+        live, seconds = list(self._live), self._meter.hang_seconds()
+        hangs = (iterator.find_hang(seconds) for iterator in live)
         trouble = next((hang for hang in hangs if hang is not None), None) or self._meter.recent_death()
-        waited = max((iterator.waited() for iterator in list(self._live)), default=0.0)
-        return self._window.take(self.num_workers, trouble, waited)
+        waited = max((iterator.waited() for iterator in live), default=0.0)
+        return self._window.take(self.num_workers, trouble, waited, sum(iterator.draining for iterator in live))
 
     def total(self) -> int:
         """Indices of an epoch; -1 if the sampler has no length."""

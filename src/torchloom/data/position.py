@@ -8,7 +8,15 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchloom.data.batch_cutter import BatchCutter
@@ -18,6 +26,11 @@ from torchloom.data.seeding import GeneratorStates, capture_generators, restore_
 from torchloom.errors import BadState
 
 VERSION = 1
+TORCH_SAMPLERS = frozenset({
+    BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler,
+    _InfiniteConstantSampler,
+})  # fmt: skip
+"""They draw from torch's generators alone."""
 
 
 class EpochPosition:
@@ -265,7 +278,7 @@ def capture_start(loader: DataLoader[Any]) -> dict[str, Any]:
     samplers = _samplers(loader)
     return {
         "order": _order(loader),
-        "process": capture_generators(),
+        "process": capture_generators(only_torch=all(type(each) in TORCH_SAMPLERS for each in samplers.values())),
         "generators": [generator.get_state() for generator in _generators(loader)],
         "samplers": {
             name: copy.deepcopy(sampler.state_dict())

@@ -104,13 +104,15 @@ class GeneratorStates:
     """The state of this process's generators, as they give it: quick to take, at the beginning of each epoch."""
 
     torch: Any
-    python: Any
-    numpy: Any
+    python: Any = None
+    numpy: Any = None
 
     def plain(self) -> dict[str, Any]:
         """As tensors and values that a checkpoint can contain."""
-        version, words, gauss = self.python
-        states: dict[str, Any] = {"torch": self.torch, "python": [version, torch.tensor(words), gauss]}
+        states: dict[str, Any] = {"torch": self.torch}
+        if self.python is not None:
+            version, words, gauss = self.python
+            states["python"] = [version, torch.tensor(words), gauss]
         if self.numpy is not None:
             name, keys, place, has_gauss, cached = self.numpy
             words64 = torch.from_numpy(numpy.asarray(keys, dtype="int64"))
@@ -119,20 +121,24 @@ class GeneratorStates:
 
     def restore(self) -> None:
         torch.default_generator.set_state(self.torch)
-        random.setstate(self.python)
+        if self.python is not None:
+            random.setstate(self.python)
         if self.numpy is not None:
             numpy.random.set_state(self.numpy)
 
 
-def capture_generators() -> GeneratorStates:
+def capture_generators(*, only_torch: bool = False) -> GeneratorStates:
+    if only_torch:
+        return GeneratorStates(torch.default_generator.get_state())
     drawn_by_numpy = None if numpy is None else numpy.random.get_state(legacy=True)
     return GeneratorStates(torch.default_generator.get_state(), random.getstate(), drawn_by_numpy)
 
 
 def restore_generators(states: dict[str, Any]) -> None:
     torch.default_generator.set_state(states["torch"])
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
+    if "python" in states:
+        version, words, gauss = states["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
     if numpy is not None and "numpy" in states:
         name, keys, *rest = states["numpy"]
         numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))

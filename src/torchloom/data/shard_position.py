@@ -37,6 +37,7 @@ class ShardPosition(EpochPosition):
         self.world_size = _world_size()
         self.turn = 0
         """The shard after the one that the last batch was yielded from."""
+        self.with_info = plan.with_info
         self.snapshots: list[Snapshot | None] = [None] * plan.shards
         """Of each shard, after the last batch that was yielded, if the dataset has a state."""
 
@@ -68,7 +69,8 @@ class ShardPosition(EpochPosition):
         # Only where all before it was yielded: after a resume, a batch that kills loaders now may be loaded.
         ends = [None if end is None or end > done else end for end, done in zip(self.ends, self.ordinals, strict=True)]
         shards = {"ordinals": list(self.ordinals), "ends": ends, "turn": self.turn, "snapshots": snapshots}
-        return {**super().state_dict(), "shards": {**shards, "world_size": self.world_size}}
+        shards |= {"world_size": self.world_size, "with_info": self.with_info}
+        return {**super().state_dict(), "shards": shards}
 
 
 def begin(
@@ -108,6 +110,12 @@ def read_state(loader: DataLoader[Any], plan: ShardPlan, state: Mapping[str, Any
             f"the state was saved with {count} shards, and the loader has {plan.shards}",
             hint=f"create the loader with shards={count}; any number of loaders up to that can load them",
         )
+    if shards["with_info"] != plan.with_info:
+        saved, hint = ("with", "shards=1") if shards["with_info"] else ("without", "num_workers=0")
+        raise BadState(
+            f"the state was saved {saved} get_worker_info() and worker_init_fn, and the loader has it the other way",
+            hint=f"create the loader with {hint}",
+        )
     if shards["world_size"] != _world_size():
         raise BadState(
             f"the state was saved with {shards['world_size']} ranks, and there are {_world_size()} now",
@@ -140,6 +148,7 @@ def _is_complete(shards: Mapping[str, Any]) -> bool:
         and is_count(shards.get("turn"))
         and shards["turn"] < len(ordinals)
         and is_count(shards.get("world_size"))
+        and isinstance(shards.get("with_info"), bool)
     )
 
 

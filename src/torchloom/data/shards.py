@@ -15,6 +15,7 @@ the shard that was yielded.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import threading
 from collections import deque
@@ -163,7 +164,10 @@ def _forget_other_threads() -> None:
     _as_worker_lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forget_other_threads)
+@functools.cache
+def _hook_at_fork() -> None:
+    """Once in a process that loads shards, and in those forked from it."""
+    os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 class ShardHost:
@@ -179,6 +183,7 @@ class ShardHost:
         in_training: bool,
     ) -> None:
         """`in_training`: this is the training process."""
+        _hook_at_fork()
         self._dataset = dataset
         self._plan = plan
         self._worker_init_fn = worker_init_fn

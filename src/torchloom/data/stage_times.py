@@ -132,7 +132,9 @@ class Window:
     def batches(self) -> int:
         return self._meter.totals.batches - self._last.batches
 
-    def take(self, loaders: int, trouble: LoaderTrouble | None = None, waited: float = 0.0) -> Loading:
+    def take(
+        self, loaders: int, trouble: LoaderTrouble | None = None, waited: float = 0.0, draining: int = 0
+    ) -> Loading:
         """`waited`: seconds that training has been waiting for a batch now, which count if there was none."""
         now, last = replace(self._meter.totals), self._last
         self._last = now
@@ -151,6 +153,7 @@ class Window:
             mb=(now.bytes - last.bytes) / count / 1e6,
             deaths=self._meter.deaths,
             recut=self._meter.recut,
+            draining=draining,
             trouble=trouble,
         )
 

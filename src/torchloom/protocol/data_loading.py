@@ -55,5 +55,7 @@ class Loading(Part, frozen=True, gc=False):
     """Loader processes that died, in all."""
     recut: int = 0
     """Batches that were loaded in advance and cut again, in all."""
+    draining: int = 0
+    """Further loaders, which end after the batches that they have."""
     trouble: LoaderTrouble | None = None
     """The latest, while it is recent."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import logging
 import os
 import socket
@@ -57,13 +58,17 @@ def _forget() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+@functools.cache
+def _hook_at_fork() -> None:
+    """Once in a process that writes checkpoints, and in those forked from it."""
+    os.register_at_fork(after_in_child=_forget)
 
 
 class WriterLock:
     """Makes this process the writer of a folder."""
 
     def __init__(self, folder: Path, job: str = "", patience: float = PATIENCE) -> None:
+        _hook_at_fork()
         self._key = os.path.realpath(folder)
         self._pid = os.getpid()
         self.first = False

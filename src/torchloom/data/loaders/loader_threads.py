@@ -208,7 +208,7 @@ class LoaderThreads:
     def events(self) -> Iterator[Arrived | Died]:
         for event in self._arrivals.take():
             if isinstance(event, Died):
-                self._threads.running.pop(event.loader, None)
+                self._threads.stop(event.loader)  # it reports its exception first, and is joined like the others
                 yield event
             elif event.epoch == self.epoch:
                 yield event
