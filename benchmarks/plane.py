@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from torchloom.bus.nats_server import EmbeddedServer, Listen, die_with_parent, stop_process
+from torchloom.bus.nats_server import EmbeddedServer, Listen, end_with_parent, stop_process
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import TorchLoomError
@@ -79,11 +79,10 @@ def child(
     """A process that ends with this block, and with this process if that is killed."""
     # A signal between fork and the assignment would leave a process that nobody knows of: it has to wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    die = die_with_parent()
+    end = end_with_parent()
 
     def prepare() -> None:
-        if die is not None:
-            die()
+        end()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from docs import jobs, packages, trouble
+from docs import jobs, packages, traces, trouble
 from docs.markdown import code, fenced, table
 from torchloom.bus.credentials import Authority
 from torchloom.cli.parser import EXIT_CODES, build
 from torchloom.core.state.rank_states import JOB_NEXT, PRESENT, RANK_NEXT, JobPhase, JobSign, Presence, Sign
+from torchloom.core.state.run_states import RUN_NEXT, RunPhase, RunSign
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.permissions import Permissions, permissions
 from torchloom.protocol.subjects import STREAMS, SUBJECTS, Role, Stream
@@ -72,14 +73,28 @@ JOB_STATES = {
     JobPhase.FAILED: "All ranks are gone, and at least one is dead or failed.",
 }
 
+RUN_STATES = {
+    RunPhase.SUBMITTED: "It has not arrived, or waits for room for all its ranks.",
+    RunPhase.PLACING: "It has its nodes and devices; the agent of rank 0 looks for a port and a checkpoint.",
+    RunPhase.STARTING: "Agents start its ranks.",
+    RunPhase.RUNNING: "All ranks run.",
+    RunPhase.PAUSED: "All ranks run and are paused (`loom pause`). It keeps its devices.",
+    RunPhase.STOPPING: "All ranks are being ended.",
+    RunPhase.RESTARTING: "No process is left. It waits before the next attempt, or for room.",
+    RunPhase.RELEASED: "It has saved a checkpoint and given its devices back (`loom pause --release`).",
+    RunPhase.DONE: "All ranks ended well.",
+    RunPhase.FAILED: "A rank failed, and no further attempt is made.",
+    RunPhase.CANCELLED: "It was cancelled, and no process is left.",
+}
+
 
 def states() -> list[str]:
     present = " and ".join(code(presence) for presence in Presence if presence in PRESENT)
     return [
         "# States",
         "",
-        "This page lists the states of a rank and of a job, and the events that change them. The weaver uses the same "
-        "tables; a pair that is not in a table cannot happen.",
+        "This page lists the states of a rank, of a job, and of a job that torchLoom starts, and the events that "
+        "change them. The weaver uses the same tables; a pair that is not in a table cannot happen.",
         "",
         "## A rank",
         "",
@@ -102,6 +117,17 @@ def states() -> list[str]:
         *diagram(JOB_NEXT, JobPhase.RUNNING, JobSign.JOINED),
         "",
         *transitions(JOB_NEXT, JobPhase, JobSign),
+        "",
+        "## A job that torchLoom starts",
+        "",
+        "While it is not over, `loom jobs` shows these phases of such a job, unless its ranks run. Under torchft each "
+        "replica has its own.",
+        "",
+        *table(("phase", "meaning"), ((code(state), text) for state, text in RUN_STATES.items())),
+        "",
+        *diagram(RUN_NEXT, RunPhase.SUBMITTED, "submitted"),
+        "",
+        *transitions(RUN_NEXT, RunPhase, RunSign),
     ]
 
 
@@ -338,20 +364,25 @@ PAGES: Mapping[str, Callable[[], list[str]]] = {
 }
 
 
-TOUR = "tour.md"
-"""Written by hand, but for its diagram."""
+PARTS: Mapping[str, Callable[[str], str]] = {
+    "tour.md": packages.with_diagram,
+    "workloads.md": traces.with_tables,
+}
+"""Pages that are written by hand, but for a part."""
 
 
 def page(name: str) -> str:
-    if name == TOUR:
-        return packages.with_diagram((Path(__file__).parent / TOUR).read_text("utf-8"))
+    if name in PARTS:
+        return PARTS[name]((DOCS / name).read_text("utf-8"))
     return "\n".join([MARK, "", *PAGES[name](), ""])
 
 
 def out_of_date() -> list[str]:
     """The pages that differ from the code."""
     return [
-        name for name in (*PAGES, TOUR) if not (DOCS / name).is_file() or (DOCS / name).read_text("utf-8") != page(name)
+        name
+        for name in (*PAGES, *PARTS)
+        if not (DOCS / name).is_file() or (DOCS / name).read_text("utf-8") != page(name)
     ]
 
 

@@ -187,7 +187,8 @@ def policies() -> list[str]:
         "## What it costs",
         "",
         "`loom why JOB` and `loom status JOB -o json` show the goodput of a job that torchLoom started: which share "
-        "of the time since it was submitted was productive, and what took the rest.",
+        "of the time since it was submitted was productive, and what took the rest. Of a job under torchft it is the "
+        "mean of its replicas.",
         "",
         *table(
             ("cause", "seconds in which"),

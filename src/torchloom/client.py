@@ -29,6 +29,14 @@ from torchloom.protocol.codec import decode_ask, encode
 from torchloom.protocol.ids import check_name
 from torchloom.protocol.operator import Ask, Done
 from torchloom.protocol.rank import KnobSpec, Value
+from torchloom.protocol.scheduling import (
+    ObjectiveName,
+    PolicyName,
+    PredictionView,
+    QueryPrediction,
+    QuerySchedule,
+    ScheduleView,
+)
 from torchloom.protocol.subjects import Role
 from torchloom.protocol.views import ChangeView, CheckpointsView, ClusterView, JobView, KnobsView
 from torchloom.settings import Settings
@@ -203,10 +211,17 @@ class AsyncClient:
 
     # ── steering: a target is written JOB, JOB/REPLICA or JOB/REPLICA/RANK ──
 
-    async def pause(self, target: str) -> Done:
-        return await self._steer("pause", target)
+    async def pause(self, target: str, *, release: bool = False) -> Done:
+        """Training stands still, and keeps its devices. With `release` a whole job saves, ends, and gives them back."""
+        if not release:
+            return await self._steer("pause", target)
+        job, replica, _ = parse_target(target)
+        if replica is not None:
+            raise BadInput(f"{target!r} is not a job", hint="a whole job is released: write JOB")
+        return await self._ask(asks.Release(request=uuid4().hex, job=job))
 
     async def resume(self, target: str) -> Done:
+        """Continue what is paused; a job that was released starts again from its checkpoint when there is room."""
         return await self._steer("resume", target)
 
     async def stop(self, target: str) -> Done:
@@ -231,6 +246,26 @@ class AsyncClient:
     async def stacks(self, target: str) -> Done:
         """Where every thread of every rank is; the results hold the text."""
         return await self._steer("stacks", target)
+
+    # ── loaders ──
+
+    async def schedule(self) -> ScheduleView:
+        """Which loaders each job has, and by which rules."""
+        return await (await self._weaver()).look(QuerySchedule(), ScheduleView)
+
+    async def predict(self, job: str) -> PredictionView:
+        """The throughput of a job with other numbers of loaders."""
+        return await (await self._weaver()).look(QueryPrediction(job=check_name("job", job)), PredictionView)
+
+    async def set_schedule(
+        self,
+        policy: PolicyName | None = None,
+        *,
+        objective: ObjectiveName | None = None,
+        budgets: Mapping[str, int | None] | None = None,
+    ) -> Done:
+        """Change by which rules loaders are allocated; the budget None of a node is what its agent says."""
+        return await self._ask(asks.SetSchedule(policy=policy, objective=objective, budgets=dict(budgets or {})))
 
     # ── devices ──
 
@@ -340,6 +375,9 @@ class Client:
     kill = _blocking(AsyncClient.kill)
     evict = _blocking(AsyncClient.evict)
     stacks = _blocking(AsyncClient.stacks)
+    schedule = _blocking(AsyncClient.schedule)
+    predict = _blocking(AsyncClient.predict)
+    set_schedule = _blocking(AsyncClient.set_schedule)
     fail = _blocking(AsyncClient.fail)
     recover = _blocking(AsyncClient.recover)
     register = _blocking(AsyncClient.register)

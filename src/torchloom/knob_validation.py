@@ -144,8 +144,3 @@ def describe(spec: KnobSpec) -> str:
     low = "" if spec.low is None else f"{spec.low:g}"
     high = "" if spec.high is None else f"{spec.high:g}"
     return f"{low}..{high}" if low or high else spec.kind
-
-
-def check_all(specs: Mapping[str, KnobSpec], values: Mapping[str, Value]) -> dict[str, Value]:
-    """Check every value; raises BadValue for the first invalid one. The caller must have checked the names."""
-    return {name: check(specs[name], value) for name, value in values.items()}

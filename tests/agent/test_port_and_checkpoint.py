@@ -1,14 +1,19 @@
-"""What an agent finds for the ranks to go on from, and what it says where there is nothing."""
+"""What an agent finds for the ranks to go on from and to meet at, and what it says where there is nothing."""
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.checkpoints.store.test_search import make
 from torchloom.agent.environment import RankPaths, rank_environment
-from torchloom.agent.port_and_checkpoint import prepare
+from torchloom.agent.port_and_checkpoint import explain_port_taken, free_port, prepare
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import AttemptStatus, Launch, Place, Prepare, Rollback
 from torchloom.protocol.phrase import Phrase
@@ -78,3 +83,44 @@ def test_ranks_are_told_which_batches_to_leave_out() -> None:
         term=1, job="mnist", attempt=2, task=Task(argv=("a.py",)), places=(place,), host="n1", port=1, skip=(101, 103)
     )  # fmt: skip
     assert rank_environment({}, launch, place, RankPaths(""))["TORCHLOOM_SKIP"] == "101-103"
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port at which somebody listens."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+def first(port: int) -> Prepare:
+    return Prepare(term=1, job="mnist", attempt=7, ordinal=1, task=Task(argv=("train.py",), port=port))
+
+
+def test_a_first_attempt_meets_at_the_port_that_was_named_if_it_is_free(taken: int) -> None:
+    free = free_port("127.0.0.1")
+    assert prepare(first(free), "127.0.0.1").port == free
+    refused = prepare(first(taken), "127.0.0.1")
+    assert isinstance(refused.trouble, Phrase)
+    assert (refused.port, refused.retry, refused.trouble.code) == (0, True, "port_taken")
+    assert str(os.getpid()) in str(refused.trouble.args["user"])
+
+
+def test_a_later_attempt_takes_a_free_port(taken: int) -> None:
+    later = prepare(replace(first(taken), ordinal=2), "127.0.0.1")
+    assert (later.trouble, later.retry) == ("", False)
+    assert later.port not in {0, taken}
+
+
+def test_a_port_that_was_in_use_a_moment_ago_is_free() -> None:
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            served, _ = listening.accept()
+            served.close()  # the side that closes first keeps the port for a while
+            client.recv(1)
+    assert explain_port_taken(port) is None

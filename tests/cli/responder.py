@@ -18,6 +18,14 @@ from torchloom.protocol.codec import decode_ask, decode_look, encode
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask, Done, No
 from torchloom.protocol.records import Entry, Record
+from torchloom.protocol.scheduling import (
+    PredictionView,
+    QueryPrediction,
+    QuerySchedule,
+    ScheduledJob,
+    ScheduleRules,
+    ScheduleView,
+)
 from torchloom.protocol.subjects import ASK, LOG, LOG_STREAM, LOOK, Role
 from torchloom.protocol.views import (
     CheckpointsView,
@@ -46,7 +54,10 @@ class Responder:
         self.knobs = KnobsView()
         self.runs = RunsView()
         self.checkpoints: dict[str, CheckpointsView] = {}
+        self.schedule = ScheduleView(rules=ScheduleRules(policy="ours"), now=1_800_000_000.0)
+        self.prediction = PredictionView(job=ScheduledJob(job="mnist", standing="no_loaders", ranks={"n1": 2}))
         self.answer: Done | No = Done(text="done")
+        self.answer_to: Callable[[Ask], Done | No] = lambda ask: self.answer
         self.deaf = 0
         """So many asks to come are heard, but not answered: as if the weaver were killed over them."""
         self.asked: list[Ask] = []
@@ -77,6 +88,11 @@ class Responder:
     def append(self, *records: Record, at: float = 1_800_000_000.0) -> None:
         """Write one entry into the log stream."""
         self.do(self._append(msgspec.json.encode(Entry(term=1, at=at, records=records))))
+
+    def append_soon(self, *records: Record, at: float = 1_800_000_000.0) -> None:
+        """The same from `before_look`, which runs on the thread that appends."""
+        data = msgspec.json.encode(Entry(term=1, at=at, records=records))
+        self._appending = self._loop.create_task(self._append(data))
 
     async def _append(self, data: bytes) -> None:
         await self._client.jetstream().publish(LOG.to(), data, timeout=30)
@@ -118,9 +134,15 @@ class Responder:
         if isinstance(look, QueryCheckpoints):
             await message.respond(encode(self.checkpoints.get(look.job, CheckpointsView(job=look.job))))
             return
+        if isinstance(look, QuerySchedule):
+            await message.respond(encode(self.schedule))
+            return
         if isinstance(look, QueryRuns):
             runs = tuple(run for run in self.runs.runs if look.job in {None, run.job, run.task.part_of})
             await message.respond(encode(RunsView(runs=runs, nodes=self.runs.nodes)))
+            return
+        if isinstance(look, QueryPrediction):
+            await message.respond(encode(self.prediction))
             return
         end = look.offset + look.limit
         if isinstance(look, QueryCurves):
@@ -134,8 +156,9 @@ class Responder:
             await message.respond(encode(page))
 
     async def _ask(self, message: Msg) -> None:
-        self.asked.append(decode_ask(message.data))
+        ask = decode_ask(message.data)
+        self.asked.append(ask)
         if self.deaf:
             self.deaf -= 1
             return
-        await message.respond(encode(self.answer))
+        await message.respond(encode(self.answer_to(ask)))

@@ -60,7 +60,8 @@ def test_the_two_clients_have_the_same_methods() -> None:
     assert methods(torchloom.Client) == methods(torchloom.AsyncClient)
     assert sorted(methods(torchloom.Client)) == [
         "annotate", "changes", "checkpoint", "checkpoints", "close", "evict", "fail", "jobs", "kill", "knobs", "parse",
-        "pause", "recover", "register", "resume", "revert", "set", "stacks", "status", "stop",
+        "pause", "predict", "recover", "register", "resume", "revert", "schedule", "set", "set_schedule", "stacks",
+        "status", "stop",
     ]  # fmt: skip
 
 

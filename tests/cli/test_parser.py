@@ -30,7 +30,7 @@ def test_version_and_help(loom: Loom) -> None:
         (["status", "--al"], "did you mean --all"),
         (["events", "--flolow"], "did you mean --follow?"),
         (["run", "--nproc", "2", "a.py"], "did you mean --nproc-per-node?"),
-        (["run", "--port", "0", "a.py"], "`loom run --help` lists them; options of the script come after it"),
+        (["run", "--width", "0", "a.py"], "`loom run --help` lists them; options of the script come after it"),
         (["status", "--nodes"], "`loom status --help` lists them"),
         (["jobs", "-o", "jsn"], "did you mean json"),
         (["jobs", "extra"], "--help"),

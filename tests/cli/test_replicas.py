@@ -113,7 +113,7 @@ def test_where_nobody_is_under_torchft_there_are_no_such_columns(replicas: Respo
 def test_status_of_the_job_counts_the_time_of_its_replicas_and_not_of_their_lighthouse(
     replicas: Responder, at: Loom
 ) -> None:
-    assert "goodput: 80 % of 3 min 20 s was productive; lost: crash 20 s" in at("status", "ft").out
+    assert "goodput: 80 % of 1 min 40 s was productive; lost: crash 10 s" in at("status", "ft").out
     found = document(at, "status", "ft")
     assert found["run"] is None
     assert [run["job"] for run in found["runs"]] == ["ft:0", "ft:1"]

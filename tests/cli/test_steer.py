@@ -10,7 +10,7 @@ from tests.cli.conftest import Loom
 from tests.cli.responder import Responder
 from tests.views.samples import LIFE, cluster, job, rank
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.operator import Done, No, Steer
+from torchloom.protocol.operator import Done, No, Release, Steer
 from torchloom.protocol.rank import Beat
 
 
@@ -37,6 +37,15 @@ def test_a_target_is_a_job_a_replica_or_a_rank(weaver: Responder, at: Loom, verb
     ran = at(verb, "mnist/hi/1", *sure)
     assert (ran.code, ran.out) == (4, "")
     assert "→ address the whole replica" in ran.err
+
+
+def test_a_whole_job_is_released(weaver: Responder, at: Loom) -> None:
+    assert at("pause", "mnist", "--release") == (0, "done\n", "")
+    ask = weaver.asked[-1]
+    assert isinstance(ask, Release)
+    assert ask.job == "mnist"
+    assert at("pause", "mnist/hi", "--release").code == 2
+    assert len(weaver.asked) == 1
 
 
 def test_checkpoint_says_where(weaver: Responder, at: Loom) -> None:

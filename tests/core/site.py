@@ -9,7 +9,6 @@ from torchloom.core.decision import Decision
 from torchloom.core.events import BeatReceived, LinkOpened, NodeBeatReceived, ReportReceived, RunDue, Tick
 from torchloom.core.jobs.placement import explain_wait
 from torchloom.core.state.run_states import Run
-from torchloom.protocol.ids import RankId
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import (
     AttemptStatus,
@@ -46,6 +45,7 @@ class PlayedAgent:
         self.trouble = ""
         self.stubborn = False
         """Ranks do not end when they are told to."""
+        self.busy_ports: set[int] = set()
         self.prepares: list[Prepare] = []
         self.unfit: tuple[str, ...] = ()
         self.pace: float | None = None
@@ -80,9 +80,12 @@ class PlayedAgent:
             case Prepare() if known is None:
                 self.prepares.append(command)
                 path, step = self.resume
+                wanted = command.task.port if command.ordinal == 1 else 0
+                taken = wanted in self.busy_ports
+                trouble = phrase("port_taken", port=wanted) if taken else self.trouble
                 self.attempts[key] = AttemptStatus(
-                    job=command.job, attempt=command.attempt, port=0 if self.trouble else 5000, resume=path,
-                    resume_step=step, rejected=self.rejected, trouble=self.trouble,
+                    job=command.job, attempt=command.attempt, port=0 if trouble else wanted or 5000, resume=path,
+                    resume_step=step, rejected=self.rejected, trouble=trouble, retry=taken,
                 )  # fmt: skip
             case Launch() if known is None or not known.ranks:
                 self.launches.append(command)
@@ -171,21 +174,26 @@ class Site:
                 followed |= self.tend(node)
         return followed
 
-    def join(self) -> None:
-        """The ranks of the attempt attach."""
-        for place in self.run.places:
-            rank = RankId(JOB, "main", place.rank)
-            self.loom.happen(LinkOpened(rank, place.incarnation, "link"))
-            self.loom.happen(
-                ReportReceived(
-                    rank, Hello(incarnation=place.incarnation, node=place.node, pid=1, devices=(), world_size=2)
-                )
-            )
+    def run_of(self, job: str) -> Run:
+        return self.loom.cluster.runs.by_name[job]
 
-    def beat_all(self, paused: bool = False) -> None:
-        for place in self.run.places:
-            beat = Beat(incarnation=place.incarnation, step=1, change=0, paused=paused)
-            self.loom.happen(BeatReceived(RankId(JOB, "main", place.rank), beat))
+    def join(self, job: str = JOB, devices: bool = False) -> None:
+        """The ranks of the attempt attach, with the devices that they were given."""
+        run = self.run_of(job)
+        for place in run.places:
+            rank = run.rank(place.rank)
+            mine = (place.device,) if devices and place.device else ()
+            hello = Hello(
+                incarnation=place.incarnation, node=place.node, pid=1, devices=mine, world_size=run.world_size
+            )
+            self.loom.happen(LinkOpened(rank, place.incarnation, "link"))
+            self.loom.happen(ReportReceived(rank, hello))
+
+    def beat_all(self, paused: bool = False, job: str = JOB, step: int = 1) -> None:
+        run = self.run_of(job)
+        for place in run.places:
+            beat = Beat(incarnation=place.incarnation, step=step, change=0, paused=paused)
+            self.loom.happen(BeatReceived(run.rank(place.rank), beat))
 
     def settle(self, seconds: float = 0.0, beating: bool = False) -> None:
         end = self.loom.now + seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.chaos import Chaos
-from tests.core.incidents.test_hangs import TIMES, Training
+from tests.core.incidents.test_findings import TIMES, Training
 from tests.core.incidents.test_responses import Saving, find, rule
 from tests.core.loom import Loom
 from tests.core.site import JOB, Site

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tests.core.changes.made import A, B, a_job, a_set, a_steer, request, stand
-from tests.core.incidents.test_hangs import Training
+from tests.core.incidents.test_findings import Training
 from tests.core.loom import HI, Loom, life
 from tests.core.site import JOB
 from torchloom.core.decide import HANDLERS, decide

@@ -1,4 +1,4 @@
-"""What the pages on Slurm and Kubernetes tell to type and to apply, `loom` and a cluster understand."""
+"""What the pages on Slurm, Kubernetes and workloads tell to type and to apply, `loom` and a cluster understand."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ import yaml
 
 from torchloom.cli.parser import parse
 from torchloom.job import job_file_reader
+from torchloom.job.workload_file import read_workload
+from torchloom.job.workload_plan import PlanOptions
+from torchloom.job.workload_rows import COLUMNS
+from torchloom.workloads.architecture_catalog import DEPTHS
 
 ROOT = Path(__file__).parent.parent.parent
 MANIFEST = ROOT / "examples" / "kubernetes.yaml"
 BATCH = ROOT / "examples" / "slurm.sbatch"
 PAGES = [ROOT / "docs" / "kubernetes.md", ROOT / "docs" / "slurm.md"]
+WORKLOADS = ROOT / "docs" / "workloads.md"
 ENDS = "();<>|&\n"
 
 
@@ -73,9 +78,9 @@ def test_calls_are_found_wherever_they_stand() -> None:
     [
         (in_manifest(), 5),
         (list(commands(BATCH.read_text())), 8),
-        *(([words for block in fenced(page, "sh") for words in commands(block)], 3) for page in PAGES),
+        *(([words for block in fenced(page, "sh") for words in commands(block)], 3) for page in (*PAGES, WORKLOADS)),
     ],
-    ids=["manifest", "batch", "kubernetes.md", "slurm.md"],
+    ids=["manifest", "batch", "kubernetes.md", "slurm.md", "workloads.md"],
 )
 def test_every_call_of_loom_is_one_that_it_takes(found: list[list[str]], least: int) -> None:
     assert len(found) >= least
@@ -90,6 +95,20 @@ def test_every_job_file_is_one_that_can_be_submitted(page: Path, tmp_path: Path)
     for block in blocks:
         (tmp_path / "job.toml").write_text(block)
         assert job_file_reader.read(tmp_path / "job.toml")
+
+
+def test_the_workloads_on_the_page_and_of_the_example_are_ones_that_can_be_submitted(tmp_path: Path) -> None:
+    (rows,), (tables,) = fenced(WORKLOADS, "text"), fenced(WORKLOADS, "toml")
+    (tmp_path / "page.csv").write_text(rows)
+    (tmp_path / "page.toml").write_text(tables)
+    for path in (tmp_path / "page.csv", tmp_path / "page.toml", ROOT / "examples" / "workload.csv"):
+        assert len(read_workload(path, PlanOptions(str(tmp_path))).jobs) == 3
+    assert rows == (ROOT / "tests" / "fixtures" / "workload.csv").read_text()
+
+
+def test_the_page_on_workloads_lists_every_architecture_and_column() -> None:
+    page = WORKLOADS.read_text()
+    assert all(f"`{name}`" in page for name in (*DEPTHS, *COLUMNS))
 
 
 def test_the_batch_script_is_one_that_bash_takes() -> None:

@@ -9,7 +9,7 @@ TROUBLED trains as GLOO does, to the same bits (`trained`), and obeys a file `do
     eval S      it says that it evaluates, and takes S seconds for it
     gc M        a collection of M million objects that hold each other
     slow, well  its own work takes three times as long from now on; as long as before again
-    nan         the loss of this step is no number
+    nan         the loss of this step is no number; which step that was stands in `nan-N`
     ramp S      its memory grows by 60 MB a second for S seconds, to 2 GB at most; then it is given back
 """
 
@@ -96,6 +96,8 @@ work, hoard, growing_until = 0.02, [], 0.0
 with torchloom.attach() as loom:
     for step in range(first + 1, steps + 1):
         what, amount = ordered()
+        if what == "nan":
+            (folder / f"nan-{rank}").write_text(str(step))
         if what in {"slow", "well"}:
             work = 0.06 if what == "slow" else 0.02
         if what == "ramp":

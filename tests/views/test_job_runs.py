@@ -9,7 +9,7 @@ from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import Place
 from torchloom.protocol.run_records import AttemptNote
 from torchloom.protocol.views import Goodput, RunView
-from torchloom.views.job_runs import describe_run, exit_code, summarize_run
+from torchloom.views.job_runs import awaited, describe_deadline, describe_run, exit_code, summarize_run
 
 LIFE = "0" * 24
 PLACES = tuple(Place(rank=rank, local=rank, node=f"n{rank}", incarnation=LIFE) for rank in range(2))
@@ -30,10 +30,40 @@ def a_run(phase: str, **known: object) -> RunView:
          "mnist is stopping: attempt 1 on n0, n1 (rank 1 failed)"),
         (a_run("done", attempt=1, places=PLACES, reason="all 2 ranks ended well"), "mnist is done"),
         (a_run("failed", reason="rank 1 failed: exit code 1"), "mnist is failed: rank 1 failed: exit code 1"),
+        (a_run("released", reason="released by ann"), "mnist is released (released by ann)"),
     ],
 )  # fmt: skip
 def test_what_a_run_does_now(run: RunView, words: str) -> None:
     assert describe_run(run) == words
+
+
+def test_a_time_that_becomes_shorter_is_no_news() -> None:
+    waits = [a_run("submitted", waiting=f"its arrival in {left} s", waiting_code="arrives_in") for left in (9, 8)]
+    assert awaited(waits[0]) == awaited(waits[1])
+    room = [a_run("submitted", waiting=f"room ({free} free)", waiting_code="waits_for_nodes") for free in (1, 2)]
+    assert awaited(room[0]) != awaited(room[1])
+    assert awaited(a_run("running")) == ""
+
+
+@pytest.mark.parametrize(
+    ("run", "now", "words"),
+    [
+        ({"phase": "running"}, 150.0, "its deadline is in 10 s"),
+        ({"phase": "released"}, 165.0, "its deadline passed 5.0 s ago"),
+        ({"phase": "done", "notes": (AttemptNote(number=1, began=110.0, ended=155.0),)}, 900.0, ""),
+        ({"phase": "failed", "notes": (AttemptNote(number=1, began=110.0, ended=165.0),)}, 900.0,
+         "its deadline passed 5.0 s before it ended"),
+    ],
+)  # fmt: skip
+def test_a_deadline_is_counted_from_the_arrival(run: dict[str, object], now: float, words: str) -> None:
+    task = Task(argv=("a.py",), deadline=50.0)
+    view = RunView(job="mnist", since=0.0, submitted=100.0, arrived=110.0, task=task, **run)  # type: ignore[arg-type]
+    assert describe_deadline(view, now) == words
+
+
+def test_a_release_is_no_restart() -> None:
+    released = a_note(1, stopping=199.0, reason="released by ann", next_action="release")
+    assert summarize_run(a_run("done", notes=(released, a_note(2, ended=230.0))), 0.0) == "mnist is done, 130.0 s"
 
 
 def a_note(number: int, **known: object) -> AttemptNote:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from tests.views.samples import NOW, change, knob, knobs
+import pytest
+
+from tests.views.samples import LIFE, NOW, change, knob, knobs
 from torchloom.protocol.ids import RankId, ReplicaId
+from torchloom.protocol.node import NodeBeat
 from torchloom.protocol.operator import Done
+from torchloom.protocol.views import NodeView
 from torchloom.views import listings
 from torchloom.views.answers import answer
 from torchloom.views.format.numbers import clock
@@ -76,3 +80,10 @@ def test_stacks_stand_under_a_heading_equal_ones_together_and_cannot_command_the
         "", "── mnist/hi/0, mnist/hi/2", "Thread main", "  in wait\N{REPLACEMENT CHARACTER}[2J",
         "", "── mnist/hi/1", "Thread main", "  in work",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("used", "shown"), [(3, " 3/4 "), (6, " \x1b[33m6 of 4\x1b[0m ")])
+def test_a_node_with_more_ranks_than_it_has_room_for_says_so(used: int, shown: str) -> None:
+    beat = NodeBeat(incarnation=LIFE, host="n1", cores=4, memory_mb=1024)
+    view = NodeView(node="n1", beat=beat, heard=NOW, used=used)
+    assert shown in listings.nodes([view], NOW, Screen(colour=True))[1]

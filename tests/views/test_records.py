@@ -11,7 +11,7 @@ from tests.views.samples import GPU, LIFE, NOW, REPLICA
 from torchloom.protocol.ids import RankId, ReplicaId
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.node import Place
-from torchloom.protocol.operator import JobAnnotated, NodeDrained, ReplicaDrained
+from torchloom.protocol.operator import JobAnnotated, NodeDrained, ReplicaDrained, ScheduleSet
 from torchloom.protocol.rank import (
     ChangeSpec,
     CheckpointFailed,
@@ -62,14 +62,20 @@ from torchloom.protocol.run_records import (
     AttemptEnded,
     AttemptLaunched,
     AttemptPaused,
+    AttemptReleased,
     AttemptRunning,
     AttemptStepped,
     AttemptStopping,
+    ReleaseBegan,
+    ReleaseEnded,
     ResponseBegan,
     ResponseWent,
+    RunArrived,
     RunEnded,
+    RunResumed,
     RunSubmitted,
 )
+from torchloom.protocol.scheduling import LoaderMove, LoadersAllocated
 from torchloom.views.format.json_document import document
 from torchloom.views.format.numbers import stamp
 from torchloom.views.format.tables import Screen
@@ -81,6 +87,25 @@ HELLO = Hello(incarnation=LIFE, node="n1", pid=99, devices=(GPU, "GPU-2"), world
 
 SENTENCES: list[tuple[Any, list[str]]] = [
     (TermBegan(term=2, weaver="host:5"), ["Term 2 began: weaver host:5 is in charge"]),
+    (RunArrived(job="mnist"), ["Job mnist arrives"]),
+    (
+        ReleaseBegan(job="mnist", request="r", operator="ann@box"),
+        ["Job mnist saves a checkpoint and is then released by ann@box"],
+    ),
+    (
+        ReleaseBegan(job="mnist", request="r", reason="more urgent", makes_room_for="bert"),
+        ["Job mnist saves a checkpoint and is then released: more urgent"],
+    ),
+    (ReleaseEnded(job="mnist", reason="disk full"), ["Job mnist is not released, and continues: disk full"]),
+    (
+        AttemptReleased(job="mnist", attempt=1),
+        ["No process of mnist is left; it continues when it is resumed"],
+    ),
+    (RunResumed(job="mnist", request="r", operator="ann@box"), ["Job mnist is resumed by ann@box"]),
+    (
+        AttemptStopping(job="mnist", attempt=1, reason="released by ann", next_action="release"),
+        ["Job mnist is ended, and gives its devices back: released by ann"],
+    ),
     (JobBegan(job="mnist"), ["Job mnist began"]),
     (JobEnded(job="mnist", outcome="failed", reason="all died"), ["Job mnist failed: all died"]),
     (JobEnded(job="mnist", outcome="stopped"), ["Job mnist was stopped"]),
@@ -299,6 +324,31 @@ SENTENCES: list[tuple[Any, list[str]]] = [
     (
         JobAnnotated(job="mnist", text="new data", request="r", operator="ann@box", step=1500),
         ["Note on mnist by ann@box at step 1,500: new data"],
+    ),
+    (
+        ScheduleSet(policy="ours", objective="log", budgets={"n2": 6, "n1": 1200}, operator="ann@box"),
+        ["Loaders are allocated by policy ours, objective log (ann@box); budgets set: n1 1,200, n2 6"],
+    ),
+    (ScheduleSet(policy="even"), ["Loaders are allocated by policy even"]),
+    (ScheduleSet(policy="off", operator="ann@box"), ["Loaders are not allocated (ann@box)"]),
+    (
+        LoadersAllocated(
+            policy="ours",
+            triggers=("arrival", "measured"),
+            moves=(LoaderMove(job="light", before=3, loaders=1), LoaderMove(job="hungry", before=3, loaders=5)),
+            gain=0.314,
+            about=("light", "hungry"),
+        ),
+        [
+            "Loaders of each rank: light 3 → 1, hungry 3 → 5 "
+            "(after start and first measurements of light, hungry, 31 % more predicted)"
+        ],
+    ),
+    (
+        LoadersAllocated(
+            policy="off", triggers=("rules",), moves=(LoaderMove(job="light", before=1, loaders=3),), about=("off",)
+        ),
+        ["Loaders of each rank: light 1 → 3 (after new rules)"],
     ),
     (InboxRead(seq=4), ["Inbox read up to 4"]),
 ]

@@ -28,9 +28,10 @@ from torchloom.protocol.node import NodeBeat
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import INBOX_STREAM, Role
 from torchloom.settings import Settings
+from torchloom.shared.addresses import split_url
 from torchloom.weaver.health import Clock, Health
 from torchloom.weaver.http_server import BODY_BYTES
-from torchloom.weaver.ingress import MOST_CONNECTIONS, Ingress, ensure_token, last_place, port_of, read_token
+from torchloom.weaver.ingress import MOST_CONNECTIONS, Ingress, ensure_token, last_place, read_token
 from torchloom.weaver.storage import Store
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -51,7 +52,7 @@ class Door:
 
     @property
     def port(self) -> int:
-        return port_of(self.ingress.url)
+        return split_url(self.ingress.url)[1]
 
     async def raw(self, data: bytes, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
         """Send these bytes; the status and the text of the answer."""

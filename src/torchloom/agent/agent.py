@@ -163,6 +163,7 @@ class Agent:
             cores=self.node.cores,
             memory_mb=self.node.memory_mb,
             devices=self.node.devices,
+            loader_budget=self.node.loader_budget,
             pid=os.getpid(),
             tied=self.tied and not self.shared,
             leaving=self.departing,

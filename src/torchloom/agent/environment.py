@@ -51,7 +51,7 @@ def rank_environment(base: Mapping[str, str], launch: Launch, place: Place, path
     env = {name: value for name, value in base.items() if not name.startswith("TORCHELASTIC_")}
     if task.threads_per_rank:
         env |= dict.fromkeys(THREAD_COUNTS, str(task.threads_per_rank))
-    elif local_world > 1:
+    elif local_world > 1 or task.share:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks share the cores
     if len(nodes) > 1 and paths.interface:
         for library in ("GLOO", "NCCL"):

@@ -25,9 +25,11 @@ class Node:
     devices: tuple[str, ...]
     interface: str = ""
     """The network that `host` is an address of."""
+    loader_budget: int | None = None
+    """Loader processes that jobs may have here in all; absent: as the cores allow."""
 
 
-def this_node(name: str = "", host: str = "") -> Node:
+def this_node(name: str = "", host: str = "", loader_budget: int | None = None) -> Node:
     hostname = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # one machine may be several of Slurm's nodes
     return Node(
         name=name or sanitised(hostname) or "node",
@@ -36,6 +38,7 @@ def this_node(name: str = "", host: str = "") -> Node:
         memory_mb=psutil.virtual_memory().total // 2**20,
         devices=visible_devices(gpu_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES")),
         interface=interface_of(host),
+        loader_budget=loader_budget,
     )
 
 

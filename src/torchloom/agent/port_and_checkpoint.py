@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 
+import psutil
 from msgspec.structs import replace
 
 from torchloom.checkpoints.store.rollback import roll_back
 from torchloom.checkpoints.store.search import ValidCheckpoint, latest
 from torchloom.errors import BadState, NoValidCheckpoint, TorchLoomError
 from torchloom.protocol.node import AttemptStatus, Prepare
-from torchloom.protocol.phrase import phrase
+from torchloom.protocol.phrase import Phrase, phrase
 
 NO_FOLDER = "a rollback was requested, and the folder of the job's checkpoints is not known"
 HINT = "repair them or move them away; with an empty folder the job starts from the beginning"
@@ -20,8 +22,11 @@ HINT = "repair them or move them away; with an empty folder the job starts from 
 def prepare(order: Prepare, host: str) -> AttemptStatus:
     """A free port, and the checkpoint to resume from. May take as long as reading one does."""
     status = AttemptStatus(job=order.job, attempt=order.attempt)
+    wanted = order.task.port if order.ordinal == 1 else 0
+    if wanted and (why := explain_port_taken(wanted)):
+        return replace(status, trouble=why, retry=True)
     try:
-        port, checkpoint = free_port(host), _choose(order)
+        port, checkpoint = wanted or free_port(host), _choose(order)
     except TorchLoomError as error:
         hint = HINT if isinstance(error, NoValidCheckpoint) else error.hint
         trouble = phrase("not_prepared", error=error.message[:2000], hint=hint)
@@ -61,6 +66,28 @@ def _choose(order: Prepare) -> ValidCheckpoint | None:
         if none.rejected:
             raise
         return None
+
+
+def explain_port_taken(port: int) -> Phrase | None:
+    """Why ranks cannot meet at a port, if they cannot."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as the store of the ranks; one just closed is free
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return phrase("port_taken", port=port, error=error.strerror or str(error), user=_user_of(port))
+    return None
+
+
+def _user_of(port: int) -> str:
+    """The process that listens at a port; empty if that is not known, as for processes of other users."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for link in psutil.net_connections("tcp"):
+            if link.status == psutil.CONN_LISTEN and link.laddr and link.laddr.port == port and link.pid:
+                return f"{psutil.Process(link.pid).name()}, pid {link.pid}"
+    return ""
 
 
 def free_port(host: str) -> int:

@@ -7,17 +7,17 @@ the keys of the folder's authority. A server killed at any moment can be started
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,7 @@ from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
 from torchloom.errors import BadInput, BadState, TorchLoomError
 from torchloom.shared.addresses import EVERY_ADDRESS, check_free, is_loopback, join_address, split_url
 from torchloom.shared.json_decoding import decoder
+from torchloom.shared.parent_death import die_with
 
 START_SECONDS = 15.0
 STOP_SECONDS = 5.0
@@ -129,7 +130,7 @@ class EmbeddedServer:
             self.process = subprocess.Popen(
                 [binary, "-c", config],
                 stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
-                start_new_session=True, preexec_fn=die_with_parent(),  # noqa: PLW1509  no threads here
+                start_new_session=True, preexec_fn=end_with_parent(),  # noqa: PLW1509  no threads here
             )  # fmt: skip
         try:
             url = self._wait_ready(ports)
@@ -177,16 +178,9 @@ def stop_process(process: subprocess.Popen[bytes], seconds: float) -> None:
     process.wait()
 
 
-def die_with_parent() -> Callable[[], None] | None:
+def end_with_parent() -> Callable[[], None]:
     """For `preexec_fn`: the child gets SIGTERM when its parent dies, so a killed `loom up` leaves no orphans."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def ask() -> None:
-        prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
-
-    return ask
+    return partial(die_with, os.getpid(), signal.SIGTERM)
 
 
 def _tail(path: Path, offset: int) -> str:

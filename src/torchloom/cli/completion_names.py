@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.cli.known_names import devices, replicas
+from torchloom.protocol.scheduling import QuerySchedule, ScheduleView
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
 
@@ -40,6 +41,8 @@ async def _names(what: str, weaver: WeaverClient, typed: Namespace) -> Iterable[
         case "knob":
             job = typed.target.partition("/")[0]
             return [f"{knob.spec.name}=" for knob in (await weaver.knobs(job)).knobs]
+        case "budget":
+            return [f"{node.node}=" for node in (await weaver.look(QuerySchedule(), ScheduleView)).nodes]
         case "change":
             return [change.id for change in (await weaver.knobs(typed.job)).changes]
     view = await weaver.cluster(most=1000)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchloom.core import events, timers
-from torchloom.core.changes import requests, two_phase_commit
+from torchloom.core.changes import loader_allocation, requests, two_phase_commit
 from torchloom.core.decision import NOTHING, Decision, Handlers, Refused, number_incidents
 from torchloom.core.devices import device_reports
 from torchloom.core.incidents import findings
-from torchloom.core.jobs import reconcile, submission
+from torchloom.core.jobs import reconcile, release, submission
 from torchloom.core.ranks import checkpoint_reports, lifecycle
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.pending_operations import PendingOperation
@@ -43,7 +43,9 @@ HANDLERS: Handlers = {
     **device_reports.HANDLERS,
     **requests.HANDLERS,
     **submission.HANDLERS,
+    **release.HANDLERS,
     **members.HANDLERS,
+    **loader_allocation.HANDLERS,
 }
 """What operators ask for."""
 
@@ -94,6 +96,8 @@ def _decide(cluster: ClusterState, event: events.Event, now: float) -> Decision:
             return findings.look_at_job(cluster, job, hang, now)
         case events.FindingsMade(rank=rank, findings=detected):
             return findings.handle_findings(cluster, rank, detected, now)
+        case events.LoadersDue():
+            return loader_allocation.resize(cluster, event)
         case events.ReplyReceived(reply=reply):
             operation = cluster.runtime.operations.find(reply.id)
             return NOTHING if operation is None else REPLIES[type(reply)](cluster, operation)

@@ -13,12 +13,14 @@ Hearing and handling are two steps because decisions wait for the log, and beats
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torchloom.core import events
 from torchloom.core.decide import decide
 from torchloom.core.decision import Decision
 from torchloom.core.incidents.periodic_checks import hang_of_run, look_around
+from torchloom.core.scheduling.loader_scheduler import JobSeen, LoaderScheduler
+from torchloom.core.scheduling.observation import JobObserver, budgets
 from torchloom.core.state.cluster import ClusterState
 from torchloom.core.state.runtime import Life
 from torchloom.protocol.ids import RankId
@@ -34,6 +36,10 @@ EVICT_SECONDS = 1.0
 class Engine:
     def __init__(self, cluster: ClusterState) -> None:
         self.cluster = cluster
+        self.scheduler = LoaderScheduler()
+        self._observer = JobObserver()
+        self._looks = 0
+        """Of the scheduler."""
         self._due: set[str] = set()
         """Runs that wait to be handled because an agent sent a beat: once is enough for all agents of a run."""
         self._repeated: dict[str, float] = {}
@@ -106,8 +112,20 @@ class Engine:
     def tick(self, now: float) -> tuple[events.Event, ...]:
         """A few times a second: the events that are due."""
         self.cluster.runtime.forget_nodes(now)
-        return (events.Tick(), *map(events.RunDue, self.cluster.runs.due()))
+        moves = self._schedule(self._observer.see(self.cluster), now) if self.scheduler.is_moving else ()
+        return (events.Tick(), *map(events.RunDue, self.cluster.runs.due()), *moves)
 
     def check_ranks(self, now: float) -> Iterator[tuple[events.Event, ...]]:
         """About once a second: a pass over all ranks, in slices between which other events may be handled."""
-        return look_around(self.cluster, now)
+        yield from look_around(self.cluster, now)
+        jobs, looks = [], self._looks
+        for job in self._observer.see(self.cluster):
+            jobs.append(job)
+            yield ()
+        if self._looks == looks and (moves := self._schedule(jobs, now)):  # a tick may have seen later states of jobs
+            yield moves
+
+    def _schedule(self, jobs: Iterable[JobSeen], now: float) -> tuple[events.Event, ...]:
+        self._looks += 1
+        outcome = self.scheduler.look(jobs, budgets(self.cluster), self.cluster.schedule, now)
+        return (events.LoadersDue(outcome.allocated, outcome.commands),) if outcome else ()

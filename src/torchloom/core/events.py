@@ -6,11 +6,13 @@ import msgspec
 
 from torchloom.core.detect.detector import Finding
 from torchloom.core.detect.hang import HangDiagnosis
+from torchloom.core.scheduling.loader_scheduler import Command
 from torchloom.protocol.facts import Fact
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.operator import Ask
 from torchloom.protocol.rank import Beat, Reply, Report
 from torchloom.protocol.records import Abort
+from torchloom.protocol.scheduling import LoadersAllocated
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -101,6 +103,13 @@ class FindingsMade(Event, frozen=True):
 
     rank: RankId
     findings: tuple[Finding, ...]
+
+
+class LoadersDue(Event, frozen=True):
+    """The loader scheduler has decided."""
+
+    allocated: LoadersAllocated | None
+    commands: tuple[Command, ...] = ()
 
 
 class LinkEvent(Event, frozen=True):

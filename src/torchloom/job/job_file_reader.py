@@ -81,22 +81,30 @@ class JobFile(JobSettings, frozen=True, forbid_unknown_fields=True):
 
 def read(path: Path) -> tuple[str, Task]:
     """The job's name, and what to run; BadInput says what is wrong with the file."""
+    return read_job(read_toml(path), f"{path}", path.parent, sanitised(path.stem))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}", hint="`loom submit job.toml`") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not TOML: {error}") from error
     except RecursionError:
         raise BadInput(f"{path} is nested too deeply") from None
-    with _errors_in(f"{path}: "):
+
+
+def read_job(content: Mapping[str, object], source: str, folder: Path, name: str) -> tuple[str, Task]:
+    """A job from the content of a file, or of one of its tables. Paths start from `folder`; `name` is the default."""
+    with _errors_in(f"{source}: "):
         file = read_table(content, JobFile)
     if bool(file.script) == bool(file.module):
         what = "both script and module" if file.script else "neither script nor module"
-        raise BadInput(f"{path} names {what}", hint='script = "train.py"')
-    name = check_name("job", file.job or sanitised(path.stem))
-    with _errors_in(f"{path}: "):
-        task = _task(file, (path.parent / file.cwd).absolute())
+        raise BadInput(f"{source} names {what}", hint='script = "train.py"')
+    name = check_name("job", file.job or name)
+    with _errors_in(f"{source}: "):
+        task = _task(file, (folder / file.cwd).absolute())
         with _errors_in("[torchft] "):
             task = task if file.torchft is None else as_replicas(task, file.torchft)
         return name, check_size(task)

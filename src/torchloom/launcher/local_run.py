@@ -21,7 +21,7 @@ from torchloom.agent.environment import RankPaths
 from torchloom.agent.log_files import stamp
 from torchloom.agent.node import Node, this_node
 from torchloom.bus.connection import close_quietly, connect, find
-from torchloom.bus.nats_server import die_with_parent, stop_process
+from torchloom.bus.nats_server import end_with_parent, stop_process
 from torchloom.bus.tasks import end_all
 from torchloom.bus.weaver_client import WeaverClient
 from torchloom.errors import BadState, Unreachable
@@ -59,7 +59,7 @@ async def plane(settings: Settings) -> AsyncIterator[Settings]:
         with (folder / "up.log").open("wb") as log:
             process = subprocess.Popen(  # noqa: ASYNC220  in this thread: it dies with it
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean,
-                start_new_session=True, preexec_fn=die_with_parent(),  # noqa: PLW1509  no threads yet
+                start_new_session=True, preexec_fn=end_with_parent(),  # noqa: PLW1509  no threads yet
             )  # fmt: skip
         try:
             own = Settings.from_env({"TORCHLOOM_STATE": str(folder)})

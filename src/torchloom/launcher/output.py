@@ -104,7 +104,7 @@ class FileReader(OutputReader):
 
     async def show(self, run: RunView, ordinal: int) -> bool:
         folder = Path(run.task.log_dir) / f"attempt-{ordinal}"
-        ranks = run.task.per_node * run.task.nodes  # in a folder that was used before there may be files of others
+        ranks = run.task.world_size  # in a folder that was used before there may be files of others
         # In a thread: a terminal that is held must not hold an agent.
         return await asyncio.to_thread(self.show_folder, folder, label(run), ranks)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torchloom.protocol.job_spec import Task
 from torchloom.protocol.views import JobView, RankView, RunView
-from torchloom.views.job_runs import OVER
+from torchloom.views.job_runs import OVER, awaited
 
 
 @dataclass
@@ -23,9 +23,9 @@ class RunProgress:
     hinted: bool = False
 
     def go_on(self, run: RunView) -> None:
-        if run.waiting and run.waiting != self.waiting:
+        if run.waiting and awaited(run) != self.waiting:
             self.say(f"waiting for {run.waiting}")
-        self.waiting = run.waiting
+        self.waiting = awaited(run)
         for note in run.notes:  # in the order of what happened, however much of it is new
             last = note is run.notes[-1]
             if note.number > self.begun and (not last or run.phase in {"starting", "running", "stopping", *OVER}):
@@ -141,7 +141,7 @@ def how_far(name: str, runs: Sequence[RunView], job: JobView | None) -> str:
             parts.append(f"loss {job.loss:.4g}")
         if job.samples_per_second is not None:
             parts.append(f"{job.samples_per_second:,.0f} samples/s")
-    restarts = sum(max(0, len(run.notes) - 1) for run in runs)
+    restarts = sum(note.next_action != "release" for run in runs for note in run.notes[:-1])
     if restarts:
         parts.append(f"{restarts} restart{'s' if restarts != 1 else ''}")
     return f"{name}: {', '.join(parts)}"

@@ -47,13 +47,10 @@ class LaunchRequest:
     """Hidden before anything is printed."""
 
 
-async def run_on_nodes(settings: Settings, request: LaunchRequest) -> int:
-    """A job whose ranks are run by the agents of several nodes, until it is over; its exit code."""
-    return await RunFollower(settings, request).follow()
-
-
 @dataclass
 class RunFollower:
+    """Submits a job and follows it until it is over, wherever its ranks run."""
+
     settings: Settings
     request: LaunchRequest
     agent: Agent | None = None

@@ -36,6 +36,7 @@ class QuorumService:
         self.changed: Callable[[], None] = lambda: None
         """Called after every new quorum and every eviction."""
         self.naps = 0
+        """Suspensions of this process. Quorums during one are not comparable with those of another lighthouse."""
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._loop = asyncio.get_running_loop()
         self._awake = self._loop.time()

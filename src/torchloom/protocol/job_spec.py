@@ -100,10 +100,42 @@ class JobSettings(Part, frozen=True, kw_only=True):
         10.0
     )
     check: Annotated[bool, Option("Check the nodes before ranks start there, and leave out unfit ones")] = False
+    share: Annotated[bool, Option("Share devices with other jobs that do the same")] = False
+    weight: Annotated[
+        float, Meta(gt=0, le=1000), Option("Weight of the job when loader processes are allocated", "X")
+    ] = 1.0
+    min_loaders: Annotated[
+        int, Meta(ge=0, le=512), Option("Smallest number of loader processes that the scheduler leaves each rank", "N")
+    ] = 1
+    """With 0, a rank may have to load its data itself, between two steps."""
+    max_loaders: Annotated[
+        int, Meta(ge=0, le=512), Option("Largest number that it gives each rank; 0: no limit", "N")
+    ] = 0
+    samples: Annotated[
+        int, Meta(ge=0, le=2**53), Option("Samples that the job trains in all, for the objective makespan", "N")
+    ] = 0
+    """0 if it is not known."""
+    priority: Annotated[
+        int, Meta(ge=-1000, le=1000), Option("Jobs of a higher priority start first, and may release lower ones", "N")
+    ] = 0
+    """Only jobs that can save are released, and they continue by themselves when there is room."""
+    deadline: Annotated[
+        float, Meta(ge=0, le=1e9), Option("Seconds after its arrival in which the job should end; 0: no deadline", "S")
+    ] = 0.0
+    """Of jobs with the same priority that wait, the one with the earliest deadline starts first."""
     python: Path = ""
     """The interpreter; empty for the one that runs the agent."""
     node: Name | None = None
     """The only node that may run it."""
+
+
+class DeviceGroup(Part, frozen=True):
+    """The ranks of a job on one node, each with its device."""
+
+    devices: Annotated[tuple[Annotated[int, Meta(ge=0, le=1023)], ...], Meta(min_length=1, max_length=1024)]
+    """Their places in the node's list of devices; where there are none, of cores."""
+    node: Name | None = None
+    """Absent: any node that no other group of the job has."""
 
 
 class Task(JobSettings, frozen=True, kw_only=True):
@@ -130,3 +162,16 @@ class Task(JobSettings, frozen=True, kw_only=True):
     """The job of which this is one replica; absent for a job of one part."""
     replica: Name = "main"
     """The replica that its ranks belong to."""
+    groups: Annotated[tuple[DeviceGroup, ...], Meta(max_length=1000)] = ()
+    """Devices that the job names itself, in the order of its ranks. They take the place of `per_node` and `nodes`."""
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    """Where the ranks of the first attempt meet; 0: any free port. Later attempts always take a free one."""
+    delay: Annotated[float, Meta(ge=0, le=1e8)] = 0.0
+    """Seconds after its submission at which the job arrives."""
+    after: Name | None = None
+    """The job that must have ended before this one starts."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that it asks for."""
+        return sum(len(group.devices) for group in self.groups) or self.per_node * self.nodes

@@ -90,6 +90,8 @@ class AttemptStatus(Part, frozen=True):
     """Why it cannot be run here at all."""
     trouble_code: int = 1
     """With which a launcher should end because of it."""
+    retry: bool = False
+    """The next attempt does not have this trouble."""
     ranks: Annotated[tuple[RankStatus, ...], Meta(max_length=1024)] = ()
 
 
@@ -128,6 +130,8 @@ class NodeBeat(Message, frozen=True):
     cores: int
     memory_mb: int
     devices: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    loader_budget: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    """Loaders that its jobs may have in all; absent: as its cores allow."""
     standby_mb: int = 0
     """Memory of processes that wait to become ranks."""
     pid: int = 0
@@ -151,6 +155,8 @@ class Place(Part, frozen=True):
     incarnation: Incarnation
     device: str = ""
     """Which of the node's devices it has; empty where there are none."""
+    slot: int | None = None
+    """The place of the device in the node's list, or of a core; absent where the script chooses its device."""
 
 
 class Rollback(Part, frozen=True):

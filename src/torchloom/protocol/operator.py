@@ -11,6 +11,7 @@ from torchloom.protocol.job_spec import Task
 from torchloom.protocol.message import Message
 from torchloom.protocol.phrase import Prose
 from torchloom.protocol.rank import Values
+from torchloom.protocol.scheduling import LoaderCount, ObjectiveName, PolicyName, ScheduleRules
 
 
 class Request(Message, frozen=True, kw_only=True):
@@ -104,6 +105,10 @@ class Cancel(JobRequest, frozen=True):
     why: Text = "cancelled"
 
 
+class Release(JobRequest, frozen=True):
+    """Save a job that torchLoom started, end its ranks and give back what they have, until it is resumed."""
+
+
 class Drain(Request, frozen=True):
     """Start nothing more on a node, or again; ranks that run there continue."""
 
@@ -127,9 +132,18 @@ class Annotate(JobRequest, frozen=True):
     text: Annotated[str, Meta(min_length=1, max_length=500)]
 
 
+class SetSchedule(Request, frozen=True, kw_only=True):
+    """Change by which rules loaders are allocated. What is absent stays as it is."""
+
+    policy: PolicyName | None = None
+    objective: ObjectiveName | None = None
+    budgets: Annotated[dict[Name, LoaderCount | None], Meta(max_length=10_000)] = {}
+    """Of nodes; null for what their agents say."""
+
+
 Ask = (
     Fail | Recover | Register | SetKnobs | Revert | Steer | Submit | Cancel | Drain | EvictReplica | DrainReplica
-    | Annotate
+    | Annotate | Release | SetSchedule
 )  # fmt: skip
 
 
@@ -190,4 +204,10 @@ class NodeDrained(Message, frozen=True):
     operator: str = ""
 
 
-RequestRecord = ReplicaDrained | NodeDrained | JobAnnotated
+class ScheduleSet(ScheduleRules, frozen=True, kw_only=True, tag=True, tag_field="is"):
+    """The rules by which loaders are allocated from now on."""
+
+    operator: str = ""
+
+
+RequestRecord = ReplicaDrained | NodeDrained | JobAnnotated | ScheduleSet

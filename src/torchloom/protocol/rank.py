@@ -293,6 +293,8 @@ class Applied(RankReply, frozen=True):
     ok: bool = True
     result: Text = ""
     """What came of it (the path of a checkpoint), or why it failed."""
+    pending: bool = False
+    """A checkpoint that is still being written: the rank reports it when it is complete."""
 
 
 class Ordered(RankReply, frozen=True):

@@ -16,6 +16,7 @@ from torchloom.protocol.operator import RequestRecord
 from torchloom.protocol.phrase import Prose
 from torchloom.protocol.rank import ChangeSpec, Hello, KnobSpec, ReportRecord, Value
 from torchloom.protocol.run_records import RunRecord
+from torchloom.protocol.scheduling import LoadersAllocated
 
 
 class TermBegan(Message, frozen=True):
@@ -254,6 +255,8 @@ class ChangeSettled(Message, frozen=True):
     failed: int = 0
     unknown: tuple[RankId, ...] = ()
     """Died in between: whether they took it is not known."""
+    pending: bool = False
+    """Of a checkpoint: it is still being written, and is reported when it is complete."""
 
 
 class OrderGiven(Message, frozen=True):
@@ -289,14 +292,16 @@ class MembersEvicted(Message, frozen=True):
 
 Record = (
     TermBegan | InboxRead | JobBegan | JobEnded | JobForgotten | IncidentOpened | IncidentAmended | MembersEvicted
-    | RankRecord | DeviceRecord | ChangeRecord | ReportRecord | RunRecord | RequestRecord
+    | RankRecord | DeviceRecord | ChangeRecord | ReportRecord | RunRecord | RequestRecord | LoadersAllocated
 )  # fmt: skip
 
 
 def named_jobs(record: Record) -> frozenset[str]:
-    """The jobs that a record names in its fields `job`, `rank`, `replica` and `replicas`."""
+    """The jobs that a record names in its fields `job`, `rank`, `replica`, `replicas` and `moves`."""
     ids = (getattr(record, "rank", None), getattr(record, "replica", None), *getattr(record, "replicas", ()))
-    jobs = {id.job for id in ids if isinstance(id, RankId | ReplicaId)}
+    jobs = {id.job for id in ids if isinstance(id, RankId | ReplicaId)} | {
+        move.job for move in getattr(record, "moves", ())
+    }
     return frozenset(jobs | {getattr(record, "job", "")} - {""})
 
 

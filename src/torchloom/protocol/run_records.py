@@ -7,8 +7,11 @@ from typing import Literal
 from torchloom.protocol.job_spec import EventKind, Response, Task
 from torchloom.protocol.message import Message, Part
 from torchloom.protocol.node import ExitCause, Place, Rollback
-from torchloom.protocol.operator import Submit
+from torchloom.protocol.operator import Mark, Submit
 from torchloom.protocol.phrase import Prose
+
+NextAction = Literal["restart", "fail", "cancel", "done", "release"]
+"""What follows when all ranks of an attempt have ended."""
 
 
 class Failure(Part, frozen=True):
@@ -45,6 +48,8 @@ class AttemptNote(Part, frozen=True):
     why_cold: Prose = ""
     heals: bool = False
     """It takes over the state of other replicas."""
+    next_action: NextAction = "restart"
+    """What followed when it was stopped."""
 
 
 class RunDescription(Part, frozen=True):
@@ -54,6 +59,8 @@ class RunDescription(Part, frozen=True):
     since: float = 0.0
     """When its phase changed."""
     submitted: float = 0.0
+    arrived: float = 0.0
+    """Since when it may be started; 0 if it may not yet."""
     operator: str = ""
     places: tuple[Place, ...] = ()
     resume: str = ""
@@ -67,6 +74,12 @@ class RunDescription(Part, frozen=True):
 
 class RunSubmitted(Submit, frozen=True):
     """A job is to be run, as requested; of several replicas each is a run of its own."""
+
+
+class RunArrived(Message, frozen=True):
+    """Its delay has passed and the job that it follows is over: from now on it waits for room."""
+
+    job: str
 
 
 class AttemptRecord(Message, frozen=True):
@@ -123,7 +136,7 @@ class AttemptStopping(AttemptRecord, frozen=True):
     """Absent if it may well not happen again."""
     step: int = 0
     """The furthest step that was reported."""
-    next_action: Literal["restart", "fail", "cancel", "done"] = "restart"
+    next_action: NextAction = "restart"
     code: int = 1
     """What the one who started it exits with if this is the end."""
     counts: bool = True
@@ -163,6 +176,30 @@ class AttemptEnded(AttemptRecord, frozen=True):
     """Before the next one begins."""
 
 
+class AttemptReleased(AttemptRecord, frozen=True):
+    """None of its processes is left, and its devices are free; it continues when it is resumed."""
+
+
+class ReleaseBegan(Mark, frozen=True):
+    """It is to save a checkpoint, and to be released when that is complete."""
+
+    reason: Prose = ""
+    """Why, if no operator asked for it."""
+    makes_room_for: str = ""
+    """The run of a higher priority that gets its room. It is then resumed without a request."""
+
+
+class ReleaseEnded(Message, frozen=True):
+    """It is not released after all, and continues."""
+
+    job: str
+    reason: Prose = ""
+
+
+class RunResumed(Mark, frozen=True):
+    """It was released, and is started again when there is room."""
+
+
 class RunEnded(Message, frozen=True):
     job: str
     phase: Literal["done", "failed", "cancelled"]
@@ -174,4 +211,5 @@ class RunEnded(Message, frozen=True):
 AnyAttemptRecord = (
     AttemptBegan | AttemptLaunched | AttemptRunning | AttemptStepped | AttemptPaused | AttemptStopping | AttemptEnded
 )
-RunRecord = RunSubmitted | AnyAttemptRecord | ResponseBegan | ResponseWent | RunEnded
+ReleaseRecord = ReleaseBegan | AttemptReleased | ReleaseEnded | RunResumed
+RunRecord = RunSubmitted | RunArrived | AnyAttemptRecord | ResponseBegan | ResponseWent | ReleaseRecord | RunEnded

@@ -14,6 +14,7 @@ from torchloom.protocol.node import Check, NodeBeat, Reading
 from torchloom.protocol.operator import Done, No
 from torchloom.protocol.records import IncidentOpened, Record
 from torchloom.protocol.run_records import RunDescription
+from torchloom.protocol.scheduling import PredictionView, QueryPrediction, QuerySchedule, ScheduleView
 
 
 class QueryCluster(Message, frozen=True):
@@ -85,7 +86,7 @@ class QueryCheckpoints(Message, frozen=True):
     job: Name
 
 
-Look = QueryCluster | QueryCurves | QueryKnobs | QueryCheckpoints | QueryRuns
+Look = QueryCluster | QueryCurves | QueryKnobs | QueryCheckpoints | QueryRuns | QuerySchedule | QueryPrediction
 NodeLook = QueryNodeChecks | QueryBandwidth
 
 
@@ -290,7 +291,7 @@ class CheckpointsView(Message, frozen=True):
 
 
 class Goodput(Part, frozen=True):
-    """How the time since a job was submitted was spent: productive and lost seconds make up all of it."""
+    """How the time since a job arrived was spent: productive and lost seconds make up all of it."""
 
     elapsed: float
     productive: float
@@ -308,6 +309,8 @@ class RunView(RunDescription, frozen=True, kw_only=True):
     reason: str = ""
     waiting: str = ""
     """What it waits for before it can be started."""
+    waiting_code: str = ""
+    """The same for programs: the code of the phrase."""
     goodput: Goodput | None = None
 
 
@@ -371,5 +374,5 @@ class CurvesView(Message, frozen=True):
 
 Answer = (
     Done | No | LinesView | ClusterView | CurvesView | KnobsView
-    | CheckpointsView | RunsView | NodeChecksView | BandwidthView | ClockView
+    | CheckpointsView | RunsView | NodeChecksView | BandwidthView | ClockView | ScheduleView | PredictionView
 )  # fmt: skip

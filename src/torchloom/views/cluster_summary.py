@@ -262,7 +262,7 @@ def runs(cluster: ClusterState, look: views.QueryRuns, now: float) -> views.Runs
                 job=run.name,
                 attempt=run.ordinal,
                 step=max(run.step, cluster.furthest(run)),
-                waiting=render(explain_wait(cluster, run, now)) if run.phase in _WAITING else "",
+                **_waiting(cluster, run, now),
                 notes=tuple(
                     replace(note, reason=render(note.reason), why_cold=render(note.why_cold)) for note in run.notes
                 ),
@@ -281,6 +281,12 @@ def runs(cluster: ClusterState, look: views.QueryRuns, now: float) -> views.Runs
             for node, seen in sorted(cluster.runtime.nodes.items())
         ),
     )
+
+
+def _waiting(cluster: ClusterState, run: Run, now: float) -> dict[str, str]:
+    """What a run waits for, if it waits, for people and for programs."""
+    why = explain_wait(cluster, run, now) if run.phase in _WAITING else ""
+    return {"waiting": render(why), "waiting_code": why.code if isinstance(why, Phrase) else ""}
 
 
 def _step(cluster: ClusterState, run: Run) -> int | None:

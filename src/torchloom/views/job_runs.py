@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from statistics import fmean
 
 from torchloom.core.state.run_states import LIGHTHOUSE
 from torchloom.protocol.run_records import AttemptNote
@@ -24,6 +25,7 @@ _CAUSES = {
     "device_warning": "device warnings",
 }
 _LEAST_SECONDS = 0.05
+_COUNTDOWNS = frozenset({"arrives_in", "waits_longer"})
 
 
 def describe_run(run: RunView) -> str:
@@ -37,9 +39,25 @@ def describe_run(run: RunView) -> str:
         text += f": attempt {run.attempt} on {', '.join(dict.fromkeys(place.node for place in run.places))}"
         if run.resume_step is not None:
             text += f", from step {run.resume_step:,}"
-    if run.phase in {"stopping", "restarting"} and run.reason:
+    if run.phase in {"stopping", "restarting", "released"} and run.reason:
         text += f" ({run.reason})"
     return text
+
+
+def describe_deadline(run: RunView, now: float) -> str:
+    """Whether it can still meet its deadline: `its deadline is in 5 min`, `its deadline passed 2 s ago`."""
+    if not run.task.deadline or not run.arrived:
+        return ""
+    over = run.phase in OVER
+    left = run.arrived + run.task.deadline - ((run.notes[-1].ended or now) if over and run.notes else now)
+    if left < 0:
+        return f"its deadline passed {duration(-left)} {'before it ended' if over else 'ago'}"
+    return "" if over else f"its deadline is in {duration(left)}"
+
+
+def awaited(run: RunView) -> str:
+    """What it waits for, without what changes each second: people read it again only when this has changed."""
+    return run.waiting_code if run.waiting_code in _COUNTDOWNS else run.waiting
 
 
 def summarize_run(run: RunView, now: float, incidents: Sequence[IncidentView] = ()) -> str:
@@ -50,9 +68,10 @@ def summarize_run(run: RunView, now: float, incidents: Sequence[IncidentView] = 
     parts = [describe_run(run)]
     if run.step:
         parts.append(f"step {run.step:,}")
-    took = (run.notes[-1].ended or now) - run.submitted if run.notes else 0.0
+    took = (run.notes[-1].ended or now) - (run.arrived or run.submitted) if run.notes else 0.0
     parts.append(f"{took:.1f} s")
-    pairs = [(note, after) for note, after in pairwise(run.notes) if note.stopping is not None]
+    stopped = [(note, after) for note, after in pairwise(run.notes) if note.stopping is not None]
+    pairs = [(note, after) for note, after in stopped if note.next_action != "release"]
     if pairs:
         again = [note for note, _ in pairs]
         lost = sum((after.running or after.began) - _first_sign(note, incidents) for note, after in pairs)
@@ -121,7 +140,7 @@ def summarize_job(job: str, runs: Sequence[RunView], now: float, incidents: Sequ
     there = replicas(runs)
     ends = {phase: sum(run.phase == phase for run in there) for phase in ("done", "failed", "cancelled")}
     counts = ", ".join(f"{count} {phase}" for phase, count in ends.items() if count)
-    took = max((run.notes[-1].ended or now) - run.submitted if run.notes else 0.0 for run in there)
+    took = max((run.notes[-1].ended or now) - (run.arrived or run.submitted) if run.notes else 0.0 for run in there)
     parts = [f"{job}: of {len(there)} replicas {counts}", f"step {max(run.step for run in there):,}", f"{took:.1f} s"]
     again = sum(max(0, len(run.notes) - 1) for run in there)
     if again:
@@ -139,15 +158,15 @@ def goodput(view: Goodput) -> str:
 
 
 def together(views: Iterable[Goodput]) -> Goodput | None:
-    """Of several replicas: the time of all of them."""
+    """Of several replicas: their mean, so that the time of the job is not counted once for each of them."""
     goodputs = list(views)
     if not goodputs:
         return None
     causes = {cause for view in goodputs for cause in view.lost}
     return Goodput(
-        elapsed=sum(view.elapsed for view in goodputs),
-        productive=sum(view.productive for view in goodputs),
-        lost={cause: sum(view.lost.get(cause, 0.0) for view in goodputs) for cause in sorted(causes)},
+        elapsed=fmean(view.elapsed for view in goodputs),
+        productive=fmean(view.productive for view in goodputs),
+        lost={cause: fmean(view.lost.get(cause, 0.0) for view in goodputs) for cause in sorted(causes)},
     )
 
 

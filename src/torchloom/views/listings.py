@@ -16,7 +16,7 @@ from torchloom.views.format.tables import Cell, Column, Screen, cut, table
 _STYLES = {
     "live": "green", "running": "green", "healthy": "green", "ok": "green", "finished": "dim", "left": "dim",
     "lost": "yellow", "stopped": "yellow", "paused": "yellow", "dead": "red", "failed": "red", "evicted": "yellow",
-    "drained": "dim",
+    "drained": "dim", "released": "yellow",
 }  # fmt: skip
 _CHANGE_STYLES = {"aborted": "yellow", "committed": "cyan", "proposed": "cyan"}
 SILENT_SECONDS = 6.0
@@ -245,7 +245,7 @@ def nodes(views: Sequence[NodeView], now: float, screen: Screen) -> list[str]:
     columns: list[Column[NodeView]] = [
         Column("NODE", lambda view: view.node, shrinks=True),
         Column("STATE", lambda view: _node_state(view, now)),
-        Column("RANKS", lambda view: f"{view.used}/{len(view.beat.devices) or view.beat.cores}", right=True),
+        Column("RANKS", _ranks_on, right=True),
         Column("CORES", lambda view: str(view.beat.cores), right=True),
         Column("MEMORY", lambda view: f"{view.beat.memory_mb / 1024:.1f} GB", right=True),
         Column("GPUS", lambda view: str(len(view.beat.devices) or ABSENT), right=True),
@@ -255,6 +255,12 @@ def nodes(views: Sequence[NodeView], now: float, screen: Screen) -> list[str]:
         Column("JOBS", _jobs_on, shrinks=True),
     ]
     return table(columns, views, screen)
+
+
+def _ranks_on(view: NodeView) -> Cell:
+    """How many run there, of how many that it has devices or cores for; jobs that share may be more."""
+    room = len(view.beat.devices) or view.beat.cores
+    return Cell(f"{view.used} of {room}" if view.used > room else f"{view.used}/{room}", "yellow" * (view.used > room))
 
 
 def _jobs_on(view: NodeView) -> str:

@@ -18,6 +18,7 @@ from torchloom.protocol import operator as requests
 from torchloom.protocol import rank as reports
 from torchloom.protocol import records as log
 from torchloom.protocol import run_records as runs
+from torchloom.protocol import scheduling
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.records import Entry, Record, named_jobs
 from torchloom.views.answers import NAMED
@@ -25,6 +26,7 @@ from torchloom.views.format.json_document import plain
 from torchloom.views.format.numbers import stamp
 from torchloom.views.format.tables import Screen, clean
 from torchloom.views.listings import moved, name_of
+from torchloom.views.schedule_tables import moves_of, percent, reason_of
 from torchloom.views.wording.phrases import fill, names, render, render_all
 
 
@@ -54,6 +56,19 @@ def _proposed(record: log.ChangeProposed) -> str:
     )
 
 
+def _rules(record: requests.ScheduleSet) -> str:
+    how = "Loaders are not allocated" if record.policy == "off" else f"Loaders are allocated by policy {record.policy}"
+    objective = f", objective {record.objective}" if record.policy == "ours" else ""
+    by = f" ({record.operator})" if record.operator else ""
+    budgets = ", ".join(f"{node} {budget:,}" for node, budget in sorted(record.budgets.items()))
+    return f"{how}{objective}{by}{f'; budgets set: {budgets}' if budgets else ''}"
+
+
+def _allocated(record: scheduling.LoadersAllocated) -> str:
+    gain = f", {percent(record.gain)} more predicted" if record.gain and record.gain >= 0.005 else ""
+    return f"Loaders of each rank: {moves_of(record)} (after {reason_of(record)}{gain})"
+
+
 def _verdict(record: log.ChangeDecided) -> str:
     reason = abort_phrase(record.abort) if record.abort else phrase("all_ranks_ready") if record.commit else ""
     return fill("Change {id} {commit:if|decided|was not made}{reason:?: }", asdict(record) | {"reason": reason})
@@ -71,7 +86,7 @@ def _member(record: reports.MemberJoined) -> list[str]:
 
 
 def _submitted(record: runs.RunSubmitted) -> str:
-    fields = {"command": " ".join(record.task.argv)[:200], "count": record.task.per_node * record.task.nodes}
+    fields = {"command": " ".join(record.task.argv)[:200], "count": record.task.world_size}
     return fill("Job {job} submitted{operator:? by }: {command} on {count:#rank}", asdict(record) | fields)
 
 
@@ -97,6 +112,7 @@ AFTER = {
     "fail": "and given up",
     "cancel": "as asked",
     "done": "for there is nothing more to do",
+    "release": "and gives its devices back",
 }
 """What happens to a run after its attempt has ended."""
 _ENDED = {"stopped": "yellow", "failed": "red"}
@@ -171,6 +187,7 @@ ROWS: Mapping[type[Record], Row] = {
     log.MembersEvicted: Row("Evicted from the quorum of {job}: {members}{reason:?: }", "yellow"),
     log.InboxRead: Row("Inbox read up to {seq}"),
     runs.RunSubmitted: Row(_submitted),
+    runs.RunArrived: Row("Job {job} arrives"),
     runs.AttemptBegan: Row(_placed),
     runs.AttemptLaunched: Row(_launched),
     runs.AttemptRunning: Row("Job {job} runs{warm:if|, {warm} warm}{why_cold:?; started cold: }"),
@@ -180,6 +197,10 @@ ROWS: Mapping[type[Record], Row] = {
         lambda record: f"Job {record.job} is ended, {AFTER[record.next_action]}: {render(record.reason)}", "yellow"
     ),
     runs.AttemptEnded: Row("No process of {job} is left{wait_seconds:if|; it starts again in {wait_seconds:g} s}"),
+    runs.AttemptReleased: Row("No process of {job} is left; it continues when it is resumed"),
+    runs.ReleaseBegan: Row("Job {job} saves a checkpoint and is then released{operator:? by }{reason:?: }"),
+    runs.ReleaseEnded: Row("Job {job} is not released, and continues{reason:?: }", "yellow"),
+    runs.RunResumed: Row("Job {job} is resumed{operator:? by }"),
     runs.RunEnded: Row("Job {job} is {phase}{reason:?: }"),
     runs.ResponseBegan: Row("The policy of {job} acts on {incident}{reason:? (|)}: {do:then}", "yellow"),
     runs.ResponseWent: Row("The policy of {job} {left:if|continues: {left:then}|has acted}"),
@@ -187,6 +208,8 @@ ROWS: Mapping[type[Record], Row] = {
     requests.ReplicaDrained: Row(
         "{job} {drained:if|is to leave at the end of a step, and to stay away|may come back}{operator:? (|)}"
     ),
+    requests.ScheduleSet: Row(_rules),
+    scheduling.LoadersAllocated: Row(_allocated),
     requests.NodeDrained: Row(
         "{drained:if|Nothing more is started on {node}|{node} may be used again}{operator:? (|)}"
     ),

@@ -27,7 +27,7 @@ from typing import IO
 import msgspec
 
 from torchloom.bus.connection import connect, find
-from torchloom.bus.nats_server import EmbeddedServer, Listen, die_with_parent, stop_process
+from torchloom.bus.nats_server import EmbeddedServer, Listen, end_with_parent, stop_process
 from torchloom.bus.state_folder import StateFolder
 from torchloom.bus.weaver_client import ask_for_plane
 from torchloom.errors import AlreadyUp, BadState, TorchLoomError, Unreachable
@@ -278,7 +278,7 @@ class ControlPlane:
         if self._weaver_report is not None:
             self._weaver_report.close()
         with _open_log(self.folder.logs / "weaver.log") as output:
-            process, self._weaver_report = start_reporting(_loom(self.settings, "weaver"), output, die_with_parent())
+            process, self._weaver_report = start_reporting(_loom(self.settings, "weaver"), output, end_with_parent())
         return process
 
 

@@ -23,7 +23,7 @@ import msgspec
 import nats.errors
 from nats.aio.client import Client
 
-from torchloom.bus.state_folder import StateFolder, write_private
+from torchloom.bus.state_folder import Endpoint, StateFolder, write_private
 from torchloom.bus.streams import store_once
 from torchloom.bus.tasks import TaskSet
 from torchloom.core.devices.alert_targets import AlertTargets, devices_blamed_by
@@ -104,7 +104,7 @@ class Ingress:
 
     async def _listen(self) -> bool:
         host, before = self._settings.ingress_host, last_place(self._folder)
-        port = self._settings.ingress_port or port_of(before)
+        port = self._settings.ingress_port or (split_url(before)[1] if before else 0)
         patience = None if self._certificate is None else SLOW_SECONDS
         try:
             self._server = await asyncio.start_server(
@@ -272,16 +272,9 @@ def read_token(settings: Settings) -> str:
 def last_place(folder: StateFolder) -> str:
     """Where the weaver of this folder last received alerts; empty if it never has."""
     try:
-        return decoder(dict[str, str])(folder.ingress.read_bytes())["url"]
-    except (OSError, KeyError, msgspec.MsgspecError):
+        return decoder(Endpoint)(folder.ingress.read_bytes()).url
+    except (OSError, msgspec.MsgspecError):
         return ""
-
-
-def port_of(url: str) -> int:
-    try:
-        return split_url(url)[1]
-    except ValueError:
-        return 0
 
 
 def certificate(settings: Settings) -> ssl.SSLContext | None:

@@ -32,8 +32,10 @@ from torchloom.protocol.operator import Ask, No
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.rank import Reply
 from torchloom.protocol.records import Record
+from torchloom.protocol.scheduling import QueryPrediction, QuerySchedule
 from torchloom.protocol.subjects import ASK, BEAT, CLOCK, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, Subject, parse_rank
 from torchloom.views.cluster_summary import curves, knobs, picture, runs
+from torchloom.views.loader_schedule import predict, schedule
 from torchloom.views.wording.phrases import render
 from torchloom.weaver.connection_monitor import ConnectionAdvisories
 from torchloom.weaver.event_queue import EventQueue, Inbox
@@ -242,6 +244,10 @@ class Weaver:
                 view = self.cluster.checkpoints.of(look.job)
             case views.QueryRuns():
                 view = runs(self.cluster, look, self.clock())
+            case QuerySchedule():
+                view = schedule(self.cluster, self.engine.scheduler, self.clock())
+            case QueryPrediction():
+                view = predict(self.cluster, self.engine.scheduler, look.job, self.clock())
         await self.sender.answer(message.reply, view)
 
     async def _on_clock(self, message: Msg) -> None:

@@ -61,8 +61,8 @@ def test_a_job_that_really_changes_is_followed() -> None:
     assert cluster.members["hungry"].loaders <= 4
 
 
-def decide_after_a_small_change(need: float) -> Ours:
-    cluster, policy = ClusterLoaders({"n0": 16}), Ours(is_drift=True)
+def decide_after_a_small_change(need: float, *, is_drift: bool = True) -> Ours:
+    cluster, policy = ClusterLoaders({"n0": 16}), Ours(is_drift=is_drift)
     for name in ("a", "b"):
         cluster.put(job(name, need=10))
     allocate(cluster)
@@ -73,6 +73,12 @@ def decide_after_a_small_change(need: float) -> Ours:
     changed = any(group.verdict == "moves" for group in policy.groups)
     assert (cluster.allocation() != before) == changed == bool(cluster.take_changes())
     return policy
+
+
+def test_after_an_event_a_smaller_gain_is_worth_a_move() -> None:
+    (drift,), (event,) = (decide_after_a_small_change(4.5, is_drift=each).groups for each in (True, False))
+    assert (drift.verdict, event.verdict) == ("small_gain", "moves")
+    assert 0.01 < event.gain == drift.gain < 0.03
 
 
 def test_a_small_gain_is_not_worth_a_move() -> None:
@@ -114,7 +120,7 @@ def test_groups_on_different_nodes_are_judged_apart() -> None:
     allocate(cluster)
     cluster.take_changes()
     cluster.put(job("a-n0", need=1, ranks={"n0": 1}))
-    cluster.put(job("a-n1", need=5, ranks={"n1": 1}))
+    cluster.put(job("a-n1", need=6, ranks={"n1": 1}))
     policy.decide(cluster, ["n0", "n1"], 0.0)
     assert {frozenset(group.changes): group.verdict for group in policy.groups} == {
         frozenset({"a-n0", "b-n0"}): "moves",

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from tests.core.scheduling.jobs import measured
-from torchloom.core.scheduling.throughput_model import PRIOR, RECENT, Curve, Measurement, ThroughputModel
+from torchloom.core.scheduling.throughput_model import PRIOR, RECENT, Curve, Measurement, ThroughputModel, prior_curve
 from torchloom.protocol.data_loading import Loading
 
 HELD_OUT = range(17)
@@ -108,6 +108,25 @@ def test_one_allocation_tells_what_a_loader_gives_and_what_training_takes() -> N
         assert curve.ceiling == pytest.approx(truth.ceiling, rel=0.05)
 
 
+def test_the_first_batches_are_an_estimate_also_while_the_job_is_resized() -> None:
+    truth, chance, model = Curve(100.0, 300.0, 0.0), random.Random(1), ThroughputModel()
+    model.add(measured(truth, 1, chance, noise=1.0, batches=1), 0.0)  # when the loaders start
+    assert not model.is_estimated
+    for loaders in (1, 2, 3):
+        model.add(measured(truth, loaders, chance, batches=1), float(loaders))
+    assert (model.is_estimated, model.is_measured) == (True, False)
+    curve = model.curve(3.0)
+    assert curve.rate == pytest.approx(truth.rate, rel=0.1)
+    assert curve.ceiling == pytest.approx(truth.ceiling, rel=0.1)
+    assert curve.throughput_error(4) > 0.02 * curve.throughput(4)
+
+
+def test_a_job_is_nearly_fed_by_what_it_requests_before_it_is_measured() -> None:
+    for requested in (1, 2, 4, 16):
+        assert prior_curve(requested).share(requested) == pytest.approx(0.95)
+    assert prior_curve(0) == prior_curve(1)
+
+
 def test_without_loaders_training_and_loading_take_turns() -> None:
     assert Curve(100.0, 300.0).throughput(0) == pytest.approx(75.0)
     assert Curve(100.0, 300.0).throughput(0) < Curve(100.0, 300.0).throughput(1) < 100.0
@@ -150,6 +169,7 @@ def test_the_prior_holds_until_something_is_measured() -> None:
 def test_few_batches_are_added_up_and_the_window_after_a_resize_is_dropped() -> None:
     truth, chance = Curve(100.0, 1000.0), random.Random(1)
     model = ThroughputModel()
+    model.add(measured(truth.shared(2), 2, chance, batches=100), 0.0)  # so is the first
     model.add(measured(truth, 2, chance, batches=5), 0.0)
     assert not model.is_measured
     model.add(measured(truth, 2, chance, batches=5), 1.0)
@@ -162,7 +182,8 @@ def test_few_batches_are_added_up_and_the_window_after_a_resize_is_dropped() -> 
 
 def test_a_loader_that_never_waits_and_says_nothing_still_has_a_curve() -> None:
     model = ThroughputModel()
-    model.add(Measurement(4, 50, 32, 0.0, 0.1, 0.0), 0.0)
+    for second in range(2):
+        model.add(Measurement(4, 50, 32, 0.0, 0.1, 0.0), second)
     assert model.curve(0.0).ceiling == pytest.approx(320.0)
     assert 0 < model.curve(0.0).share(4) <= 1
 

@@ -22,10 +22,13 @@ from torchloom.protocol.run_records import (
     AttemptEnded,
     AttemptLaunched,
     AttemptPaused,
+    AttemptReleased,
     AttemptRunning,
     AttemptStepped,
     AttemptStopping,
+    RunArrived,
     RunEnded,
+    RunResumed,
     RunSubmitted,
 )
 from torchloom.protocol.views import Goodput, QueryRuns
@@ -84,6 +87,21 @@ def test_waiting_and_starting_are_lost_and_running_is_not() -> None:
     assert told((0, SUBMITTED), now=7) == Goodput(elapsed=7, productive=0, lost={"waiting": 7})
     found = told(*START, now=115)
     assert found == Goodput(elapsed=115, productive=100, lost={"waiting": 10, "starting": 5})
+
+
+def test_the_time_of_a_release_is_that_of_a_pause_and_then_it_waits_and_starts_as_at_first() -> None:
+    release: list[tuple[float, Record]] = [
+        (115, stopping(100, next_action="release", counts=False)), (118, AttemptReleased(job=JOB, attempt=1)),
+        (215, RunResumed(job=JOB, request="r")), (220, begun(2)), (221, launched(2, 100)), (223, RUNNING),
+    ]  # fmt: skip
+    found = told(*START, *release, now=233)
+    assert found == Goodput(elapsed=233, productive=110, lost={"paused": 100, "starting": 8, "waiting": 15})
+
+
+def test_nothing_is_lost_before_the_arrival() -> None:
+    later = RunSubmitted(job=JOB, task=Task(argv=("a.py",), delay=50.0), request="r")
+    found = told((0, later), (50, RunArrived(job=JOB)), (60, begun()), now=62)
+    assert found == Goodput(elapsed=12, productive=0, lost={"starting": 2, "waiting": 10})
 
 
 def test_a_crash_costs_until_all_run_again_and_the_steps_since_the_checkpoint() -> None:

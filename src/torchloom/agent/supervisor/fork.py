@@ -8,10 +8,8 @@ into it is a complaint, and its end without one means that the rank runs.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -21,8 +19,8 @@ import msgspec
 from torchloom.agent.supervisor.protocol import Begin
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.shared.json_decoding import decoder
+from torchloom.shared.parent_death import die_with
 
-PR_SET_PDEATHSIG = 1
 STARTUP = str(Path(__file__).parent / "startup")
 TEXT = 2000
 """Characters of a complaint: what a message has room for."""
@@ -34,19 +32,6 @@ _decode_complaint: Callable[[bytes], Prose] = decoder(Prose)
 class StartFailed(Exception):
     def __init__(self, why: Prose) -> None:
         self.why = why
-
-
-def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """This signal for this process as soon as that parent is dead; also if it died just before. Linux alone can do it.
-
-    The kernel watches the *thread* that forked, so a parent must fork where its life is: in its main thread.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:
-        os.kill(os.getpid(), number)
 
 
 def fork_rank(begin: Begin, become: Callable[[int], NoReturn]) -> tuple[int, int]:
@@ -161,6 +146,7 @@ def _open_output(path: str) -> int:
 
 
 def _open_fds() -> list[int]:
+    """Closing all numbers up to the limit can take minutes: some containers have a limit of a billion."""
     for listing in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
             return [int(name) for name in os.listdir(listing)]  # noqa: PTH208

@@ -28,10 +28,11 @@ import msgspec
 
 from torchloom.agent.supervisor import preload, protocol, warm_start
 from torchloom.agent.supervisor.child_processes import ChildProcesses, log
-from torchloom.agent.supervisor.fork import die_with, exec_rank
+from torchloom.agent.supervisor.fork import exec_rank
 from torchloom.agent.supervisor.warm_start import ColdStart, ParentEnvironment, Target, fit
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.shared.files import open_locked
+from torchloom.shared.parent_death import die_with
 
 MOST_SILENT = 8
 """Connections from which nothing has come that is understood. Of more, the oldest is closed."""

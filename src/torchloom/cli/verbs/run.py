@@ -97,7 +97,7 @@ def run(call: Call) -> int:
     """
     from torchloom.client import operator
     from torchloom.launcher import local_run
-    from torchloom.launcher.run_control import LaunchRequest, run_on_nodes
+    from torchloom.launcher.run_control import LaunchRequest, RunFollower
     from torchloom.threadlet.process.identity import sanitised, script_name
 
     args = call.args
@@ -106,13 +106,13 @@ def run(call: Call) -> int:
     check_name("job", name)
     if where := silent_lighthouse(task):
         call.note(f"no lighthouse answers at {where}: replicas wait for it, and end if it does not come")
-    launch = run_on_nodes
     if task.nodes == 1:
-        launch = local_run.run
         logs = task.log_dir or str(local_run.output_folder(call.settings, name, time.time()))
         task = replace(task, log_dir=logs)
     request = LaunchRequest(name, task, operator(), colour=call.screen.colour)
-    return call.wait(launch(call.settings, request))
+    return call.wait(
+        local_run.run(call.settings, request) if task.nodes == 1 else RunFollower(call.settings, request).follow()
+    )
 
 
 def _task(call: Call) -> Task:

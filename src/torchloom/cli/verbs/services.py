@@ -36,6 +36,8 @@ def add(verbs: Verbs) -> None:
     verb.add_argument("--folder", default="", metavar="PATH", help="Folder for its files; default: in the state folder")
     spare = "Keep a process that has imported torch for the next job; default: 1"
     verb.add_argument("--standby", type=int, choices=[0, 1], default=1, help=spare)
+    budget = "Loader processes that jobs may have here in all; default: cores, less one of eight"
+    verb.add_argument("--loader-budget", type=loader_budget, metavar="N", help=budget)
     verb.add_flag("--tied", help="End the ranks when the agent ends, as always under Slurm")
 
     examples = (
@@ -123,6 +125,13 @@ def weaver(call: Call) -> int:
     return main.run(call.settings, call.args.takeover)
 
 
+def loader_budget(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 100_000:
+        raise ValueError(text)
+    return number
+
+
 def agent(call: Call) -> int:
     """Uses the control plane of the state folder, or of TORCHLOOM_ADDR. Ranks continue when the agent ends; the
     next agent on this machine finds them. Under Slurm ranks end with the agent, with Slurm's node name.
@@ -136,7 +145,7 @@ def agent(call: Call) -> int:
     if call.args.name:
         check_name("node", call.args.name)
     url = find(call.settings, Role.AGENT).urls[0]
-    node = this_node(call.args.name, call.args.host or address_towards(url))
+    node = this_node(call.args.name, call.args.host or address_towards(url), call.args.loader_budget)
     folder = Path(call.args.folder) if call.args.folder else call.settings.state_folder / "agents" / node.name
     tied = call.args.tied or "SLURM_JOB_ID" in os.environ
     spare = bool(call.args.standby)

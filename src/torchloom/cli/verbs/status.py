@@ -98,7 +98,7 @@ def status(call: Call) -> int:
     went.
     """
     from torchloom.views import status as view_status
-    from torchloom.views.job_runs import goodput, together
+    from torchloom.views.job_runs import describe_deadline, goodput, together
 
     job = call.args.job
     view, runs = see_job(call, job, None if call.json or call.args.all else _SCREEN_RANKS)
@@ -111,6 +111,9 @@ def status(call: Call) -> int:
         screen = Screen(screen.width, None, screen.colour)
     waits = "; ".join(f"{run.job} waits for {run.waiting}" for run in runs if run.waiting)
     call.print(view_status.status(view, screen, waits, ended_too=call.args.all or job is not None))
+    for run in runs:
+        if text := describe_deadline(run, view.plane.now):
+            call.print(["", f"{run.job}: {text}"])
     spent = together(run.goodput for run in runs if run.goodput is not None)
     if spent is not None:
         call.print(["", *wrapped(f"goodput: {goodput(spent)}", screen.width, 2)])

@@ -24,7 +24,7 @@ _HARM = {
 
 def add(verbs: Verbs) -> None:
     steering = [
-        verbs["pause"].define(steer, "loom pause mnist", "loom resume mnist"),
+        verbs["pause"].define(pause, "loom pause mnist", "loom resume mnist", "loom pause mnist --release"),
         verbs["resume"].define(steer, "loom resume mnist"),
         verbs["checkpoint"].define(checkpoint, "loom checkpoint mnist --timeout 300"),
         verbs["stop"].define(harm, "loom stop mnist --yes"),
@@ -33,6 +33,7 @@ def add(verbs: Verbs) -> None:
     ]
     for verb in steering:
         verb.add_target()
+    verbs["pause"].add_flag("--release", help="Save, end the ranks of a job and give back its devices until `resume`")
     verb = verbs["evict"].define(evict, "loom evict train_ddp/train_ddp_0 --yes")
     verb.add_argument("target", metavar="JOB/REPLICA", help="Replica, as `loom map` lists it", complete="replica")
     for name in _HARM:
@@ -51,6 +52,14 @@ def annotate(call: Call) -> int:
 
 def steer(call: Call) -> int:
     return call.show_done(call.request(lambda client: getattr(client, call.args.verb)(call.args.target)))
+
+
+def pause(call: Call) -> int:
+    """The processes wait, and keep their devices. With --release a job that torchLoom started saves a checkpoint and
+    ends; `loom resume` starts it again from there when there is room.
+    """
+    release = call.args.release
+    return call.show_done(call.request(lambda client: client.pause(call.args.target, release=release)))
 
 
 def checkpoint(call: Call) -> int:

@@ -12,7 +12,7 @@ from torchloom.protocol.views import ClusterView, IncidentView, QueryCluster, Ru
 from torchloom.shared.suggestions import unknown
 from torchloom.views import policy as view_policy
 from torchloom.views import why as view_why
-from torchloom.views.job_runs import describe_run, together
+from torchloom.views.job_runs import describe_deadline, describe_run, together
 
 if TYPE_CHECKING:
     from torchloom.bus.weaver_client import WeaverClient
@@ -39,7 +39,8 @@ def why(call: Call) -> int:
         call.print_json({"job": job, "incident": first, "others": story[1:], "goodput": spent, "marks": marks})
     elif job:
         phase = next((one.phase for one in view.jobs if one.job == job), "")
-        doing = "; ".join(map(describe_run, runs)) if phase != "ending" else ""
+        texts = (text for run in runs for text in (describe_run(run), describe_deadline(run, now)) if text)
+        doing = "; ".join(texts) if phase != "ending" else ""
         doing = doing or (phase and f"{job} is {phase}")
         call.print(view_why.job(job, story, doing, spent, now, call.screen, marks))
     else:

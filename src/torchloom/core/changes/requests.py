@@ -151,7 +151,8 @@ def _check_values(cluster: ClusterState, ask: SetKnobs) -> None:
         if ask.over and offered[name].role == "batch_size":
             raise Refused(phrase("size_is_not_gradual", name=name), phrase("leave_over_out"))
     try:
-        knob_validation.check_all(offered, ask.values)
+        for name, value in ask.values.items():
+            knob_validation.check(offered[name], value)
     except knob_validation.BadValue as error:
         raise Refused(error.message, phrase("see_bounds", job=ask.job)) from None
 
@@ -270,6 +271,5 @@ def poll_order(cluster: ClusterState, operation: PendingOperation, now: float) -
 
 
 HANDLERS: Handlers = {
-    Steer: lambda cluster, ask, reply, _now: steer(cluster, ask, reply),
     **dict.fromkeys((SetKnobs, Revert), lambda cluster, ask, reply, _now: request_change(cluster, ask, reply)),
 }

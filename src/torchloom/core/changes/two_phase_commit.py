@@ -230,7 +230,10 @@ def _settle(cluster: ClusterState, operation: PendingOperation) -> Decision:
     if gone:
         parts.append(phrase("unknown_on", ranks=sorted(gone)))
     outcome = phrase("together", parts=parts)
-    record = ChangeSettled(id=operation.id, applied=taken, outcome=outcome, failed=len(failed), unknown=tuple(gone))
+    pending = any(answer.pending for answer in operation.applied.values())
+    record = ChangeSettled(
+        id=operation.id, applied=taken, outcome=outcome, failed=len(failed), unknown=tuple(gone), pending=pending
+    )
     # A rank that is gone may have applied it, and its next incarnation will.
     astray = failed if change.change.action == "set" and (taken or gone) else []
     results = tuple((rank, answer.result) for rank, answer in sorted(operation.applied.items()) if answer.result)

@@ -170,14 +170,8 @@ def _opened(
 def _reason(diagnosis: HangDiagnosis) -> Phrase:
     if not diagnosis.culprits:
         return phrase("no_rank_stands_out")
-    ranks = spans(diagnosis.culprits)
-    match diagnosis.kind:
-        case "frozen":
-            return phrase("is_frozen", ranks=ranks)
-        case "held":
-            return phrase("is_held", ranks=ranks)
-        case "hang":
-            return phrase("hangs", ranks=ranks)
+    codes = {"frozen": "is_frozen", "held": "is_held", "hang": "hangs"}
+    return phrase(codes[diagnosis.kind], ranks=spans(diagnosis.culprits))
 
 
 def _close_if_over(cluster: ClusterState, incident: Incident | None, ranks: Iterable[RankId], now: float) -> Decision:

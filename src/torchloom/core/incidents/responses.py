@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from torchloom.core.changes.requests import request_id, steer_unasked
-from torchloom.core.decision import NOTHING, Decision, merge_decisions
+from torchloom.core.decision import NOTHING, Decision, merge_decisions, provisional
 from torchloom.core.detect.kinds_and_responses import HANGS, KINDS
 from torchloom.core.incidents.circuit_breaker import open_reason
 from torchloom.core.incidents.rule_lookup import ENDING, planned, rule_for
@@ -24,7 +24,7 @@ from torchloom.protocol.job_spec import EventKind, Response, Rule
 from torchloom.protocol.node import Inspect, Rollback
 from torchloom.protocol.operator import Steer
 from torchloom.protocol.phrase import Phrase, Prose, phrase
-from torchloom.protocol.records import DeviceMarkedFailed, IncidentAmended
+from torchloom.protocol.records import About, DeviceMarkedFailed, IncidentAmended, IncidentOpened
 from torchloom.protocol.run_records import Failure, ResponseBegan, ResponseWent
 
 CHECKPOINT_SECONDS = 60.0
@@ -59,8 +59,12 @@ def respond(cluster: ClusterState, run: Run, trouble: Trouble, now: float) -> De
 
 
 def _find_rollback(cluster: ClusterState, run: Run, rule: Rule, trouble: Trouble) -> Rollback:
-    """Back to before the first of the steps that may have gone wrong; it is known which was the last."""
-    first = trouble.step if trouble.since is None else trouble.since
+    """Back to before the first of the steps that may have gone wrong; it is known which was the last.
+
+    The loss of a step shows what the steps before it have made of the parameters. Where the first bad one was reported,
+    the step before may have spoilt them: by its gradients, or because the loss of another rank was bad there.
+    """
+    first = max((trouble.step if trouble.since is None else trouble.since) - 1, 1)
     kept = cluster.checkpoints.of(run.replica_id.job)
     saved = [save.step for save in kept.saved if save.at >= run.submitted]
     resumed = [note.resume_step for note in run.notes if note.resume_step is not None]
@@ -154,18 +158,49 @@ def _steer(cluster: ClusterState, run: Run, verb: Literal["pause", "checkpoint"]
 
 def _drain(cluster: ClusterState, run: Run, response: ResponseBegan) -> Decision:
     """Its devices get no ranks until someone says that they are well again."""
-    devices = dict.fromkeys(at.device for at in run.places if at.rank in response.ranks)
-    working = [device for device in devices if device in cluster.devices and not cluster.devices[device].failed]
     replicas_on = cluster.drmap.replicas_on
     marks = [
         DeviceMarkedFailed(device=device, cause=response.reason, source="policy", replicas=replicas_on(device))
-        for device in working
+        for device in _working_devices(cluster, run, response)
     ]
     return Decision(tuple(marks))
 
 
+def _working_devices(cluster: ClusterState, run: Run, response: ResponseBegan) -> list[str]:
+    """The devices of the ranks to blame, without those that have failed already."""
+    if response.kind == "device":  # it is marked, and the other jobs on it respond too
+        return []
+    devices = dict.fromkeys(at.device for at in run.places if at.rank in response.ranks)
+    return [device for device in devices if device in cluster.devices and not cluster.devices[device].failed]
+
+
+def _evict_others(cluster: ClusterState, run: Run, response: ResponseBegan, now: float) -> Decision:
+    """The other jobs on devices that get no more ranks: each does what its policy says about a device that failed."""
+    devices = _working_devices(cluster, run, response)
+    decisions: list[Decision] = []
+    for other in cluster.runs.by_name.values():
+        on_it = {at.rank: at.device for at in other.places if at.device in devices}
+        of_device = response.kind == "device_warning"  # each job on the device responds to that itself
+        leaves = of_device and ENDING.intersection(rule_for(other.task, response.kind).do)
+        if other.name == run.name or not other.under_way or not on_it or leaves:
+            continue
+        opened = IncidentOpened(
+            id=provisional("evicted", other.name),
+            what=phrase("device_evicted", device=min(on_it.values()), job=run.name),
+            about=About(run=other.name),
+            job=other.replica_id.job,
+            reason=response.reason,
+            kind="device",
+        )
+        trouble = Trouble("device", opened.id, opened.what, tuple(on_it), cluster.furthest(other))
+        decisions.append(Decision((opened,)) + respond(cluster, other, trouble, now))
+    return merge_decisions(decisions)
+
+
 def _end(cluster: ClusterState, run: Run, response: ResponseBegan, what: Response, now: float) -> Decision:
-    drained = _drain(cluster, run, response) if what == "evict" else NOTHING
+    drained = NOTHING
+    if what == "evict":
+        drained = _drain(cluster, run, response) + _evict_others(cluster, run, response, now)
     alone = run.rank(response.ranks[0]) if len(response.ranks) == 1 else None
     cause = Cause(
         reason=response.reason,

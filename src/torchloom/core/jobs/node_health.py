@@ -164,7 +164,7 @@ def select_fit(cluster: ClusterState, run: Run, nodes: list[str], now: float) ->
     if not run.task.check:
         return nodes
     checked = [node for node in nodes if is_checked(cluster, run, node, now)]
-    if len(checked) < len(nodes) and now < run.since + PATIENCE_SECONDS:
+    if len(checked) < len(nodes) and now < max(run.since, run.arrived) + PATIENCE_SECONDS:
         return []
     return [node for node in checked if not unfit_reasons(cluster, node)]
 

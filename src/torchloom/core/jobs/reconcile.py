@@ -14,7 +14,10 @@ from torchloom.core.detect.kinds_and_responses import HANGS
 from torchloom.core.incidents.findings import look_at_run
 from torchloom.core.incidents.responses import continue_response
 from torchloom.core.jobs import node_health
+from torchloom.core.jobs.arrival import arrive
 from torchloom.core.jobs.placement import place, prepare
+from torchloom.core.jobs.priority import place_in_turn, resume_displaced
+from torchloom.core.jobs.release import continue_release
 from torchloom.core.jobs.restart_decision import Cause, backoff, halt, stop
 from torchloom.core.ranks.lifecycle import record_left
 from torchloom.core.state.cluster import ClusterState
@@ -43,7 +46,7 @@ def handle_node_beat(cluster: ClusterState, node: str) -> Decision:
     for status in beat.attempts:
         run = cluster.runs.by_name.get(status.job)
         last = run is None or run.over or node not in run.nodes
-        if run is not None and not run.over and run.attempt <= status.attempt:
+        if run is not None and not run.over and run.attempt <= status.attempt and run.phase is not RunPhase.RELEASED:
             continue
         if all(rank.state == "ended" for rank in status.ranks):
             tasks.append((node, Dismiss(term=cluster.term, job=status.job, attempt=status.attempt, last=last)))
@@ -73,14 +76,18 @@ def advance(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now: fl
     if run.under_way and (lost := node_health.explain_lost_node(cluster, run, now)):
         return stop(cluster, run, now, Cause(lost, decision=phrase("restarts_elsewhere")))
     match run.phase:
-        case RunPhase.SUBMITTED | RunPhase.RESTARTING if node_health.launcher_gone(cluster, run, now):
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING | RunPhase.RELEASED if node_health.launcher_gone(
+            cluster, run, now
+        ):
             return end(cluster, run, "failed", phrase("launcher_gone"))
         case RunPhase.SUBMITTED | RunPhase.RESTARTING if replica_groups.is_left_alone(cluster, run):
             return end(cluster, run, "cancelled", phrase("other_replicas_over"))
-        case RunPhase.SUBMITTED:
-            return place(cluster, run, now)
-        case RunPhase.RESTARTING:
-            return place(cluster, run, now) if now >= run.wait_until else NOTHING
+        case RunPhase.SUBMITTED if not run.arrived:
+            return arrive(cluster, run, now)
+        case RunPhase.SUBMITTED | RunPhase.RESTARTING:
+            return place_in_turn(cluster, run, now)
+        case RunPhase.RELEASED:
+            return resume_displaced(cluster, run, now)
         case RunPhase.PLACING:
             return _prepare(cluster, run, now)
         case RunPhase.STARTING | RunPhase.RUNNING | RunPhase.PAUSED:
@@ -101,6 +108,8 @@ def _prepare(cluster: ClusterState, run: Run, now: float) -> Decision:
         return Decision(tasks=((first, prepare(cluster, run, run.attempt)),))
     if status.trouble:
         why = phrase("agent_has_trouble", node=first, trouble=status.trouble)
+        if status.retry:
+            return stop(cluster, run, now, Cause(why, uses_restart=False))
         return stop(cluster, run, now, Cause(why, next_action="fail", code=status.trouble_code))
     host = run.host or cluster.runtime.nodes[first].beat.host
     launched = run.with_fields(status, host=host, port=run.port or status.port)
@@ -161,7 +170,11 @@ def _supervise(cluster: ClusterState, run: Run, hang: HangDiagnosis | None, now:
     records += _record_first_steps(cluster, run)
     records += _record_pause(cluster, run)
     seen = Decision(tuple(records), tasks=tuple(tasks))
-    if run.phase is not RunPhase.RUNNING or records:
+    if run.phase is RunPhase.STARTING or records:
+        return seen
+    if run.release is not None and (released := continue_release(cluster, run, run.release, now)):
+        return seen + released
+    if run.phase is RunPhase.PAUSED:
         return seen
     if run.response is not None:
         over = look_at_run(cluster, run, None, now) if hang is None and run.response.kind in HANGS else NOTHING
@@ -249,6 +262,10 @@ def _finish(cluster: ClusterState, run: Run, now: float) -> Decision:
         ended = Decision((*_end_ranks(cluster, run), record))
         # Without a wait the next attempt begins at once: the next tick may be a quarter of a second away.
         return ended if wait else ended + place(cluster, run, now)
+    if run.next_action == "release":
+        released = run_records.AttemptReleased(job=run.name, attempt=run.attempt)
+        dismiss = Dismiss(term=cluster.term, job=run.name, attempt=run.attempt, last=True)
+        return Decision((*_end_ranks(cluster, run), released), tasks=tuple((node, dismiss) for node in run.nodes))
     ways: dict[str, Literal["done", "failed", "cancelled"]] = {"cancel": "cancelled", "done": "done"}
     return end(cluster, run, ways.get(run.next_action, "failed"), run.reason)
 
@@ -271,7 +288,7 @@ def _close_incidents(cluster: ClusterState, run: Run) -> list[Record]:
         outcome = phrase("started_again_from_step", step=run.resume_step, attempt=run.ordinal)
     else:
         outcome = phrase("started_again_from_beginning", attempt=run.ordinal)
-    if run.world_size < (wanted := run.task.per_node * run.task.nodes):
+    if run.world_size < (wanted := run.task.world_size):
         outcome = phrase("with_fewer_ranks", outcome=outcome, count=run.world_size, wanted=wanted)
     own = About(run=run.name)
     lasting = {"", "device", "device_warning"}  # unless they are about the run itself or one of its ranks

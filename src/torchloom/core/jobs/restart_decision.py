@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
@@ -18,9 +17,8 @@ from torchloom.protocol.job_spec import EventKind
 from torchloom.protocol.node import Halt, Rollback
 from torchloom.protocol.phrase import Prose, phrase
 from torchloom.protocol.records import About, IncidentAmended, IncidentOpened, RankDied, Record
-from torchloom.protocol.run_records import AttemptStopping, Failure
+from torchloom.protocol.run_records import AttemptStopping, Failure, NextAction
 
-Then = Literal["restart", "fail", "cancel", "done"]
 LOOP = 2
 """Attempts that fail in the same way without progress before the run is given up as a crash loop."""
 LONGEST_WAIT = 30.0
@@ -33,7 +31,7 @@ class Cause(msgspec.Struct, frozen=True):
     reason: Prose
     failure: Failure | None = None
     """How it failed, to recognise a crash loop; None if it may well not happen again."""
-    next_action: Then = "restart"
+    next_action: NextAction = "restart"
     evidence: tuple[Prose, ...] = ()
     rank: RankId | None = None
     """The rank that failed first."""
@@ -85,7 +83,7 @@ def halt(cluster: ClusterState, run: Run, nodes: Iterable[str], kill_now: tuple[
     return Decision(tasks=tuple((node, command) for node in nodes))
 
 
-def _choose_next_action(run: Run, now: float, cause: Cause, step: int) -> tuple[Then, Prose]:
+def _choose_next_action(run: Run, now: float, cause: Cause, step: int) -> tuple[NextAction, Prose]:
     """Restart, or give up: by policy, because the restarts are used up, or because of a crash loop."""
     if cause.kind is not None and not ENDING.intersection(rule_for(run.task, cause.kind).do):
         return "fail", phrase("policy_no_restart", reason=cause.reason)

@@ -9,6 +9,8 @@ from torchloom.core.changes.requests import did_you_mean
 from torchloom.core.decision import NOTHING, Decision, Handlers, Refused, merge_decisions
 from torchloom.core.detect.kinds_and_responses import KINDS
 from torchloom.core.jobs import reconcile
+from torchloom.core.jobs.arrival import jobs_before
+from torchloom.core.jobs.device_groups import find_error as find_group_error
 from torchloom.core.jobs.placement import explain_too_large
 from torchloom.core.jobs.restart_decision import Cause, stop
 from torchloom.core.state.cluster import ClusterState
@@ -46,8 +48,10 @@ def submit(cluster: ClusterState, ask: Submit) -> Decision:
             raise _no_agent(cluster, ask.task.node)
         if cluster.runtime.nodes[ask.task.node].beat.tied and not ask.task.attended:
             raise Refused(phrase("node_serves_one_job", node=ask.task.node), phrase("name_other_node"))
+    _check_predecessor(cluster, ask)
+    _check_port(cluster, ask)
     if not ask.task.attended and (why := explain_too_large(cluster, ask.task)):
-        raise Refused(why, phrase("use_more_nodes"))
+        raise Refused(why, phrase("see_nodes" if ask.task.groups else "use_more_nodes"))
     records: list[Record] = [RunSubmitted.from_fields(ask, job=name, task=task) for name, task in runs]
     if job is None or job.phase is not JobPhase.RUNNING:
         records.insert(0, JobBegan(job=ask.job))
@@ -68,7 +72,7 @@ def cancel(cluster: ClusterState, ask: Cancel, now: float) -> Decision:
 
 
 def _cancel(cluster: ClusterState, run: Run, why: str, now: float) -> Decision:
-    if run.phase in {RunPhase.SUBMITTED, RunPhase.RESTARTING}:
+    if run.phase in {RunPhase.SUBMITTED, RunPhase.RESTARTING, RunPhase.RELEASED}:
         return reconcile.end(cluster, run, "cancelled", why)
     if run.phase is RunPhase.STOPPING and run.next_action == "cancel":
         return NOTHING
@@ -104,6 +108,10 @@ def _find_error(task: Task) -> Phrase | None:
         return phrase("bad_variable_name", name=bad)
     if (event := next((rule.on for rule in task.policy if rule.on not in KINDS), None)) is not None:
         return phrase("event_unknown", event=event)
+    if task.groups and (wrong := find_group_error(task)):
+        return wrong
+    if task.port and task.torchft is not None:
+        return phrase("port_not_with_torchft", port=task.port)
     if task.node is not None and task.nodes > 1:
         return phrase("one_node_named", nodes=task.nodes)
     if task.least is not None and task.least > task.per_node:
@@ -115,6 +123,36 @@ def _find_error(task: Task) -> Phrase | None:
     except ValueError as error:
         return phrase("bad_resume_arg", value=task.resume_arg, error=str(error))
     return None
+
+
+def _check_predecessor(cluster: ClusterState, ask: Submit) -> None:
+    """The job that must have ended first has to be there. As it is older, no two jobs can wait for each other."""
+    after = ask.task.after
+    if after == ask.job:
+        raise Refused(phrase("follows_itself", job=ask.job), phrase("name_other_job"))
+    if after is not None and after not in cluster.jobs:
+        raise Refused(phrase("job_unknown", job=after), did_you_mean(after, cluster.jobs, phrase("submit_it_first")))
+
+
+def _check_port(cluster: ClusterState, ask: Submit) -> None:
+    """Two jobs that may run at the same time cannot meet at one port of one node."""
+    task = ask.task
+    if not task.port:
+        return
+    before = set(jobs_before(cluster, task))
+    for run in cluster.runs.by_name.values():
+        uses = run.task.port == task.port and not run.over and run.ordinal <= 1  # later attempts use another one
+        if uses and run.replica_id.job not in before and _may_meet(_first_node(run.task), _first_node(task)):
+            raise Refused(phrase("port_of_other_job", port=task.port, job=run.name), phrase("other_port_or_after"))
+
+
+def _first_node(task: Task) -> str | None:
+    """The node of rank 0, if it is named."""
+    return task.groups[0].node if task.groups else task.node
+
+
+def _may_meet(one: str | None, other: str | None) -> bool:
+    return one is None or other is None or one == other
 
 
 def _no_agent(cluster: ClusterState, node: str) -> Refused:

@@ -122,14 +122,17 @@ class ClusterLoaders:
         self.free = dict(self.budgets)
         self.on_node = {node: {} for node in self.budgets}
 
-    def put(self, job: Job) -> None:
-        """Add a job with its minimum, or as much of it as fits; or replace what is known of it, keeping its loaders."""
+    def put(self, job: Job, present: int = 0) -> None:
+        """Add a job with its minimum, or as much of it as fits; or replace what is known of it, keeping its loaders.
+
+        `present`: what a new job has already; its table of values does not end below.
+        """
         previous = self.members.get(job.name)
         loaders = previous.loaders if previous is not None else 0
         for node in job.ranks:
             if node not in self.budgets:
                 self.set_budget(node, 0)
-        member = _member(job, self.objective, loaders)
+        member = _member(job, self.objective, max(loaders, present))
         if previous is not None and previous.demand == member.demand:
             member.loaders = loaders
             loaders = min(loaders, member.cap)

@@ -60,6 +60,13 @@ class LoaderMoves:
         """A job that has this number of loaders already: what its ranks report."""
         self._holdings[job] = _Holding(dict(demand), loaders, loaders)
 
+    def observe(self, job: str, demand: Demand, loaders: int) -> None:
+        """What the ranks of a job have, if no command for it is on its way: an operator may have set it."""
+        holding = self._holdings[job]
+        holding.demand = dict(demand)
+        if holding.commanded is None:
+            holding.loaders = loaders
+
     def aim(self, targets: Mapping[str, int]) -> list[Resize]:
         """New targets; jobs that are not named keep theirs, and unknown ones are ignored."""
         for job, loaders in targets.items():
@@ -102,6 +109,13 @@ class LoaderMoves:
     @property
     def is_settled(self) -> bool:
         return all(holding.commanded is None for holding in self._holdings.values())
+
+    def target(self, job: str) -> int:
+        return self._holdings[job].target
+
+    def commanded(self, job: str) -> int | None:
+        """The number of a command on its way, if there is one."""
+        return self._holdings[job].commanded
 
     def holdings(self) -> dict[str, int]:
         """What each job has by its last confirmation."""

@@ -1,9 +1,10 @@
 """Which changes of an allocation are worth a move: hysteresis and dwell, so that noise moves nothing.
 
-Jobs that exchange loaders on some node are a group, and move together or not at all. A group moves if the objective of
-its jobs rises by more than `LEAST_RELATIVE_GAIN`. If nothing but measurements has changed since the last decision, two
-conditions more apply: the gain is above the noise of its prediction, and none of its jobs moved a short time ago.
-Arrivals, departures and other budgets cannot come from noise, and a new job has no good measurements yet.
+Jobs that exchange loaders on some node are a group, and move together or not at all. After an event, a group moves if
+the objective of its jobs rises by more than `LEAST_EVENT_GAIN`: a resize costs training about as much as a tenth of a
+second. If nothing but measurements has changed since the last decision, the gain must be above `LEAST_DRIFT_GAIN` and
+above the noise of its prediction, and none of the jobs moved a short time ago. Arrivals, departures and other budgets
+cannot come from noise, and a new job has no good measurements yet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Literal
 
 from torchloom.core.scheduling.cluster_loaders import ClusterLoaders, Member, relative_gain
 
-LEAST_RELATIVE_GAIN = 0.03
+LEAST_EVENT_GAIN, LEAST_DRIFT_GAIN = 0.01, 0.03
+"""Relative, of the objective of a group."""
 ERRORS = 2.0
 """Standard errors of the prediction that a gain must exceed."""
 DWELL_SECONDS = 20.0
@@ -62,7 +64,7 @@ class MoveFilter:
         after = [member.values[new] for member, _, new in members]
         weight = sum(member.job.weight for member, _, _ in members)
         gain = relative_gain(cluster.objective, before, after, weight)
-        if gain <= LEAST_RELATIVE_GAIN:
+        if gain <= (LEAST_DRIFT_GAIN if is_drift else LEAST_EVENT_GAIN):
             return Group(changes, gain, "small_gain")
         if is_drift:
             noise = math.sqrt(sum(_error(member, old, new) ** 2 for member, old, new in members))

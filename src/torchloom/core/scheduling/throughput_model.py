@@ -21,6 +21,10 @@ on a sample give w / L for the loaders that were busy at a time, pace permitting
 nothing. Hence one allocation gives r and G. One row of the fit is the prior of σ, which decides until a second number
 of loaders has been tried.
 
+Until there are enough batches for that, the first ones give an estimate. How long training uses a batch and how long
+loaders work on it hardly depend on the number of loaders, so their means since the start are γ and α, also while the
+job is being resized. What the pace says is missing, hence the greater error.
+
 Forgetting: the weight of a measurement halves every `HALF_LIFE` seconds, and a job's own γ is never older than
 `RECENT` measurements. G falls when a neighbour shares the device and rises when it leaves; nothing announces that, so
 the median follows after half of `RECENT`. α and β do not use old values of γ: each measurement has its own.
@@ -52,6 +56,10 @@ MISFIT = 0.02
 """Relative error of the formula itself, which measurements at one number of loaders do not average out."""
 LOAD_ERROR = 0.1
 """Relative error of the seconds that loaders worked, as a measure of L."""
+EARLY_ERROR = 0.15
+"""Relative error of what the first batches say."""
+REQUESTED_SHARE = 0.95
+"""T/G that a job is taken to reach with the number of loaders that its script asks for, until it has measured."""
 SIGMA, SIGMA_ERROR = 0.03, 0.06
 """The prior of σ."""
 HUBER = 1.5
@@ -173,6 +181,13 @@ PRIOR = Curve(1.0, 4.0, SIGMA, Variances(alpha=0.25, beta=SIGMA_ERROR**2, gamma=
 """Before the first measurement: four loaders feed a rank, give or take half. Only r / G has a meaning."""
 
 
+def prior_curve(requested: int) -> Curve:
+    """Before the first measurement of a job whose script asks for this number of loaders."""
+    loaders = max(requested, 1)
+    need = (REQUESTED_SHARE**-4 - 1) ** 0.25 * loaders / (1 + SIGMA * (loaders - 1))
+    return Curve(1.0, need, SIGMA, Variances(alpha=0.25, beta=SIGMA_ERROR**2, gamma=0.25 / need**2))
+
+
 @dataclass(frozen=True, slots=True)
 class _Point:
     """A measurement in seconds per sample."""
@@ -203,26 +218,37 @@ class ThroughputModel:
         """By number of loaders, the one that was measured last at the end."""
         self._uses: deque[float] = deque(maxlen=RECENT)
         self._pending: list[Measurement] = []
+        self._early: list[Measurement] = []
+        """Since the start, until there is a point."""
         self._loaders: int | None = None
+
+    @property
+    def is_estimated(self) -> bool:
+        """By the first batches, or better."""
+        return bool(self._points or self._early)
 
     @property
     def is_measured(self) -> bool:
         return bool(self._points)
 
     def add(self, measurement: Measurement, now: float) -> None:
-        """The first window after a resize is dropped: it consumes what was loaded before."""
+        """The first window is dropped: the first batch has no use before it, and waits until loaders have started.
+
+        So is the one after a resize, which consumes what was loaded before.
+        """
         if not measurement.is_usable:
             return
+        has_started = self._loaders is not None
+        if has_started and not self._points and measurement.use > 0 and measurement.load > 0:
+            self._early.append(measurement)
         if measurement.loaders != self._loaders:
-            was_resized, self._loaders = self._loaders is not None, measurement.loaders
-            self._pending = []
-            if was_resized:
-                return
+            self._loaders, self._pending = measurement.loaders, []
+            return
         self._pending.append(measurement)
         if sum(each.batches for each in self._pending) < max(POOLED, 2 * measurement.loaders):
             return
         point = _pooled(self._pending, now)
-        self._pending = []
+        self._pending, self._early = [], []
         points = self._points.pop(measurement.loaders, None) or deque(maxlen=RECENT)
         points.append(point)
         self._points[measurement.loaders] = points
@@ -230,7 +256,13 @@ class ThroughputModel:
             del self._points[next(iter(self._points))]
         self._uses.append(point.use)
 
+    def paces(self) -> dict[int, float]:
+        """Samples/s, the median of the latest measurements at each number of loaders that was tried."""
+        return {loaders: 1 / median(point.pace for point in points) for loaders, points in self._points.items()}
+
     def curve(self, now: float) -> Curve:
+        if self._early:
+            return _estimate(_pooled(self._early, now))
         if not self._points:
             return self._prior
         gamma = median(self._uses)
@@ -251,6 +283,13 @@ def _pooled(measurements: Sequence[Measurement], now: float) -> _Point:
     use = sum(each.batches * each.use for each in measurements) / samples
     load = sum(each.batches * each.load for each in measurements) / samples
     return _Point(now, wait + use, use, load)
+
+
+def _estimate(point: _Point) -> Curve:
+    """What the first batches say."""
+    alpha, beta, variances = _fit([_Row(0.0, point.load, EARLY_ERROR)])
+    gamma_variance = (EARLY_ERROR * point.use) ** 2
+    return Curve(1 / alpha, 1 / point.use, beta / alpha, Variances(*variances, gamma_variance))
 
 
 def _rows(loaders: int, points: Iterable[_Point], now: float) -> list[_Row]:

@@ -45,6 +45,8 @@ class Change(records.ChangeProposed, frozen=True, kw_only=True):
     outcome: Prose = ""
     applied: int = 0
     failed: int = 0
+    pending: bool = False
+    """Its checkpoint was still being written when it settled."""
     reverted_by: str = ""
 
     @property

@@ -23,11 +23,12 @@ from torchloom.core.state.run_states import Run, Runs
 from torchloom.core.state.runtime import RuntimeState
 from torchloom.protocol import records
 from torchloom.protocol.ids import RankId
-from torchloom.protocol.operator import Mark, NodeDrained, ReplicaDrained
+from torchloom.protocol.operator import Mark, NodeDrained, ReplicaDrained, ScheduleSet
 from torchloom.protocol.phrase import Phrase, Prose, phrase
 from torchloom.protocol.rank import Beat, CheckpointFailed, CheckpointSaved, JobResumed, MemberJoined
 from torchloom.protocol.records import Record
 from torchloom.protocol.run_records import AttemptStopping, RunRecord
+from torchloom.protocol.scheduling import ScheduleRules
 from torchloom.protocol.views import Assignment, CheckpointsView
 from torchloom.settings import Settings
 
@@ -68,6 +69,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     goodput: dict[str, Account] = {}
     evicted: dict[str, tuple[str, ...]] = {}
     marks: dict[str, tuple[tuple[float, Record], ...]] = {}
+    schedule: ScheduleRules = ScheduleRules()
 
 
 def life_over(how: Literal["finished", "interrupted"]) -> Phrase:
@@ -88,6 +90,7 @@ class ClusterState:
         """By job: the latest members that its lighthouse must not count on."""
         self.marks = dict(state.marks)
         """By job: the latest, each with its time."""
+        self.schedule = state.schedule
         self.term = state.term
         self.inbox_seq = state.inbox_seq
         self.jobs = dict(state.jobs)
@@ -121,6 +124,7 @@ class ClusterState:
             goodput=dict(self.goodput),
             evicted=dict(self.evicted),
             marks=dict(self.marks),
+            schedule=self.schedule,
         )
 
     def lives(self, rank: RankId, incarnation: str) -> bool:
@@ -200,6 +204,8 @@ class ClusterState:
         elif isinstance(record, RunRecord):
             self.incidents.follow_run(record, self.runs, at)
             self.runs.fold(record, at)
+            if isinstance(record, Mark):
+                self._mark(record.job, record, at)
             if isinstance(record, AttemptStopping) and record.incident in self.incidents:
                 incident = self.incidents.record_stop(record.incident, self.runs.by_name[record.job], at)
                 self.goodput.blame(record.job, cause_of(incident), incident.opened, at)
@@ -266,9 +272,14 @@ class ClusterState:
             case records.MembersEvicted(job=job, members=members):
                 self.evicted[job] = (*self.evicted.get(job, ()), *members)[-KEEP_EVICTED:]
             case Mark(job=job):
-                self.marks[job] = (*self.marks.get(job, ()), (at, record))[-KEEP_MARKS:]
+                self._mark(job, record, at)
             case ReplicaDrained() | NodeDrained():
                 self.runs.fold(record, at)
+            case ScheduleSet():
+                self.schedule = ScheduleRules.from_fields(record)
+
+    def _mark(self, job: str, record: Record, at: float) -> None:
+        self.marks[job] = (*self.marks.get(job, ()), (at, record))[-KEEP_MARKS:]
 
     def _begin(self, name: str, at: float) -> None:
         for earlier_rank in self.ranks.of_job(name):

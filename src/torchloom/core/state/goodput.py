@@ -1,4 +1,5 @@
-"""Goodput: every second since a run was submitted is productive, or lost for a cause.
+"""Goodput: every second since a run arrived is productive, or lost for a cause. It arrives when it is submitted, unless
+it is to start later or after another job.
 
     waiting     there was no room for its ranks
     starting    an attempt that nothing had gone wrong before, until all its ranks ran; and of every attempt what its
@@ -6,7 +7,7 @@
     a kind      of incident (hang, crash, device, …; `node` where a node or its agent was lost): from its first sign, or
                 from the end of the attempt, until all ranks ran again
     redone      ranks ran, but what they did was not in the checkpoint from which the next attempt resumed
-    paused      all ranks were
+    paused      all ranks were, or it was released
     moving      an attempt was ended because its node was leaving
     ending      an operator had requested the end
 
@@ -64,6 +65,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     submitted: float
+    """When it arrived: since then its time counts."""
     since: float
     """The time up to which it is accounted for."""
     doing: str = WAITING
@@ -122,7 +124,10 @@ class Accounts(dict[str, Account]):
 
     def fold(self, record: Record, at: float, job: str) -> None:
         """`job` is the name of the run that the record concerns."""
-        if isinstance(record, run_records.RunSubmitted):
+        if isinstance(record, run_records.RunSubmitted) and (record.task.delay or record.task.after):
+            self.pop(record.job, None)  # of an earlier run of this name
+            return
+        if isinstance(record, run_records.RunSubmitted | run_records.RunArrived):
             self[record.job] = Account(job=record.job, submitted=at, since=at)
             return
         if isinstance(record, IncidentAmended) and record.closed:
@@ -163,6 +168,10 @@ def _folded(account: Account, record: Record, at: float) -> Account:
             return replace(_charged(account, at), doing=RUNNING, standing="")
         case run_records.AttemptStopping():
             return _stopping(account, record, at)
+        case run_records.AttemptReleased():
+            return replace(_charged(account, at), doing=PAUSED)
+        case run_records.RunResumed():
+            return replace(_charged(account, at), doing=WAITING)
         case run_records.AttemptEnded(wait_seconds=wait):
             return replace(_charged(account, at), doing=BETWEEN, until=at + wait)
         case run_records.RunEnded(step=step, phase=phase):
@@ -178,6 +187,8 @@ def _stopping(account: Account, record: run_records.AttemptStopping, at: float) 
     latest = max(0.0, at - before) if doing == RUNNING and not stepless else 0.0
     cause = doing if doing in HANGS else OTHER if record.counts else MOVING
     cause = ENDING if record.next_action == "cancel" else cause
+    if record.next_action == "release":
+        return replace(account, doing=PAUSED, cause="", latest=0.0, standing="", whole=())
     return replace(account, doing=cause, cause=cause, latest=latest, standing="", whole=())
 
 

@@ -6,6 +6,8 @@
                      ^            └───────────┤
                      │                        v
                   restarting <──────────── stopping ──> failed, cancelled
+                     ^                        │
+                     └────── released <───────┘
 
 A run is in one phase; an attempt is one start of all its ranks. Agents receive the desired state and report the actual
 one until both agree. A weaver that was killed in between continues from the log and their next beats.
@@ -13,6 +15,7 @@ one until both agree. A weaver that was killed in between continues from the log
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -41,6 +44,7 @@ class RunPhase(StrEnum):
     PAUSED = "paused"
     STOPPING = "stopping"
     RESTARTING = "restarting"
+    RELEASED = "released"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -56,6 +60,8 @@ class RunSign(StrEnum):
     GOES_ON = "a rank is paused no longer"
     STOP = "a rank failed, or it is cancelled"
     ALL_GONE = "no process is left, and there is another try"
+    SAVED_AND_GONE = "it is saved and no process is left, until it is resumed"
+    RESUMED = "it is resumed"
     ALL_SUCCEEDED = "all ranks ended well"
     GIVEN_UP = "no further try"
     CANCELLED = "cancelled, and nothing is left"
@@ -79,12 +85,16 @@ RUN_NEXT: Mapping[tuple[RunPhase, RunSign], RunPhase] = {
     (P.PAUSED, S.ALL_SUCCEEDED): P.DONE,
     (P.STOPPING, S.STOP): P.STOPPING,  # cancelled while it is being stopped
     (P.STOPPING, S.ALL_GONE): P.RESTARTING,
+    (P.STOPPING, S.SAVED_AND_GONE): P.RELEASED,
     (P.STOPPING, S.GIVEN_UP): P.FAILED,
     (P.STOPPING, S.ALL_SUCCEEDED): P.DONE,  # what it served is over
     (P.STOPPING, S.CANCELLED): P.CANCELLED,
     (P.RESTARTING, S.PLACED): P.PLACING,
     (P.RESTARTING, S.CANCELLED): P.CANCELLED,
     (P.RESTARTING, S.GIVEN_UP): P.FAILED,
+    (P.RELEASED, S.RESUMED): P.RESTARTING,
+    (P.RELEASED, S.CANCELLED): P.CANCELLED,
+    (P.RELEASED, S.GIVEN_UP): P.FAILED,
 }
 OVER = frozenset({P.DONE, P.FAILED, P.CANCELLED})
 UNDER_WAY = frozenset({P.PLACING, P.STARTING, P.RUNNING, P.PAUSED})
@@ -120,6 +130,16 @@ class Run(RunDescription, frozen=True, kw_only=True):
     """Since when, if there is one."""
     responses: tuple[tuple[str, float], ...] = ()
     """Kinds of incidents and when a response began: the limits of rules count these."""
+    release: run_records.ReleaseBegan | None = None
+    """It is saved, to be released afterwards."""
+    releasing: float = 0.0
+    """Since when, if it is."""
+    makes_room_for: str = ""
+    """The run for which it is, or was last, released; empty if an operator released it."""
+    displaced: float = 0.0
+    """When it was last released for another run."""
+    resumed: str = ""
+    """The last request to resume it after it was released."""
     drained: bool = False
     """It leaves at the end of a step, and is not restarted until the drain is undone."""
 
@@ -148,7 +168,22 @@ class Run(RunDescription, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """The number of ranks; once it is placed, those that there was room for."""
-        return len(self.places) or self.task.per_node * self.task.nodes
+        return len(self.places) or self.task.world_size
+
+    @property
+    def waits(self) -> bool:
+        """Whether it starts as soon as there is room."""
+        return bool(self.arrived) and self.phase in {P.SUBMITTED, P.RESTARTING}
+
+    @property
+    def is_being_released(self) -> bool:
+        return self.release is not None or (self.phase is P.STOPPING and self.next_action == "release")
+
+    @property
+    def urgency(self) -> tuple[float, float, float]:
+        """The order in which runs are placed: priority, then deadline, then age; the least comes first."""
+        deadline = self.arrived + self.task.deadline if self.arrived and self.task.deadline else math.inf
+        return -self.task.priority, deadline, self.submitted
 
     @property
     def ordinal(self) -> int:
@@ -200,8 +235,8 @@ class Runs:
         return self.by_name.get(name) or self.by_name.get(job)
 
     def due(self, node: str | None = None) -> list[str]:
-        """Names of runs that may advance, the oldest first: all of them, or those that a beat of a node may concern."""
-        runs = sorted((run for run in self.by_name.values() if not run.over), key=lambda run: run.submitted)
+        """Names of runs that may advance, the most urgent first: all, or those that a beat of a node may concern."""
+        runs = sorted((run for run in self.by_name.values() if not run.over), key=lambda run: run.urgency)
         return [run.name for run in runs if node is None or not run.places or node in run.nodes]
 
     def forget(self, job: str) -> list[str]:
@@ -216,11 +251,10 @@ class Runs:
 
     def fold(self, record: run_records.RunRecord | ReplicaDrained | NodeDrained, at: float) -> None:
         match record:
-            case run_records.RunSubmitted(job=job):
-                last = self.by_name[job].attempt if job in self.by_name else 0
-                run = Run.from_fields(record, name=job, since=at, submitted=at, attempt=last, before=last)
-                self.by_name[job] = run
-                self._names[run.replica_id] = job
+            case run_records.RunSubmitted():
+                self._submit(record, at)
+            case run_records.RunArrived(job=job):
+                self._modify(job, arrived=at)
             case run_records.AttemptBegan(job=job, attempt=attempt, places=places):
                 run = self.by_name[job]
                 notes = (*run.notes, AttemptNote(number=attempt - run.before, began=at))[-KEEP_NOTES:]
@@ -243,6 +277,8 @@ class Runs:
                     self._modify(job, stops=(*run.stops, at)[-KEEP_STOPS:])
                 skip = back.skip if back is not None and back.skip is not None else run.skip
                 self._modify(job, rollback=back or run.rollback, skip=skip, response=None)
+                if next_action != "restart":
+                    self._modify(job, release=None)
                 self._note(record, stopping=at, kind=record.kind or "")
             case run_records.ResponseBegan(job=job, kind=kind):
                 responses = (*self.by_name[job].responses, (kind, at))[-KEEP_STOPS:]
@@ -253,6 +289,13 @@ class Runs:
             case run_records.AttemptEnded(job=job, wait_seconds=wait_seconds):
                 self._turn(job, S.ALL_GONE, at, wait_until=at + wait_seconds)
                 self._note(record, ended=at)
+            case (
+                run_records.AttemptReleased()
+                | run_records.ReleaseBegan()
+                | run_records.ReleaseEnded()
+                | run_records.RunResumed()
+            ):
+                self._fold_release(record, at)
             case run_records.RunEnded(job=job, phase=phase, reason=reason, step=step):
                 sign = {"done": S.ALL_SUCCEEDED, "failed": S.GIVEN_UP, "cancelled": S.CANCELLED}[phase]
                 run = self._turn(job, sign, at, reason=reason, step=step)
@@ -262,6 +305,29 @@ class Runs:
                 self._modify(job, drained=drained)
             case NodeDrained(node=node, drained=drained):
                 (self.drained.add if drained else self.drained.discard)(node)
+
+    def _submit(self, record: run_records.RunSubmitted, at: float) -> None:
+        name = record.job
+        last = self.by_name[name].attempt if name in self.by_name else 0
+        arrived = 0.0 if record.task.delay or record.task.after else at
+        run = Run.from_fields(record, name=name, since=at, submitted=at, attempt=last, before=last, arrived=arrived)
+        self.by_name[name] = run
+        self._names[run.replica_id] = name
+
+    def _fold_release(self, record: run_records.ReleaseRecord, at: float) -> None:
+        match record:
+            case run_records.AttemptReleased(job=job):
+                self._turn(job, S.SAVED_AND_GONE, at, places=())
+                self._note(record, ended=at)
+            case run_records.ReleaseBegan(job=job, makes_room_for=other):
+                run = self.by_name[job]
+                saves = record if run.phase is not P.RELEASED else None  # then only the reason is another one
+                self._modify(job, release=saves, releasing=at, makes_room_for=other)
+                self._modify(job, displaced=at if other else run.displaced)
+            case run_records.ReleaseEnded(job=job):
+                self._modify(job, release=None)
+            case run_records.RunResumed(job=job, request=request):
+                self._turn(job, S.RESUMED, at, wait_until=at, resumed=request, reason="")
 
     def _turn(self, job: str, sign: RunSign, at: float, **fields: object) -> Run:
         phase = RUN_NEXT[(self.by_name[job].phase, sign)]

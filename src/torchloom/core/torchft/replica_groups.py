@@ -79,6 +79,8 @@ def _lighthouse(job: str, task: Task, ft: Torchft) -> Task:
         part_of=job,
         replica=LIGHTHOUSE,
         torchft=ft,
+        delay=task.delay,
+        after=task.after,
     )
 
 

@@ -226,8 +226,8 @@ class Participant:
         """Whether the training must not leave this step yet."""
         return self.paused or any(p.change.step <= step for p in self.pending.values())
 
-    def done(self, change: ChangeSpec, step: int, ok: bool = True, result: str = "") -> Applied:
-        answer = Applied(incarnation=self.incarnation, id=change.id, step=step, ok=ok, result=result)
+    def done(self, change: ChangeSpec, step: int, ok: bool = True, result: str = "", pending: bool = False) -> Applied:
+        answer = Applied(incarnation=self.incarnation, id=change.id, step=step, ok=ok, result=result, pending=pending)
         keep_answer(self.journal, answer)
         self.taken[change.id] = change.step
         if change.action == "set":

@@ -171,7 +171,7 @@ class StepBoundary:
             return self.participant.undecided(step)
 
     def _apply(self, change: ChangeSpec, step: int) -> None:
-        ok, result = True, ""
+        ok, result, pending = True, "", False
         try:
             match change.action:
                 case "set":
@@ -185,11 +185,12 @@ class StepBoundary:
                     logger.warning("torchLoom: asked to stop at step %d by %s", step, change.id)
                 case "checkpoint":
                     result = "" if self.save is None else one_line(self.save(step) or "")
+                    pending = self.save is not None and self.save is self._checkpoints_save
         except Exception as error:  # noqa: BLE001  the user's setter or saver
             ok, result = False, one_line(f"{type(error).__name__}: {error}")
             logger.warning("torchLoom: %s failed at step %d: %s", change.id, step, result)
         with self._lock:
-            answer = self.participant.done(change, step, ok, result)
+            answer = self.participant.done(change, step, ok, result, pending)
         self.port.reply(answer)
 
     def _set(self, change: ChangeSpec, step: int) -> str:

@@ -105,7 +105,7 @@ class Session:
         before = loop.time()
         while loop.time() - before < NAP_SECONDS:
             before = loop.time()
-            await asyncio.sleep(NAP_SECONDS / 10)
+            await asyncio.sleep(NAP_SECONDS / 2)
         self._end(SessionEnd.LOST)
 
     # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────────

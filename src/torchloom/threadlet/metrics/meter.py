@@ -3,7 +3,7 @@
 The writer stores the time at which a step ended in a preallocated ring, then counts the step; the reader reads the
 count first and then the ring, so it never sees half a step. Values that may be tensors are only stored (detached, so
 that no graph stays alive). Reading them could block on a device, so another thread does it at the time of a beat
-(readings.py). Detaching costs more than everything else, so only one loss in 20 ms is stored.
+(readings.py). Detaching costs more than everything else, so only one loss in 50 ms is stored.
 
 Time in a step that was not training is stored in rings beside it: gaps, which belong to no step; and waiting for peers
 and for data, which belongs to the step but is not the rank's own work.
@@ -32,7 +32,7 @@ _MOST = 2**53
 """Integers above this are not exact in every JSON reader, and are not step or sample counts."""
 LOSS = "loss"
 LOSSES = 64
-KEEP_SECONDS = 0.02
+KEEP_SECONDS = 0.05
 """A loss is stored if none was stored for this long."""
 
 

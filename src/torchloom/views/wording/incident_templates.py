@@ -88,6 +88,7 @@ INCIDENT_TEMPLATES: Mapping[str, str] = {
     "other_replicas_over": "the other replicas are over",
     "launcher_gone": "the `loom run` that started it is gone",
     "agent_has_trouble": "{node}: {trouble}",
+    "port_taken": "its ranks cannot meet at port {port}: {error}{user:? (|)}; the next attempt takes a free one",
     "not_prepared": "{error}{hint:? → |}",
     "agent_forgot_ranks": "the agent on {node} no longer knows its ranks",
     "it_is_drained": "it is drained",
