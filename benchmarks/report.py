@@ -98,6 +98,15 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("decide_ms_1000_jobs", "<=", 150),
         Target("incremental_ms", "<=", 5),
     ),
+    "sharing": (
+        Target("throughput_gain", ">=", 0.29),
+        Target("makespan_gain", ">=", 0.10),
+        Target("paper_fraction_of_best", ">=", 0.9),
+        Target("gain_over_torchloader", ">=", 0.001),
+        Target("lost", "<=", 0),
+        Target("repeated", "<=", 0),
+        Target("tpm_mape", "<=", 0.10),
+    ),
     "cluster_sim": (
         Target("gain_over_even", ">=", 0),
         Target("gain_over_torchloader", ">=", 0),
