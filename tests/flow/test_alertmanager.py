@@ -14,7 +14,7 @@ from torchloom.protocol.ids import ReplicaId
 from torchloom.protocol.operator import Done, Recover
 from torchloom.protocol.records import About, DeviceMarkedFailed
 from torchloom.protocol.views import IncidentView
-from torchloom.weaver.ingress import read_token
+from torchloom.weaver.alert_webhook import read_token
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

@@ -23,10 +23,10 @@ from torchloom.protocol.ids import RankId
 from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import Role
 from torchloom.settings import Settings
+from torchloom.weaver.alert_webhook import Ingress
 from torchloom.weaver.connection_monitor import ConnectionAdvisories
 from torchloom.weaver.gc_tuning import short_collections
 from torchloom.weaver.health import Clock, Health, log
-from torchloom.weaver.ingress import Ingress
 from torchloom.weaver.service import Weaver
 from torchloom.weaver.storage import Store
 

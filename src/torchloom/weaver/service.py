@@ -35,12 +35,12 @@ from torchloom.protocol.records import Record
 from torchloom.protocol.scheduling import QueryPrediction, QuerySchedule
 from torchloom.protocol.subjects import ASK, BEAT, CLOCK, FACT, LOOK, NODE, QUORUM, REPLY, REPORT, Subject, parse_rank
 from torchloom.views.cluster_summary import curves, knobs, picture, runs
-from torchloom.views.loader_schedule import predict, schedule
+from torchloom.views.schedule_view import predict, schedule
 from torchloom.views.wording.phrases import render
+from torchloom.weaver.alert_webhook import Ingress
 from torchloom.weaver.connection_monitor import ConnectionAdvisories
 from torchloom.weaver.event_queue import EventQueue, Inbox
 from torchloom.weaver.health import Health, first_trouble, log, quietly
-from torchloom.weaver.ingress import Ingress
 from torchloom.weaver.sender import Sender
 from torchloom.weaver.storage import CurveStore, Store
 from torchloom.weaver.ticker import Ticker

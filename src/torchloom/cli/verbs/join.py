@@ -44,7 +44,7 @@ def token(call: Call) -> int:
 
 def token_ingress(call: Call) -> int:
     """Alertmanager sends it with each alert: see docs/alertmanager.md. It is a secret and never changes."""
-    from torchloom.weaver.ingress import last_place, read_token
+    from torchloom.weaver.alert_webhook import last_place, read_token
 
     text = read_token(call.settings)
     where = last_place(StateFolder(call.settings.state_folder))

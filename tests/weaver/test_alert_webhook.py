@@ -29,9 +29,9 @@ from torchloom.protocol.phrase import phrase
 from torchloom.protocol.subjects import INBOX_STREAM, Role
 from torchloom.settings import Settings
 from torchloom.shared.addresses import split_url
+from torchloom.weaver.alert_webhook import MOST_CONNECTIONS, Ingress, ensure_token, last_place, read_token
 from torchloom.weaver.health import Clock, Health
 from torchloom.weaver.http_server import BODY_BYTES
-from torchloom.weaver.ingress import MOST_CONNECTIONS, Ingress, ensure_token, last_place, read_token
 from torchloom.weaver.storage import Store
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
