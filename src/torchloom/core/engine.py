@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from torchloom.core import events
+from torchloom.core.changes.requests import is_known
 from torchloom.core.decide import decide
 from torchloom.core.decision import Decision
 from torchloom.core.incidents.periodic_checks import hang_of_run, look_around
@@ -54,6 +55,9 @@ class Engine:
         self.cluster.fold(decision.records, now)
         for rank, command in decision.commands:
             self.cluster.runtime.note_answer((rank, command.incarnation), now)
+        if isinstance(event, events.LoadersDue):
+            requests = (command.request for command in event.commands)
+            self.scheduler.note_unaccepted(request for request in requests if not is_known(self.cluster, request))
         return decision
 
     def has_read(self, seq: int, now: float) -> tuple[InboxRead, ...]:

@@ -338,6 +338,21 @@ def test_a_refused_resize_takes_nothing_and_is_tried_again() -> None:
     assert town.loaders() == {"hungry": 7, "light": 1, "lighter": 1}
 
 
+def test_a_resize_that_is_refused_at_once_holds_no_room() -> None:
+    town = Town(n1=9)
+    town.start("hungry", 50.0, 400.0, 3)
+    town.wait(3)
+    busy = SetKnobs(request="6" * 32, job="hungry", values={"loaders": 3}, operator="ann")
+    town.jobs["hungry"].is_silent = True
+    town.loom.ask(busy, "set")  # no rank answers, so that it stays under way
+    town.rule()
+    town.wait(1)
+    moves = town.loom.engine.scheduler.moves
+    assert moves.commanded("hungry") == 9
+    town.wait(1)
+    assert moves.commanded("hungry") is None
+
+
 def test_loaders_start_only_when_those_that_make_room_have_ended() -> None:
     town = Town(n1=9)
     town.start("hungry", 50.0, 400.0, 3)

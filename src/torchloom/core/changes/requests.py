@@ -95,6 +95,11 @@ def request_change(cluster: ClusterState, ask: SetKnobs | Revert | Steer, reply:
     return Decision((began,), query_steps(cluster, ask.request, lives))
 
 
+def is_known(cluster: ClusterState, request: str) -> bool:
+    """Whether a request was accepted: its ranks are being asked, or it is a change."""
+    return request in cluster.runtime.operations.by_request or cluster.ledger.change_of(request) is not None
+
+
 def _find_earlier(cluster: ClusterState, request: str, reply: str) -> Decision | None:
     """A repeated request waits with the first one, or gets its outcome."""
     if request in cluster.runtime.operations.by_request:

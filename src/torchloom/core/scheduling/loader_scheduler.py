@@ -135,6 +135,8 @@ class LoaderScheduler:
         self._has_looked = False
         self._commands: dict[str, tuple[Command, float]] = {}
         """By job: the command on its way, and when it was sent."""
+        self._unaccepted: set[str] = set()
+        """Requests of commands on their way that were refused before any rank was asked."""
         self._refusals: dict[str, tuple[int, float]] = {}
         """By job: refusals in a row, and when it is asked again."""
         self._drift_due = self._whole_due = 0.0
@@ -174,6 +176,10 @@ class LoaderScheduler:
     def is_moving(self) -> bool:
         """A command is on its way, and others may wait for what it frees."""
         return bool(self._commands)
+
+    def note_unaccepted(self, requests: Iterable[str]) -> None:
+        """Of commands that were refused before any rank was asked: the next look need not wait for an answer."""
+        self._unaccepted.update(requests)
 
     # ── a look ──
 
@@ -349,7 +355,8 @@ class LoaderScheduler:
             has_begun = job.request == command.request
             shrinks = command.loaders < self.moves.holdings()[name]
             settles = job.pending is not None or (job.is_settling and shrinks and now - sent < SETTLE_SECONDS)
-            if settles if has_begun else now - sent < BEGIN_SECONDS:
+            may_begin = now - sent < BEGIN_SECONDS and command.request not in self._unaccepted
+            if settles if has_begun else may_begin:
                 continue
             del self._commands[name]
             if has_begun and job.loaders == command.loaders:
@@ -359,6 +366,7 @@ class LoaderScheduler:
             count = self._refusals.get(name, (0, 0.0))[0] + 1
             self._refusals[name] = count, now + min(RETRY_SECONDS * 2 ** (count - 1), MOST_RETRY_SECONDS)
             resizes += self.moves.refused(name, command.loaders)
+        self._unaccepted.clear()
         return resizes
 
     def _retried(self, now: float) -> list[str]:
