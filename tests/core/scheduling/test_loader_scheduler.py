@@ -12,6 +12,7 @@ from torchloom.core.events import BeatReceived, NodeBeatReceived, ReplyReceived,
 from torchloom.core.scheduling.loader_scheduler import JobSeen, LoaderScheduler
 from torchloom.core.scheduling.observation import JobObserver
 from torchloom.core.scheduling.throughput_model import Measurement
+from torchloom.core.state.rank_states import JobPhase
 from torchloom.protocol.data_loading import Loading
 from torchloom.protocol.ids import RankId
 from torchloom.protocol.node import NodeBeat
@@ -351,6 +352,23 @@ def test_a_resize_that_is_refused_at_once_holds_no_room() -> None:
     assert moves.commanded("hungry") == 9
     town.wait(1)
     assert moves.commanded("hungry") is None
+
+
+def test_the_loaders_of_a_job_that_was_taken_for_dead_count_again_when_it_is_found() -> None:
+    town = Town(n1=9)
+    hungry = town.start("hungry", 50.0, 400.0, 3)
+    town.rule()
+    town.wait(5)
+    assert town.loaders() == {"hungry": 9}
+    hungry.is_lost = True
+    town.loom.close(HUNGRY, 1)
+    town.wait(8)
+    assert town.loom.engine.scheduler.jobs == {}
+    hungry.is_lost = False
+    town.loom.open(HUNGRY, 1)
+    town.wait(3)
+    assert town.loom.cluster.jobs["hungry"].phase is JobPhase.RUNNING
+    assert town.loom.engine.scheduler.jobs["hungry"].loaders == 9
 
 
 def test_loaders_start_only_when_those_that_make_room_have_ended() -> None:

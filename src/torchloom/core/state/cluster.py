@@ -222,6 +222,7 @@ class ClusterState:
                 self._advance(rank, Sign.LINK_CLOSED, reason, at, patient=patient)
             case records.RankFound(rank=rank, reason=reason):
                 self._advance(rank, Sign.HEARD, reason, at)
+                self._revive(rank.job)
             case records.RankDied(rank=rank, reason=reason, confirmed=confirmed):
                 self._advance(rank, Sign.ENDED_BADLY if confirmed else Sign.GRACE_OVER, reason, at)
             case records.RankLeft(rank=rank, how=how):
@@ -290,6 +291,12 @@ class ClusterState:
         job = self.jobs.get(name)
         phase = JOB_NEXT[(job.phase, JobSign.JOINED)] if job else JobPhase.RUNNING
         self.jobs[name] = Job(name=name, phase=phase, began=at)
+
+    def _revive(self, name: str) -> None:
+        """A job whose end was presumed runs on."""
+        job = self.jobs[name]
+        if job.ended is not None:
+            self.jobs[name] = Job(name=name, phase=JOB_NEXT[(job.phase, JobSign.JOINED)], began=job.began)
 
     def _expect(self, change: Change) -> None:
         """From now on the beats of its ranks must report a change of values, also of those that joined meanwhile."""
