@@ -6,7 +6,9 @@ epoch). The random numbers of a sample then do not depend on the loader that loa
 
 from __future__ import annotations
 
+import importlib
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +19,7 @@ import torch
 from torch.utils.data._utils.worker import _generate_state
 
 from torchloom.errors import BadInput
-
-try:
-    import numpy
-except ImportError:  # torch works without it
-    numpy = None  # type: ignore[assignment]
+from torchloom.shared.import_hook import when_imported
 
 Seeding = Literal["sample", "worker"]
 _MASK = (1 << 64) - 1
@@ -82,8 +80,7 @@ def seed_sample(key: int, position: int) -> None:
     seed = _seed(key, position)
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
-    if numpy is not None:
-        numpy.random.seed(seed & 0xFFFFFFFF)
+    _numpy.seed(seed & 0xFFFFFFFF)
 
 
 def seed_process(base_seed: int, loader: int, seeding: Seeding | None) -> int:
@@ -94,9 +91,52 @@ def seed_process(base_seed: int, loader: int, seeding: Seeding | None) -> int:
         torch.manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)  # not those of devices, which takes 4 ms in a new process
-    if numpy is not None:
-        numpy.random.seed(_generate_state(base_seed, loader))
+    _numpy.seed(_generate_state(base_seed, loader))
     return seed
+
+
+class _NumpyGenerator:
+    """numpy's global generator. Its import takes 12 ms, which each loader would need before its first batch.
+
+    Where nothing has imported it yet, a seed waits until something does.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: Any = None
+        self._is_watched = False
+
+    @property
+    def is_imported(self) -> bool:
+        return hasattr(sys.modules.get("numpy.random"), "seed")
+
+    def module(self) -> Any:
+        """numpy.random, imported if need be; None without numpy."""
+        try:
+            return importlib.import_module("numpy.random")
+        except ImportError:
+            return None
+
+    def seed(self, seed: Any) -> None:
+        if self.is_imported:
+            sys.modules["numpy.random"].seed(seed)
+            return
+        self._waiting = seed
+        if not self._is_watched:
+            self._is_watched = True
+            when_imported("numpy.random", self._take_seed)
+
+    def _take_seed(self, module: Any) -> None:
+        if self._waiting is not None:
+            module.seed(self._waiting)
+
+    def forget(self) -> None:
+        """What draws from it next is not seeded by us."""
+        self._waiting = None
+        if self.is_imported:
+            sys.modules["numpy.random"].seed()
+
+
+_numpy = _NumpyGenerator()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +155,7 @@ class GeneratorStates:
             states["python"] = [version, torch.tensor(words), gauss]
         if self.numpy is not None:
             name, keys, place, has_gauss, cached = self.numpy
-            words64 = torch.from_numpy(numpy.asarray(keys, dtype="int64"))
+            words64 = torch.from_numpy(keys.astype("int64"))
             states["numpy"] = [str(name), words64, int(place), int(has_gauss), float(cached)]
         return states
 
@@ -124,13 +164,17 @@ class GeneratorStates:
         if self.python is not None:
             random.setstate(self.python)
         if self.numpy is not None:
-            numpy.random.set_state(self.numpy)
+            _numpy.module().set_state(self.numpy)
+        else:
+            _numpy.forget()
 
 
-def capture_generators(*, only_torch: bool = False) -> GeneratorStates:
+def capture_generators(*, only_torch: bool = False, only_imported: bool = False) -> GeneratorStates:
+    """`only_imported`: without numpy's generator if nothing has imported it."""
     if only_torch:
         return GeneratorStates(torch.default_generator.get_state())
-    drawn_by_numpy = None if numpy is None else numpy.random.get_state(legacy=True)
+    numpy = None if only_imported and not _numpy.is_imported else _numpy.module()
+    drawn_by_numpy = None if numpy is None else numpy.get_state(legacy=True)
     return GeneratorStates(torch.default_generator.get_state(), random.getstate(), drawn_by_numpy)
 
 
@@ -139,15 +183,15 @@ def restore_generators(states: dict[str, Any]) -> None:
     if "python" in states:
         version, words, gauss = states["python"]
         random.setstate((version, tuple(words.tolist()), gauss))
-    if numpy is not None and "numpy" in states:
+    if "numpy" in states and (numpy := _numpy.module()) is not None:
         name, keys, *rest = states["numpy"]
-        numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+        numpy.set_state((name, keys.numpy().astype("uint32"), *rest))
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """The process's generators have the same state afterwards."""
-    states = capture_generators()
+    states = capture_generators(only_imported=True)
     try:
         yield
     finally:

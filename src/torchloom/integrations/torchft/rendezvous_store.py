@@ -14,7 +14,7 @@ import socket
 from types import ModuleType
 from typing import Any
 
-from torchloom.threadlet.process.import_hook import when_imported
+from torchloom.shared.import_hook import when_imported
 
 _kept: list[Any] = []
 """Keeps the stores alive as long as the process."""

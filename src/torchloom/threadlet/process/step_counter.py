@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
-from torchloom.threadlet.process.import_hook import when_imported
+from torchloom.shared.import_hook import when_imported
 
 OPTIMIZERS = "torch.optim.optimizer"
 STILL = 1000
