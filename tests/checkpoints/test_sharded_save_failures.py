@@ -206,6 +206,7 @@ def test_a_state_that_is_none_on_one_rank_keeps_nobody_waiting(tmp_path: Path) -
         assert {type(refusal) for refusal in ranks.outcomes(Training.resume)} <= {BadInput, BadState}
 
 
+@pytest.mark.long
 def test_a_folder_that_another_job_writes_into_is_refused_on_all_ranks(tmp_path: Path) -> None:
     lock = WriterLock(tmp_path)
     try:

@@ -503,6 +503,7 @@ def test_the_traceback_of_a_key_error_is_readable(kind: Kind) -> None:
     assert "\n  File " in str(caught)
 
 
+@pytest.mark.long
 @both
 def test_stop_iteration_in_the_dataset(kind: Kind, loaders: int) -> None:
     iterator = iter(kind(Failing(4, 2, StopIteration()), num_workers=loaders))

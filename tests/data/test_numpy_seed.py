@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import json, sys
 import torch
@@ -46,6 +48,7 @@ def run() -> dict[str, object]:
     return document
 
 
+@pytest.mark.long
 def test_a_sample_draws_the_same_wherever_numpy_is_imported() -> None:
     first, second = run(), run()
     assert first["imported"] == [False, False]

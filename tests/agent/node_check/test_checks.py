@@ -72,6 +72,7 @@ def test_a_device_that_the_driver_has_lost_or_says_nothing_of_is_not_fit() -> No
     assert not answering("GPU-a", None).fit
 
 
+@pytest.mark.long
 def test_devices_are_read_through_the_driver(driver: FakeDriver) -> None:
     found = list(checks._devices((A, B, "GPU-unknown"), None))
     assert [check.fit for check in found] == [True, True, False]

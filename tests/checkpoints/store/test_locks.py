@@ -66,6 +66,7 @@ def is_taken(folder: Path) -> None:
         os._exit(5)
 
 
+@pytest.mark.long
 def test_the_second_job_hears_which_process_is_there(tmp_path: Path) -> None:
     begun, done = FORKS.Event(), FORKS.Event()
     first = begin(hold_and_fork, tmp_path, begun, done)

@@ -259,6 +259,7 @@ async def test_a_replica_that_heals_has_the_values_in_force(start: Start, weaver
     assert not [reply for replica, reply in heard if replica == "b"]  # it was asked nothing
 
 
+@pytest.mark.long
 async def test_a_replica_that_discards_the_step_of_a_change_takes_it_when_it_heals(
     start: Start, weaver: PlayedWeaver
 ) -> None:
