@@ -61,6 +61,7 @@ def sweep(tmp_path: Path, step: int, keep: int | None, calls: Collection[str], *
             shutil.rmtree(folder)
 
 
+@pytest.mark.long
 @traced
 def test_killed_anywhere_in_a_save_and_a_deletion_there_is_the_last_one_or_the_new_one(tmp_path: Path) -> None:
     seen, left = set(), set()

@@ -192,6 +192,7 @@ def test_one_that_is_deleted_meanwhile_is_left_out(tmp_path: Path) -> None:
     assert states(take_inventory(tmp_path, NOW, verify=True, on_verify=delete)) == {1: "valid"}
 
 
+@pytest.mark.long
 def test_ten_thousand_checkpoints_are_listed_at_once(tmp_path: Path) -> None:
     document = (make(tmp_path, 0, size=10) / manifests.NAME).read_bytes()
     plain = json.loads(document)

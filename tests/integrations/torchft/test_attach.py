@@ -133,6 +133,7 @@ async def test_steps_are_what_is_committed_and_beats_say_so(start: Start, weaver
     assert (regrouped.quorum, regrouped.participants) == (1, 1)
 
 
+@pytest.mark.long
 async def test_discarded_steps_are_told_with_their_reason_and_not_one_by_one(
     start: Start, weaver: PlayedWeaver
 ) -> None:
@@ -353,6 +354,7 @@ async def test_who_waits_for_one_that_gave_up_is_freed_when_the_quorum_is_broken
     await lighthouse.close()
 
 
+@pytest.mark.long
 async def test_a_quorum_known_to_be_broken_is_not_begun(start: Start, weaver: PlayedWeaver) -> None:
     there, other = await start("a"), await start("b")
     for replica in (there, other):
