@@ -40,7 +40,7 @@ demo: $(READY)  ## the main job end to end, narrated
 test: $(READY)  ## unit tests, and one on real processes for each promise; about three minutes on two cores
 	@$(PYTEST)
 
-test-all: $(FRAMEWORKS)  ## every test; about fifteen minutes on two cores
+test-all: $(FRAMEWORKS)  ## every test; about twenty minutes on two cores
 	@$(PYTEST) -m ""
 
 test-noise: $(READY)  ## core, agent and flow tests while every sentence is noise: no decision depends on wording
